@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,8 +175,8 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        kind = "a CSV file" if read is _csv else "JSON lines"
-        raise InputError(f"{path}: not {kind} in UTF-8: {error}") from None
+        kind = "CSV" if read is _csv else "JSON lines"
+        raise InputError(f"{path}: cannot be read as {kind} in UTF-8: {error}") from None
     if not rows:
         raise InputError(f"{path}: there is no text in it")
     return rows
@@ -201,7 +202,7 @@ def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            given = json.loads(line)
+            given = json.loads(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: not JSON that can be read: {error}") from None
         if not isinstance(given, dict):
@@ -216,9 +217,9 @@ def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
 
 
 def _cell(where: str, value: object) -> str:
-    """The text of a JSON value; labels may be numbers."""
-    if isinstance(value, list | dict):
-        kind = "a list" if isinstance(value, list) else "an object"
+    """The text of a JSON value; labels may be numbers, or true and false."""
+    if isinstance(value, list | dict) or value in (math.inf, -math.inf):
+        kind = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "too large a number"
         raise InputError(f"{where} holds {kind}; wanted is a text or a number")
     text = "" if value is None else str(value)
     try:
@@ -228,6 +229,10 @@ def _cell(where: str, value: object) -> str:
     return text
 
 
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
 def _missing(where: object, column: str, header: Sequence[str]) -> InputError:
     known = suggestion(column, header) if header else "; there are none"
     return InputError(f"{where}: there is no column {column!r}{known}")
@@ -235,7 +240,7 @@ def _missing(where: object, column: str, header: Sequence[str]) -> InputError:
 
 def _row(path: Path, line: int, row: Mapping[str, str], columns: Columns) -> Row:
     for column in columns.needed:
-        if not row[column]:
+        if not row[column].strip():
             raise InputError(f"{path}, line {line}: the cell of {column!r} is empty")
     label, key = (row[column] if column else None for column in (columns.label, columns.key))
     return Row(row[columns.text], label, key, row.get(columns.split))

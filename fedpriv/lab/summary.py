@@ -182,7 +182,10 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
             "adversary.counterfactual it is not known whether that is the mechanism's merit."
         ]
     if bare is None or protected is None:
-        return ["The attacks on the protected uploads did not finish, so nothing is said about the mechanism."]
+        return [
+            f"Without protection the eavesdropper recovers {bare}. No upload with {mechanism} could be attacked, so "
+            "nothing is said about the mechanism."
+        ]
     sentence = f"Without protection the eavesdropper recovers {bare}, with {mechanism} "
     sentence += f"{protected.images} of {protected.attacked}."
     if bare.images == 0:

@@ -195,7 +195,8 @@ def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
     order = torch.from_numpy(stream.permutation(own + len(others)))
     place = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
     lists = torch.cat([place[:own, None], place[own:].view(own, each)], dim=1).sort(dim=1).values
-    images, labels = unit_scale(world.dataset.x_train[others]), world.dataset.y_train[others]
+    images = unit_scale(world.dataset.x_train[others])
+    labels = world.dataset.kinds(world.dataset.y_train[others])
     return Candidates(torch.cat([known.images, images])[order], torch.cat([known.used, labels])[order], lists)
 
 

@@ -196,9 +196,10 @@ def test_too_many_tokens_are_refused() -> None:
 @in_one_test(("kind", "deeper"), [("gpt", "prefix"), ("encoder", "sequence"), ("llama", "prefix")])
 def test_probes_know_what_they_see(kind: str, deeper: str) -> None:
     model = network(kind)
-    probes = find_probes(model, [name for name, _ in model.named_parameters()], LENGTH, VOCABULARY)
-    assert len(probes[0].weights) == 3 and probes[0].reach == "token"
-    assert {probe.reach for probe in probes[1:]} == {deeper}
+    for length in (2, 3, LENGTH):
+        probes = find_probes(model, [name for name, _ in model.named_parameters()], length, VOCABULARY)
+        assert len(probes[0].weights) == 3 and probes[0].reach == "token"
+        assert {probe.reach for probe in probes[1:]} == {deeper}
 
 
 def test_a_row_space_holds_its_inputs_and_no_others() -> None:

@@ -59,7 +59,7 @@ def test_a_known_file(tmp_path: Path) -> None:
         (ROWS, {"examples": 7}, r"data.examples = 7, but .* has 6 private examples"),
         ("text,label\na,x\nb,x\n", {}, r"at least two labels"),
         ("text,label,split\na,x,train\nb,y,train\n", {}, r"2 private examples and 0 questions"),
-        ('text,label\n"a,x\n', {}, r"not a CSV file in UTF-8"),
+        ('text,label\n"a,x\n', {}, r"cannot be read as CSV in UTF-8"),
         (ROWS + "x,a,dev\n", {}, r"row 11: split = 'dev' is not allowed; allowed: train and test"),
         (ROWS + "x,a,Train\n", {}, r"row 11: split = 'Train' is not allowed"),
         (ROWS + "x,a\n", {}, r"row 11: split = '' is not allowed"),

@@ -59,11 +59,9 @@ def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabular
     layers = _linear_layers(network, names)
     stream = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(min(END + 1, vocabulary - 1), vocabulary, (1, length), generator=stream)
-    place = length // 2
-    other = tokens.clone()
-    other[0, place] = END + 1 + (int(tokens[0, place]) - END) % max(vocabulary - END - 1, 1)
     device = next(network.parameters()).device
-    heard, changed = (_record(network, layers, each.to(device)) for each in (tokens, other))
+    heard = _record(network, layers, tokens.to(device))
+    first, last = (_record(network, layers, _changed(tokens, place, vocabulary).to(device)) for place in (0, -1))
     groups: list[tuple[Tensor, list[str]]] = []
     for layer, given in heard.items():
         if given.shape[:2] != (1, length) or given.ndim != 3:
@@ -78,7 +76,7 @@ def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabular
     for given, members in groups:
         weights = tuple(name for layer in members for name in layers[layer])
         rows = sum(sizes[name] for name in weights)
-        reach = _reach(given[0], changed[members[0]][0], place)
+        reach = _reach(given[0], first[members[0]][0], last[members[0]][0])
         probes.append(Probe(members[0], weights, given.shape[2], rows, reach))
     return sorted(probes, key=lambda probe: probe.reach != "token")
 
@@ -108,11 +106,21 @@ def _linear_layers(network: nn.Module, names: Sequence[str]) -> dict[str, tuple[
     }
 
 
-def _reach(given: Tensor, changed: Tensor, place: int) -> Reach:
-    differs = (given - changed).norm(dim=1) > _CHANGED * given.norm(dim=1)
-    if bool(differs[:place].any()):
+def _changed(tokens: Tensor, place: int, vocabulary: int) -> Tensor:
+    """Tokens (1, T) with another one in a place."""
+    other = tokens.clone()
+    other[0, place] = END + 1 + (int(tokens[0, place]) - END) % max(vocabulary - END - 1, 1)
+    return other
+
+
+def _reach(given: Tensor, first: Tensor, last: Tensor) -> Reach:
+    """What inputs (T, n) depend on, by the same with another first token, and with another last one."""
+    differs_behind, differs_before = (
+        (given - changed).norm(dim=1) > _CHANGED * given.norm(dim=1) for changed in (first, last)
+    )
+    if bool(differs_before[:-1].any()):
         return "sequence"
-    return "prefix" if bool(differs[place + 1 :].any()) else "token"
+    return "prefix" if bool(differs_behind[1:].any()) else "token"
 
 
 @torch.no_grad()

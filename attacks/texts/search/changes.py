@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.texts.scene import padded
 from fedpriv.names import PAD
 
-__all__ = ["crossed", "joined", "rearranged", "replaced"]
+__all__ = ["crossed", "joined", "rearranged", "replaced", "shortened"]
 
 
 def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
@@ -30,7 +31,7 @@ def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
 def rearranged(sentence: Tensor, known: int) -> Tensor:
     """Return a sentence (L,) with two tokens exchanged, one moved, one left out or one twice, (n, L).
 
-    So many known tokens at its beginning stay.
+    Or with its end moved to its beginning. So many known tokens there stay.
     """
     tokens: list[int] = [token for token in sentence.tolist() if token != PAD]
     length, room = len(tokens), len(sentence)
@@ -47,12 +48,18 @@ def rearranged(sentence: Tensor, known: int) -> Tensor:
             made[tuple(rest)] = None
         if length < room:
             made[*tokens[:one], tokens[one], *tokens[one:]] = None
+    for place in range(known + 1, length):
+        made[*tokens[:known], *tokens[place:], *tokens[known:place]] = None
     made.pop(tuple(tokens), None)
-    return (
-        torch.tensor([[*each, *[PAD] * (room - len(each))] for each in made], dtype=torch.int64)
-        .view(-1, room)
-        .to(sentence.device)
-    )
+    return padded(list(made), room).to(sentence.device)
+
+
+def shortened(sentence: Tensor) -> Tensor:
+    """Return a sentence (L,) without its last tokens, (n, L): without one, two, and so on, down to two tokens."""
+    length = int((sentence != PAD).sum())
+    places = torch.arange(len(sentence), device=sentence.device)
+    ends = torch.arange(2, max(length, 2), device=sentence.device)
+    return torch.where(places < ends[:, None], sentence, PAD)
 
 
 def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:

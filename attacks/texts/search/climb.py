@@ -19,12 +19,12 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching.matcher import Matcher, Objective
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced
+from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced, shortened
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch
 from fedpriv.names import PAD
 
-__all__ = ["Climb", "Reached"]
+__all__ = ["Climb", "Reached", "Tell"]
 
 TRIED, EACH = 64, 8  # other tokens that are tried in a sentence at once, and in one place
 KICKED = 0.3  # of the tokens are drawn anew to leave a summit
@@ -102,7 +102,8 @@ class Climb:
     def _rearrange(self, now: Reached) -> Reached:
         """Tokens in other places, and other labels."""
         for slot in range(len(now.texts.tokens)):
-            now = self._best(now, slot, rearranged(now.texts.tokens[slot], self._known))
+            sentence = now.texts.tokens[slot]
+            now = self._best(now, slot, torch.cat([rearranged(sentence, self._known), shortened(sentence)]))
             now = self._relabel(now, slot)
         return now
 

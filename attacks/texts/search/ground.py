@@ -32,7 +32,9 @@ class Ground:
         table: the vectors of all tokens, (V, width).
         labels: int64 (B,), or -1 where none is told.
         lookup: what the tables in the upload say; ``None``: nothing.
-        lengths: of the sentences to begin with, their beginning included.
+        lengths: of the sentences, their beginning included, as tables or usual texts tell them.
+        starts: lengths at which a search begins, the longest last. Where no table tells them there are several: a
+            search that begins with too many tokens fits them to the noise instead of dropping them.
     """
 
     scene: TextScene
@@ -44,6 +46,7 @@ class Ground:
     labels: Tensor
     lookup: Lookup | None
     lengths: tuple[int, ...]
+    starts: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(scene: TextScene, victim: Victim) -> "Ground":
@@ -63,13 +66,14 @@ class Ground:
             lookup = None
         labels = read_text_labels(scene, victim, soft)
         lengths = _lengths(scene, victim.model.examples, lookup)
-        return Ground(scene, victim, bare, soft, vectors, table, labels, lookup, lengths)
+        starts = _starts(scene, lengths) if lookup is None or lookup.length is None else (lengths,)
+        return Ground(scene, victim, bare, soft, vectors, table, labels, lookup, lengths, starts)
 
-    def drawn(self, language: Language, stream: torch.Generator) -> Tensor:
-        """Return sentences (B, L) of what is usual, made of the tokens that were looked up, where these are known."""
+    def drawn(self, lengths: tuple[int, ...], language: Language, stream: torch.Generator) -> Tensor:
+        """Return sentences (B, L) of such lengths, of usual tokens, or of those that were looked up."""
         room = self.scene.length + self.scene.is_next
-        tokens = torch.full((len(self.lengths), room), PAD, dtype=torch.int64)
-        for number, length in enumerate(self.lengths):
+        tokens = torch.full((len(lengths), room), PAD, dtype=torch.int64)
+        for number, length in enumerate(lengths):
             tokens[number, 0] = self._first(stream)
             for place in range(1, length):
                 chances = language.chances(tokens[None, number, :place].to(self.scene.device))[0, -1].exp().cpu()
@@ -105,6 +109,12 @@ def _without(victim: Victim, name: str) -> Victim:
     return replace(
         victim, parameters=parameters, gradient=gradient, more=tuple(_without(other, name) for other in victim.more)
     )
+
+
+def _starts(scene: TextScene, lengths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """A quarter, a half and all of some lengths, and all that there is room for."""
+    shorter = (tuple(max(2, length // share) for length in lengths) for share in (4, 2, 1))
+    return tuple(dict.fromkeys([*shorter, (scene.length + scene.is_next,) * len(lengths)]))
 
 
 def _lengths(scene: TextScene, count: int, lookup: Lookup | None) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ __all__ = ["Lookup", "read_lookup"]
 
 ABOVE = 5.0  # standard deviations by which the energy of a row that was looked up is above that of others
 LEAST = 1e-12  # of the largest energy, where there is no noise
+ABOVE_EDGE = 1.5  # times the largest squared singular value of noise alone
+ROUNDED = 1e-13  # of the largest squared singular value, where gradients are rounded to float32
 SHARE = 0.25  # of a place's gradient that a token's row explains, if it stood there
 
 
@@ -32,8 +34,10 @@ class Lookup:
 
     Attributes:
         tokens: int64 (n,), those that were looked up or predicted, by falling energy.
-        length: of the longest sentence, its beginning included; ``None``: there is no table of positions.
-        places: (length, V), the share of each place's gradient that is each token's; ``None`` likewise.
+        length: of the longest sentence, its beginning included; ``None``: there is no table of positions, or noise
+            hides it.
+        places: (length, V), or (T, V) where noise hides it, the share of each place's gradient that is each token's;
+            ``None``: there is no table of positions.
     """
 
     tokens: Tensor
@@ -84,24 +88,52 @@ def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
     name = table_name(scene.model, scene.format.vocabulary)
     if name not in victim.gradient:
         raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
-    table = victim.gradient[name].double()
-    allowed = scene.inner
+    table, positions = victim.gradient[name].double(), _positions(scene, victim)
+    noise, allowed = _variance(victim, name), scene.inner
+    if scene.is_next:
+        table, positions = _without_predictions(table, positions, noise, several=victim.model.examples > 1)
     energy = table.square().sum(dim=1) * allowed
     usual = energy[allowed].median()
     spread = 1.4826 * (energy[allowed] - usual).abs().median()
     chosen = energy > torch.maximum(usual + ABOVE * spread, LEAST * energy.max())
     tokens = energy.argsort(descending=True, stable=True)[: int(chosen.sum())]
-    positions = _positions(scene, victim)
     if positions is None:
         if not len(tokens):
             raise AttackRefused("no row of the table of tokens stands out: noise hides which were looked up")
         return Lookup(tokens, None, None)
-    noise = _variance(victim, name)
     length = _length(positions, noise)
     shares = _of_one(table, positions[:length], noise) if victim.model.examples == 1 else None
     if shares is None:
         shares = _of_several(table, tokens, positions[:length], noise)
     return Lookup(tokens, length, torch.where(allowed, shares, 0.0))
+
+
+def _without_predictions(
+    table: Tensor, positions: Tensor | None, noise: float, *, several: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Both tables without the parts that rows of tokens have which were not looked up.
+
+    A table that is the last layer, too, has in each row the states from which tokens are predicted, by how probable the
+    token was. Those of the half of the rows that have the least energy span these states.
+
+    Raises:
+        AttackRefused: they fill more than half of the dimensions, and the tokens are those of several sentences.
+    """
+    energy = table.square().sum(dim=1)
+    others = table[energy.argsort(stable=True)[: len(table) // 2]]
+    values, vectors = torch.linalg.eigh(others.mT @ others)
+    rows, width = others.shape
+    edge = noise * (rows**0.5 + width**0.5) ** 2
+    states = vectors[:, values > max(edge * ABOVE_EDGE, ROUNDED * float(values[-1]))]
+    if states.shape[1] <= width // 2:
+        outside = torch.eye(width, dtype=table.dtype, device=table.device) - states @ states.mT
+        return table @ outside, None if positions is None else positions @ outside
+    if several:
+        raise AttackRefused(
+            f"the table of tokens predicts them, too, and the states from which it does fill {states.shape[1]} of its "
+            f"{width} dimensions: which tokens were looked up does not stand out"
+        )
+    return table, positions
 
 
 def _positions(scene: TextScene, victim: Victim) -> Tensor | None:
@@ -124,13 +156,13 @@ def _variance(victim: Victim, name: str) -> float:
     return max(victim.noise.variances) * deviation**2
 
 
-def _length(positions: Tensor, noise: float) -> int:
-    """The places up to the last whose gradient is no noise, at least two."""
+def _length(positions: Tensor, noise: float) -> int | None:
+    """The places up to the last whose gradient is no noise, at least two; ``None``: all may be noise."""
     energy = positions.square().sum(dim=1)
     width = positions.shape[1]
     bound = max(noise * (width + ABOVE * math.sqrt(2 * width)), LEAST * float(energy.max()))
     above = torch.nonzero(energy > bound).flatten()
-    return max(2, int(above[-1]) + 1) if len(above) else len(positions)
+    return max(2, int(above[-1]) + 1) if len(above) else None
 
 
 def _of_one(table: Tensor, positions: Tensor, noise: float) -> Tensor:

@@ -1,6 +1,8 @@
 """The attack ``text_map``: see :mod:`~fedpriv.attacks.texts.search.climb`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 from fedpriv.attacks.methods.text_map import TextMapSettings
 from fedpriv.attacks.reconstruction.errors import AttackRefused
@@ -8,7 +10,7 @@ from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import Reading, TextScene
-from fedpriv.attacks.texts.search.climb import Climb
+from fedpriv.attacks.texts.search.climb import Climb, Reached, Tell
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.scoring import Texts
@@ -42,15 +44,27 @@ def most_probable(
     attempts = []
     for restart in range(config.restarts):
         stream = scene.stream(seed, config.name, victim, restart)
-        start = climb.at(Texts(ground.drawn(language, stream), labels))
+        starts = [climb.at(Texts(ground.drawn(lengths, language, stream), labels)) for lengths in ground.starts]
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
-            start = min(start, climb.at(Texts(read, labels)), key=lambda reached: reached.loss)
-        ended = climb.climb(start, config.iterations, tell)
+            starts[-1] = _better(starts[-1], climb.at(Texts(read, labels)))
+        ended = climb.climb(_most_promising(climb, starts, config.iterations // 4, tell), config.iterations, tell)
         for _ in range(config.kicks):
             if ended.rounds >= config.iterations:
                 break
             again = climb.climb(climb.kicked(ended, stream), config.iterations, tell)
-            ended = replace(min(ended, again, key=lambda reached: reached.loss), rounds=again.rounds)
+            ended = replace(_better(ended, again), rounds=again.rounds)
         attempts.append(ground.sentences(ended.texts, ended.loss, ended.rounds))
     return Reading(tuple(attempts), language.title)
+
+
+def _better(one: Reached, other: Reached) -> Reached:
+    return min(one, other, key=lambda reached: reached.loss)
+
+
+def _most_promising(climb: Climb, starts: Sequence[Reached], rounds: int, tell: Tell) -> Reached:
+    """Where the best of several starts is after their shares of so many rounds; the only one stays where it is."""
+    if len(starts) == 1:
+        return starts[0]
+    made = [climb.climb(start, rounds // len(starts), tell) for start in starts]
+    return replace(reduce(_better, made), rounds=0)

@@ -32,6 +32,8 @@ class TextModelSettings(ModelSettings):
     def _has_a_rank(self) -> Self:
         if self.adapter and self.lora_rank is None:
             raise ValueError("adapter is a file of adapters; lora_rank says that there are any")
+        if self.lora_layers and self.lora_rank is None:
+            raise ValueError("lora_layers says which layers get adapters; lora_rank says that there are any")
         return self
 
     @override
