@@ -172,6 +172,14 @@ def test_what_does_not_fit_is_one_line(settings: dict[str, Any], sequences: Sequ
     assert "\n" not in str(raised.value)
 
 
-def test_a_rank_of_zero() -> None:
-    with pytest.raises(Exception, match="lora_rank"):
-        model_settings({"name": "gpt", "lora_rank": 0})
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lora_rank": 0}, "lora_rank"),
+        ({"lora_layers": ["query"]}, "lora_layers says which layers get adapters; lora_rank says that there are any"),
+        ({"adapter": "a.safetensors"}, "adapter is a file of adapters; lora_rank says that there are any"),
+    ],
+)
+def test_adapters_need_a_rank(given: dict[str, object], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        model_settings({"name": "gpt", **given})

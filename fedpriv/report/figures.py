@@ -183,10 +183,8 @@ def partition_plot(partition: Partition) -> Plot:
 
     held = (counts > 0).sum(axis=1)
     first = f"the first {clients} of " if clients < partition.count else ""
-    alt = (
-        f"Who holds what: {_range(totals)} examples a client, of {_range(held)} of the {classes} classes; "
-        f"{first}{count(partition.count)} clients."
-    )
+    kinds = "" if classes == 1 else f", of {_range(held)} of the {classes} classes"
+    alt = f"Who holds what: {_range(totals)} examples a client{kinds}; {first}{count(partition.count)} clients."
     return plot(build, alt, _dark_shades())
 
 

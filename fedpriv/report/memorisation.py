@@ -22,12 +22,14 @@ class MemorisationPart:
         found: the record.
         facts: terms with their text.
         rows: for each number of copies: copies, canaries, guess, measured, proven, first ranks, their ceiling, written.
+        secrets: how many could have been drawn.
         plot: exposures by copies; ``None`` where there are no canaries.
     """
 
     found: Memorisation
     facts: tuple[tuple[str, str], ...]
     rows: tuple[tuple[str, ...], ...]
+    secrets: str
     plot: Plot | None
 
 
@@ -36,7 +38,8 @@ def memorisation_part(found: Memorisation | None) -> MemorisationPart | None:
     if found is None:
         return None
     rows = tuple(_row(group, found.guess) for group in found.groups)
-    return MemorisationPart(found, tuple(_facts(found.extraction)), rows, _plot(found) if found.groups else None)
+    facts, secrets = tuple(_facts(found.extraction)), count(round(2**found.bits))
+    return MemorisationPart(found, facts, rows, secrets, _plot(found) if found.groups else None)
 
 
 def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:

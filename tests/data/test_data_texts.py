@@ -139,6 +139,7 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
         (ROWS, {"text": "waht"}, "there is no column 'waht'; did you mean what"),
         (ROWS, {"label": "mark"}, "there is no column 'mark'"),
         (ROWS + "cid,,no\n", {}, "line 7: the cell of 'what' is empty"),
+        (ROWS + "cid,  ,no\n", {}, "line 7: the cell of 'what' is empty"),
         (ROWS, {"task": "classify"}, "the texts have no labels"),
         (ROWS, {"label": "verdict", "pack": True}, "pack = true lays texts end to end"),
         (ROWS, {"tokenizer": "bpe", "vocabulary": 258}, "'bpe' has 259 tokens before it merges; vocabulary = 258"),
@@ -163,6 +164,8 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dic
         (r'{"what": "a", "who": "\ud83d"}', "line 1: 'who' holds half of a pair of characters"),
         ('{"what": ["a"], "who": "b"}', "line 1: 'what' holds a list; wanted is a text or a number"),
         ('{"what": "a", "who": {}}', "line 1: 'who' holds an object; wanted is a text or a number"),
+        ('{"what": "a", "who": NaN}', "line 1: not JSON that can be read: NaN is no number"),
+        ('{"what": "a", "who": -1e400}', "line 1: 'who' holds too large a number; wanted is a text or a number"),
         (
             '{"what": "a", "who": "b", "split": "train"}\n{"what": "a", "who": "b"}',
             "row 2: it has no split, and other rows have one",

@@ -103,7 +103,8 @@ def test_a_run_whose_uploads_are_read(tmp_path: Path) -> None:
 
 
 def test_an_attack_made_again_says_the_same_of_the_model(tmp_path: Path) -> None:
-    adversary = {"attacks": ["tag"], "victims": 1, "tag": {"iterations": 2}, "counterfactual": False}
+    adversary: dict[str, Any] = {"attacks": ["tag"], "victims": 1, "tag": {"iterations": 2}, "counterfactual": False}
+    adversary["knows_candidates"] = True
     before = start_run(experiment(tmp_path, "next", 1, adversary=adversary), tmp_path / "run", "", Silent())
     again = attack_run(tmp_path / "run", ["tag"], [], [], None, "", Silent())
     assert again.verdict == before.verdict
