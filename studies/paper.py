@@ -87,16 +87,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("folder", type=Path, nargs="+")
-    parser.add_argument("--brief", action="store_true", help="in the shape of the paper: levels by networks")
+    parser.add_argument(
+        "--shape",
+        choices=tuple(SHAPES),
+        default="rows",
+        help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise on one network",
+    )
     asked = parser.parse_args()
     # The paper's accuracy on LFW is the top-10 one.
     top_10 = "lfw" if asked.table == "table2" else ""
     records = [record for path in asked.folder for record in records_of(path, top_10)]
     settings = settings_of(records, Chosen("iga", "attack-r"))
-    if asked.table == "table5":
-        lines = differences(settings)
-    else:
-        lines = (brief if asked.brief else table)(asked.table, settings)
+    lines = differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings)
     print("\n".join(lines))
 
 
@@ -132,6 +134,26 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
         cells = [_beside(name, by_place.get((facet, label))) for facet in facets]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return rows
+
+
+def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
+    """Return Markdown lines of directional noise on one network: a row for each reading of blocks, a column a level."""
+    facet = settings[0].facet
+    column = _column(name, facet) or (math.nan,) * len(ROWS)
+    by_label = {_name(setting): setting for setting in settings if setting.facet == facet}
+    lines = [
+        f"| numbers in a block | {' | '.join(f'{level:g}' for level in VMF)} |",
+        f"| --- |{' --: |' * len(VMF)}",
+        f"| the paper | {' | '.join(f'{figure:g}' for figure in column[-len(VMF) :])} |",
+    ]
+    for blocks in dict.fromkeys(setting.series[1] for setting in settings if setting.series[0] == "vmf"):
+        found = [by_label.get(f"VMF {level:g}, {blocks}") for level in VMF]
+        cells = ["" if setting is None else _plain(name, setting) for setting in found]
+        lines.append(f"| {blocks} | {' | '.join(cells)} |")
+    return lines
+
+
+SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
 
 
 def _column(name: str, facet: tuple[str, str]) -> tuple[float, ...] | None:
