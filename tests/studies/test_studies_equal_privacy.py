@@ -8,7 +8,7 @@ from fedpriv.report.comparison import Chosen, settings_of
 from fedpriv.report.drawing import LIGHT, to_svg
 from studies.equal_privacy import drawn, of_batches, table
 from studies.kept import records_of
-from studies.paper import brief
+from studies.paper import brief, by_blocks
 from studies.paper import table as of_the_paper
 from tests.drawings import numbers_of_svg
 
@@ -61,3 +61,6 @@ def test_table_2_stands_on_its_page() -> None:
     settings = settings_of(records_of(KEPT / "table2.csv.gz"), Chosen("", ""))
     assert "\n".join(of_the_paper("table2", settings)) in (DOCS / "paper-rows.md").read_text("utf-8")
     assert "\n".join(brief("table2", settings)) in (DOCS / "paper.md").read_text("utf-8")
+    others = settings_of(records_of(KEPT / "table2-levels.csv.gz"), Chosen("", ""))
+    assert "\n".join(of_the_paper("table2", others)) in (DOCS / "paper-rows.md").read_text("utf-8")
+    assert "\n".join(by_blocks("table2", [*others, *settings])) in (DOCS / "paper.md").read_text("utf-8")
