@@ -142,7 +142,7 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
     column = _column(name, facet) or (math.nan,) * len(ROWS)
     by_label = {_name(setting): setting for setting in settings if setting.facet == facet}
     lines = [
-        f"| numbers in a block | {' | '.join(f'{level:g}' for level in VMF)} |",
+        f"| ε_V | {' | '.join(f'{level:g}' for level in VMF)} |",
         f"| --- |{' --: |' * len(VMF)}",
         f"| the paper | {' | '.join(f'{figure:g}' for figure in column[-len(VMF) :])} |",
     ]

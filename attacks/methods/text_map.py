@@ -29,7 +29,11 @@ class TextMapSettings(PriorSettings):
         "Ebrahimi, Rao, Lowd and Dou: HotFlip, ACL 2018; with the mechanism's own noise"
     )
 
-    iterations: Count = Field(40, description="rounds of changes, at most")
+    iterations: Count = Field(
+        40,
+        description="rounds of changes, at most; a quarter as many before them try several lengths, where no table tells "
+        "the length",
+    )
     kicks: Steps = Field(
         3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
     )

@@ -183,7 +183,7 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         ]
     if bare is None or protected is None:
         return [
-            f"Without protection the eavesdropper recovers {bare}. No upload with {mechanism} could be attacked, so "
+            f"Without protection the eavesdropper recovers {bare}. No upload with {mechanism} was attacked, so "
             "nothing is said about the mechanism."
         ]
     sentence = f"Without protection the eavesdropper recovers {bare}, with {mechanism} "

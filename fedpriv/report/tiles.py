@@ -369,7 +369,7 @@ def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> T
     if result is not None and masked:
         return _counted(title, result, "What the sum of the uploads tells is another question.")
     if result is None:
-        return Tile(title, "not known", words=True, remark="No protected upload was attacked; the warnings say why.")
+        return Tile(title, "not known", words=True, remark="No protected upload was attacked.")
     if bare is None:
         return _counted(title, result, "Not comparable: nobody tried the same uploads without protection.")
     if bare.images == 0:

@@ -233,6 +233,6 @@ def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> Non
     said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 0))
     assert "recovers 2 of 2 images, with vmf 1 of 1." in said
     bare = [line(0, "iga", "unprotected", True)]
-    assert "recovers 1 of 1 images. No upload with vmf could be attacked" in text(settings(), bare)
+    assert "recovers 1 of 1 images. No upload with vmf was attacked" in text(settings(), bare)
     said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 1))
     assert "1 upload that was heard could not be attacked: missed where victims are picked out" in said

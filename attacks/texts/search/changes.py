@@ -73,10 +73,10 @@ def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:
     masks = torch.cat([single[known:], behind[1:-1]])
     made = torch.stack([torch.where(masks, other, one), torch.where(masks, one, other)], dim=1)
     # Padding ends a sentence: nothing stands behind it.
-    padded = made == PAD
-    sound = (padded[:, :, 1:] >= padded[:, :, :-1]).all(dim=2).all(dim=1) & (made != torch.stack([one, other])).any(
-        dim=2
-    ).any(dim=1)
+    is_padding = made == PAD
+    sound = (is_padding[:, :, 1:] >= is_padding[:, :, :-1]).all(dim=2).all(dim=1) & (
+        made != torch.stack([one, other])
+    ).any(dim=2).any(dim=1)
     return made[sound]
 
 

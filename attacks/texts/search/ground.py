@@ -120,12 +120,11 @@ def _starts(scene: TextScene, lengths: tuple[int, ...]) -> tuple[tuple[int, ...]
 def _lengths(scene: TextScene, count: int, lookup: Lookup | None) -> tuple[int, ...]:
     """As the table of positions has it, or as usual texts."""
     room = scene.length + scene.is_next
-    if lookup is not None and lookup.length is not None and count == 1:
-        return (min(room, lookup.length + scene.is_next),)
-    if scene.public is None:
-        return (room,) * count
+    told = None if lookup is None else lookup.length
+    longest = room if told is None else min(room, told + scene.is_next)
+    if scene.public is None or (told is not None and count == 1):
+        return (longest,) * count
     usual = (scene.public != PAD).sum(dim=1).sort().values
     usual = torch.where(usual == scene.length, room, usual)  # of a text that fills a sequence more is predicted
     places = [int((number + 0.5) * len(usual) / count) for number in range(count)]
-    longest = room if lookup is None or lookup.length is None else lookup.length
     return tuple(min(longest, max(2, int(usual[place]))) for place in places)
