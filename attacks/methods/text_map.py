@@ -31,8 +31,7 @@ class TextMapSettings(PriorSettings):
 
     iterations: Count = Field(
         40,
-        description="rounds of changes, at most; a quarter as many before them try several lengths, where no table tells "
-        "the length",
+        description="rounds of changes, at most; where no table tells the length, a quarter as many try several first",
     )
     kicks: Steps = Field(
         3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
