@@ -17,8 +17,10 @@ derivatives.
 Behind kinks such searches mostly make the closed form's image worse: one that is slightly off has some units wrong, and
 the likelihood takes each for strong evidence against it, so that images far off with lucky units are more probable.
 There the units are read from the upload together with the image (``posterior.relu_gates``),
-by all layers, and the closed form's image, or its negative, is where that starts. Where the units cannot be unknowns of
-their own, as after several local steps, the closed form is the answer itself wherever it explains the upload at all.
+by all layers. That starts at the closed form's image, at its negative and at the prior's mean, with every label that
+may be right: an upload that says little of an image says even less of the label while the image is wrong. The answer is
+the mean of all these readings, each as likely as it is. Where the units cannot be unknowns of their own, as after
+several local steps, the closed form is the answer itself wherever it explains the upload at all.
 """
 
 import math
@@ -49,6 +51,7 @@ __all__ = ["run_map"]
 SPREAD = 0.1  # of starts around the prior's mean, in its standard deviations: enough to tell equal images apart
 PROBED = 4  # random images that tell whether the network has kinks
 PROBE = 20240521  # their seed; it decides nothing else
+PLAUSIBLE = 20.0  # readings start where the posterior's logarithm is at most this much below that of the best start
 
 
 def run_map(
@@ -84,7 +87,8 @@ def run_map(
     read = _found(scene, rows)
     settled: list[Ended] = []
     readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
-    for part in _parts(scene, [*readable, *_mirrored(scene, readable)]):
+    unread = [_unread(start) for start in readable if can_be_gated(scene, start.victim)]
+    for part in _parts(scene, [*readable, *_mirrored(scene, readable), *unread]):
         settled += Search(scene, config, part, _silent).stay()
     settled = [
         *_gated(scene, [result for result in settled if can_be_gated(scene, result.start.victim)], config),
@@ -199,6 +203,11 @@ def _mirrored(scene: Scene, starts: Sequence[Start]) -> list[Start]:
     return [replace(start, coordinates=coordinates) for start, coordinates in zip(starts, turned, strict=True)]
 
 
+def _unread(start: Start) -> Start:
+    """The start at the prior's mean."""
+    return replace(start, coordinates=torch.zeros_like(start.coordinates))
+
+
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
     """Whether contrast can be read from the first layer, behind kinks.
 
@@ -221,21 +230,43 @@ def _explains(result: Ended) -> bool:
 
 
 def _gated(scene: Scene, ended: Sequence[Ended], config: MapSettings) -> list[Ended]:
-    """For each row's most probable labels the image that is read together with the units."""
+    """For each row the image that is read together with the units: the mean of all that may be right."""
     alike: dict[tuple[int, UploadModel], list[Start]] = {}
-    for result in _best(ended).values():
+    for result in _plausible(ended):
         victim = result.start.victim
         start = replace(result.start, labels=result.labels)
         alike.setdefault((id(victim.parameters), victim.model), []).append(start)
-    results: list[Ended] = []
+    read: list[Ended] = []
     for part in (part for starts in alike.values() for part in _parts(scene, starts)):
         victims = [start.victim for start in part]
         labels = torch.stack([start.labels for start in part if start.labels is not None])
         begin = torch.stack([start.coordinates for start in part])
-        read = read_gated(scene, victims, labels, begin, config.iterations, config.learning_rate)
-        there = [replace(start, coordinates=read[number]) for number, start in enumerate(part)]
-        results += Search(scene, config, there, _silent).stay()
-    return results
+        means = read_gated(scene, victims, labels, begin, config.iterations, config.learning_rate)
+        there = [replace(start, coordinates=means[number]) for number, start in enumerate(part)]
+        read += Search(scene, config, there, _silent).stay()
+    return [result for part in _parts(scene, _averaged(read)) for result in Search(scene, config, part, _silent).stay()]
+
+
+def _plausible(ended: Sequence[Ended]) -> list[Ended]:
+    """The results of each row that are not far less probable than its best; a NaN only where there is nothing else."""
+    best = _best(ended)
+    return [
+        result
+        for result in ended
+        if result is best[result.start.row] or bool(result.loss <= best[result.start.row].loss + PLAUSIBLE)
+    ]
+
+
+def _averaged(ended: Sequence[Ended]) -> list[Start]:
+    """For each row the most probable labels, and the mean of all its images, weighted by their probabilities."""
+    averaged, plausible = [], _plausible(ended)
+    for row, best in _best(ended).items():
+        results = [result for result in plausible if result.start.row == row]
+        behind = torch.stack([best.loss - result.loss for result in results])
+        weights = behind.nan_to_num(0.0).softmax(dim=0)  # a NaN is alone
+        coordinates = torch.stack([result.start.coordinates for result in results])
+        averaged.append(replace(best.start, coordinates=torch.tensordot(weights.to(coordinates), coordinates, dims=1)))
+    return averaged
 
 
 def _silent(done: float, losses: Tensor) -> None:
