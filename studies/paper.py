@@ -91,7 +91,7 @@ def main() -> None:
         "--shape",
         choices=tuple(SHAPES),
         default="rows",
-        help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise on one network",
+        help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise, by blocks",
     )
     asked = parser.parse_args()
     # The paper's accuracy on LFW is the top-10 one.
@@ -137,19 +137,24 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
 
 
 def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
-    """Return Markdown lines of directional noise on one network: a row for each reading of blocks, a column a level."""
-    facet = settings[0].facet
-    column = _column(name, facet) or (math.nan,) * len(ROWS)
-    by_label = {_name(setting): setting for setting in settings if setting.facet == facet}
+    """Return Markdown lines of directional noise: a row for each network's reading of blocks, a column a level.
+
+    Readings of which a level is missing are left out.
+    """
     lines = [
-        f"| ε_V | {' | '.join(f'{level:g}' for level in VMF)} |",
-        f"| --- |{' --: |' * len(VMF)}",
-        f"| the paper | {' | '.join(f'{figure:g}' for figure in column[-len(VMF) :])} |",
+        f"| network, data | blocks | {' | '.join(f'{level:g}' for level in VMF)} |",
+        f"| --- | --- |{' --: |' * len(VMF)}",
     ]
-    for blocks in dict.fromkeys(setting.series[1] for setting in settings if setting.series[0] == "vmf"):
-        found = [by_label.get(f"VMF {level:g}, {blocks}") for level in VMF]
-        cells = ["" if setting is None else _plain(name, setting) for setting in found]
-        lines.append(f"| {blocks} | {' | '.join(cells)} |")
+    by_label = {(setting.facet, _name(setting)): setting for setting in settings}
+    for facet in dict.fromkeys(setting.facet for setting in settings):
+        column, (data, model) = _column(name, facet) or (math.nan,) * len(ROWS), facet
+        rows = {"the paper": [f"{figure:g}" for figure in column[-len(VMF) :]]}
+        for blocks in ("whole", "layer", "size:16"):
+            found = [by_label.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
+            rows[blocks] = [_plain(name, setting) for setting in found if setting is not None]
+        complete = {blocks: cells for blocks, cells in rows.items() if len(cells) == len(VMF)}
+        if len(complete) > 1:
+            lines += [f"| {model}, {data} | {blocks} | {' | '.join(cells)} |" for blocks, cells in complete.items()]
     return lines
 
 

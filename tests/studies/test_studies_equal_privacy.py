@@ -61,6 +61,9 @@ def test_table_2_stands_on_its_page() -> None:
     settings = settings_of(records_of(KEPT / "table2.csv.gz"), Chosen("", ""))
     assert "\n".join(of_the_paper("table2", settings)) in (DOCS / "paper-rows.md").read_text("utf-8")
     assert "\n".join(brief("table2", settings)) in (DOCS / "paper.md").read_text("utf-8")
-    others = settings_of(records_of(KEPT / "table2-levels.csv.gz"), Chosen("", ""))
-    assert "\n".join(of_the_paper("table2", others)) in (DOCS / "paper-rows.md").read_text("utf-8")
-    assert "\n".join(by_blocks("table2", [*others, *settings])) in (DOCS / "paper.md").read_text("utf-8")
+    levels, small = (
+        settings_of(records_of(KEPT / f"table2-{name}.csv.gz"), Chosen("", "")) for name in ("levels", "small-blocks")
+    )
+    for others in (levels, small):
+        assert "\n".join(of_the_paper("table2", others)) in (DOCS / "paper-rows.md").read_text("utf-8")
+    assert "\n".join(by_blocks("table2", [*small, *levels, *settings])) in (DOCS / "paper.md").read_text("utf-8")
