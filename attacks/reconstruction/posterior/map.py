@@ -52,6 +52,7 @@ SPREAD = 0.1  # of starts around the prior's mean, in its standard deviations: e
 PROBED = 4  # random images that tell whether the network has kinks
 PROBE = 20240521  # their seed; it decides nothing else
 PLAUSIBLE = 20.0  # readings start where the posterior's logarithm is at most this much below that of the best start
+MOST_READINGS = 30  # of one upload: ten labels, each from three images
 
 
 def run_map(
@@ -248,13 +249,12 @@ def _gated(scene: Scene, ended: Sequence[Ended], config: MapSettings) -> list[En
 
 
 def _plausible(ended: Sequence[Ended]) -> list[Ended]:
-    """The results of each row that are not far less probable than its best; a NaN only where there is nothing else."""
-    best = _best(ended)
-    return [
-        result
-        for result in ended
-        if result is best[result.start.row] or bool(result.loss <= best[result.start.row].loss + PLAUSIBLE)
-    ]
+    """The most probable results of each row; a NaN only where there is nothing else."""
+    kept = []
+    for row, best in _best(ended).items():
+        near = [other for other in ended if other.start.row == row and bool(other.loss <= best.loss + PLAUSIBLE)]
+        kept += sorted(near, key=lambda result: float(result.loss))[:MOST_READINGS] or [best]
+    return kept
 
 
 def _averaged(ended: Sequence[Ended]) -> list[Start]:
