@@ -19,8 +19,8 @@ the likelihood takes each for strong evidence against it, so that images far off
 There the units are read from the upload together with the image (``posterior.relu_gates``),
 by all layers. That starts at the closed form's image, at its negative and at the prior's mean, with every label that
 may be right: an upload that says little of an image says even less of the label while the image is wrong. The answer is
-the mean of all these readings, each as likely as it is. Where the units cannot be unknowns of their own, as after
-several local steps, the closed form is the answer itself wherever it explains the upload at all.
+the mean of all these readings, weighted by their probabilities. Where the units cannot be unknowns of their own, as
+after several local steps, the closed form is the answer itself wherever it explains the upload at all.
 """
 
 import math
