@@ -93,11 +93,14 @@ def main() -> None:
         default="rows",
         help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise, by blocks",
     )
+    parser.add_argument("--mechanisms", nargs="+", help="only rows of these (none, gaussian, vmf); default: all")
     asked = parser.parse_args()
     # The paper's accuracy on LFW is the top-10 one.
     top_10 = "lfw" if asked.table == "table2" else ""
     records = [record for path in asked.folder for record in records_of(path, top_10)]
     settings = settings_of(records, Chosen("iga", "attack-r"))
+    if asked.mechanisms:
+        settings = [setting for setting in settings if setting.series[0] in asked.mechanisms]
     lines = differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings)
     print("\n".join(lines))
 

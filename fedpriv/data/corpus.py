@@ -13,7 +13,7 @@ from fedpriv.config.corpus import CorpusConfig
 from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.sequences import TextFacts, labelled, next_tokens
 from fedpriv.data.source import DatasetStatus, Place, Source
-from fedpriv.data.texts import Columns, Row, read_texts
+from fedpriv.data.texts import Columns, Row, csv_wanted, read_texts
 from fedpriv.data.tokenizers import Tokenizer, open_tokenizer
 from fedpriv.errors import InputError, some_of
 
@@ -69,8 +69,14 @@ class Corpus(Source):
         """
         path = cls._path(place)
         if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded")
+            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.wanted()}")
         return path
+
+    @classmethod
+    def wanted(cls) -> str:
+        """Return what the file has to hold, for whoever lacks it."""
+        splits = ("train", *cls.tests) if cls.tests else ()
+        return f"{cls.title}, as {csv_wanted(cls.columns, (value for value, _ in cls.labels), splits)}"
 
     @classmethod
     @override

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from fedpriv.registry import suggestion
 if TYPE_CHECKING:
     from fedpriv.config.icl import TextConfig
 
-__all__ = ["Columns", "Example", "Row", "Texts", "check_splits", "load_texts", "read_texts", "text_root"]
+__all__ = ["Columns", "Example", "Row", "Texts", "check_splits", "csv_wanted", "load_texts", "read_texts", "text_root"]
 
 _TEST_SHARE = 0.2  # of files without a column "split"
 _SPLITS = ("train", "test")  # private examples, and questions
@@ -118,6 +118,20 @@ def text_root(root: str) -> Path:
     return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
+def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:
+    """Return what the file of a known data set has to be, for whoever lacks it.
+
+    Args:
+        columns: of the file.
+        labels: what stands in the column of labels, where there is one.
+        splits: what the column split says; empty: there is no such column.
+    """
+    values = {columns.label: tuple(labels), columns.split: splits}
+    names = (*columns.needed, columns.split) if splits else columns.needed
+    told = [f"{name} ({', '.join(values[name])})" if values.get(name) else name for name in names]
+    return f"a gzipped CSV file with a header and the columns {', '.join(told)}"
+
+
 def load_texts(config: "TextConfig", seed: int) -> Texts:
     """Read the texts that the settings name.
 
@@ -138,8 +152,8 @@ def load_texts(config: "TextConfig", seed: int) -> Texts:
     columns = (config.text, config.label) if known is None else (known.text, known.label)
     if known is not None and not path.is_file():
         raise InputError(
-            f"{path}: no such file, and it is not downloaded: {known.title}, as a gzipped CSV file with the columns "
-            f"{', '.join(columns)} and split (train or test)"
+            f"data.name = {config.name!r}: {path} is not there, and is not downloaded: {known.title}, as "
+            f"{csv_wanted(Columns(*columns), known.labels)}; a column split (train, test) may be missing"
         )
     rows = read_texts(path, Columns(*columns))
     if known is None:

@@ -3,7 +3,8 @@
 import gzip
 import json
 import os
-from itertools import pairwise
+import re
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,23 @@ def test_known_files(name: str, sizes: tuple[int, int]) -> None:
         pytest.skip(f"{name} is not in the data folder")
     dataset = load_dataset(validated(DataConfig, {"name": name, "text": {"length": 8}}, "a test"), 0)
     assert (len(dataset.y_train), len(dataset.y_test)) == sizes
+
+
+@pytest.mark.parametrize("name", ["cola", "rotten_tomatoes", "sms_spam", "agnews", "sst2"])
+def test_a_file_made_as_the_refusal_says_is_read(tmp_path: Path, name: str) -> None:
+    settings = validated(DataConfig, {"name": name, "root": str(tmp_path), "text": {"length": 8}}, "a test")
+    with pytest.raises(InputError, match=r"is not there, and is not downloaded: .*columns ") as raised:
+        load_dataset(settings, 0)
+    columns = dict(re.findall(r"(\w+)(?: \(([^)]*)\))?(?:, |$)", str(raised.value).partition("columns ")[2]))
+    values = {column: given.split(", ") for column, given in columns.items() if given}
+    texts = [column for column in columns if column not in values]
+    rows = list(product(*values.values())) * 10
+    lines = [",".join([*texts, *values]), *(f"text {number},{','.join(row)}" for number, row in enumerate(rows))]
+    (tmp_path / f"{name}.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    dataset = load_dataset(settings, 0)
+    assert len(texts) == 1
+    assert dataset.classes == len(next(given for column, given in values.items() if column != "split"))
+    assert len(dataset.y_train) + len(dataset.y_test) == len(rows)
 
 
 @pytest.mark.skipif(not (ROOT / "shakespeare.json.gz").is_file(), reason="shakespeare is not in the data folder")

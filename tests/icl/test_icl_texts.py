@@ -75,7 +75,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, settings:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"sms_spam.csv.gz: no such file"):
+    with pytest.raises(InputError, match=r"sms_spam.csv.gz is not there, .* columns text, label \(ham, spam\);"):
         load_texts(TextConfig(root=str(tmp_path)), 0)
     (tmp_path / "sms_spam.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(InputError, match=r"cannot be read"):

@@ -27,6 +27,11 @@ class Shakespeare(Corpus):
 
     @classmethod
     @override
+    def wanted(cls) -> str:
+        return f'{cls.title}, as gzipped JSON: {{"turns": [[speaker, speech], ...]}}'
+
+    @classmethod
+    @override
     def parts(cls, path: Path, config: CorpusConfig) -> Part:
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
