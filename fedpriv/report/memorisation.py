@@ -90,7 +90,9 @@ def _plot(found: Memorisation) -> Plot:
         axes.grid(axis="y", color=theme.grid, linewidth=0.8)
         for place, group in enumerate(groups):
             bits = [each.exposure for each in found.canaries if each.copies == group.copies]
-            axes.plot(_spread(place, len(bits)), bits, linestyle="", marker="o", markersize=5, color=theme.line)
+            axes.plot(
+                _spread(place, len(bits)), bits, linestyle="", marker="o", markersize=5, color=theme.line, clip_on=False
+            )
             axes.plot([place - 0.3, place + 0.3], [group.exposure] * 2, color=theme.line, linewidth=2.2)
             if group.ceiling is not None:
                 axes.plot([place - 0.38, place + 0.38], [group.ceiling] * 2, color=theme.alarm, linewidth=2)
