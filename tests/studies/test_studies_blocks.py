@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from fedpriv.report.drawing import LIGHT, to_svg
-from studies.blocks import Study, distances, drawn, small_tables, study_of, table
+from studies.blocks import Study, drawn, small_tables, study_of, table
 from studies.kept import records_of
 from tests.drawings import numbers_of_svg
 
@@ -21,7 +21,7 @@ def study() -> Study:
 def test_the_kept_results_give_the_tables_of_the_pages(study: Study) -> None:
     assert "\n".join(table(study)) in (DOCS / "paper-rows.md").read_text(encoding="utf-8")
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    for lines in (*small_tables(study), distances(study)):
+    for lines in small_tables(study):
         assert "\n".join(lines) in page
 
 
