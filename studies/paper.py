@@ -142,7 +142,7 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
 def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines of directional noise: a row for each network's reading of blocks, a column a level.
 
-    Readings of which a level is missing are left out.
+    A cell is empty where a level is missing; a reading of which all are is left out.
     """
     lines = [
         f"| network, data | blocks | {' | '.join(f'{level:g}' for level in VMF)} |",
@@ -150,15 +150,18 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
     ]
     by_label = {(setting.facet, _name(setting)): setting for setting in settings}
     for facet in dict.fromkeys(setting.facet for setting in settings):
-        column, (data, model) = _column(name, facet) or (math.nan,) * len(ROWS), facet
-        rows = {"the paper": [f"{figure:g}" for figure in column[-len(VMF) :]]}
+        column = _column(name, facet) or (math.nan,) * len(ROWS)
+        lines.append(_line(facet, "the paper", [f"{figure:g}" for figure in column[-len(VMF) :]]))
         for blocks in ("whole", "layer", "size:16"):
             found = [by_label.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
-            rows[blocks] = [_plain(name, setting) for setting in found if setting is not None]
-        complete = {blocks: cells for blocks, cells in rows.items() if len(cells) == len(VMF)}
-        if len(complete) > 1:
-            lines += [f"| {model}, {data} | {blocks} | {' | '.join(cells)} |" for blocks, cells in complete.items()]
+            if any(found):
+                lines.append(_line(facet, blocks, ["" if each is None else _plain(name, each) for each in found]))
     return lines
+
+
+def _line(facet: tuple[str, str], blocks: str, cells: Sequence[str]) -> str:
+    data, model = facet
+    return f"| {model}, {data} | {blocks} | {' | '.join(cells)} |"
 
 
 SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
