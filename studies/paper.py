@@ -113,7 +113,7 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
     ]
     for facet in dict.fromkeys(setting.facet for setting in settings):
         column = _column(name, facet)
-        rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=lambda row: row.place)
+        rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=_order)
         for row in rows:
             paper = "" if column is None else f"{column[row.place]:g}"
             lines.append(f"{_head(row.setting)} | {paper} | {_figure(name, row.setting)} |")
