@@ -163,10 +163,14 @@ class LossDistribution:
         last = self.masses.size - int(np.searchsorted(np.cumsum(self.masses[::-1]), _TRUNCATED))
         last = min(last, math.floor(largest / self.interval) - self.lowest + 1)
         if last <= first:
-            return LossDistribution(self.interval, 0, np.zeros(2), 1.0)
+            return self._certain()
         last = max(last, first + 2)
         dropped = float(self.masses[:first].sum() + self.masses[last:].sum())
         return LossDistribution(self.interval, self.lowest + first, self.masses[first:last], self.infinite + dropped)
+
+    def _certain(self) -> "LossDistribution":
+        """An infinite loss, on two cells, so that deltas can be interpolated."""
+        return LossDistribution(self.interval, 0, np.zeros(2), 1.0)
 
     def success(self, baseline: float) -> float:
         """Return sup P(E) over events with Q(E) <= ``baseline``: min over epsilon of exp(epsilon) baseline + delta."""
@@ -174,7 +178,7 @@ class LossDistribution:
             return min(1.0, float(np.min(np.exp(self.losses) * baseline + self.deltas)))
 
     def repeated(self, count: int, most: int = _MOST_CELLS) -> "LossDistribution":
-        """Return the loss of ``count`` of these releases.
+        """Return the loss of ``count`` of these releases: infinite where it is finite with a negligible probability.
 
         Raises:
             TooManyCellsError: it takes more cells than ``most``.
@@ -182,6 +186,8 @@ class LossDistribution:
         if count == 1:
             return self
         low, high = self._bounds(count)
+        if high < low:
+            return self._certain()
         if high - low > most:
             raise TooManyCellsError
         size = scipy.fft.next_fast_len(max(high - low + 1, self.masses.size), real=True)

@@ -535,6 +535,21 @@ def test_what_is_left_out_of_a_law_counts_as_infinite(name, count):
     assert law.narrowed(600.0).success(0.01) == pytest.approx(law.success(0.01), rel=1e-6)
 
 
+@in_one_test(("finite", "count"), itertools.product((0.5, 1e-3, 1e-9), (2, 30, 1000)))
+def test_repeats_of_a_law_that_is_seldom_finite(finite, count):
+    """All ``count`` losses are finite with the power of the probability that one is, however small that gets."""
+    masses = finite * np.array([0.2, 0.5, 0.3])
+    whole = LossDistribution(0.1, 40, masses, 1 - finite).repeated(count)
+    assert whole.masses.sum() == pytest.approx(finite**count, rel=1e-6, abs=1e-14)
+    assert whole.masses.sum() + whole.infinite == pytest.approx(1, abs=1e-12)
+    assert 1 - finite**count <= whole.success(0.01) * (1 + 1e-12) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(("blocks", "kappa", "count"), [(29, 250.0, 30), (99, 25.0, 90), (989, 5.0, 90)])
+def test_blocks_whose_losses_are_nearly_always_too_large_for_the_grid(blocks, kappa, count):
+    assert gamma(0.01, "vmf", kappa, count, "full", 1.0, (16,) * blocks + (2,)) == 1
+
+
 def test_compounding_on_coarser_grids_is_never_below():
     law = on_grid(PAIRS["vmf"], 0.005 * PAIRS["vmf"].spread)
     exact, found = law.repeated(300).success(1e-6), law.compounded(300).success(1e-6)
