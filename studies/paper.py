@@ -93,7 +93,9 @@ def main() -> None:
         default="rows",
         help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise, by blocks",
     )
-    parser.add_argument("--mechanisms", nargs="+", help="only rows of these (none, gaussian, vmf); default: all")
+    parser.add_argument(
+        "--mechanisms", nargs="+", choices=("none", "gaussian", "vmf"), help="only rows of these; default: all"
+    )
     asked = parser.parse_args()
     # The paper's accuracy on LFW is the top-10 one.
     top_10 = "lfw" if asked.table == "table2" else ""
