@@ -161,7 +161,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         others = torch.tanh(2 * x)
-        causal = torch.ones(2, 7, dtype=torch.bool).triu(3)
+        causal = torch.ones(2, 7, dtype=torch.bool, device=x.device).triu(3)
         hidden = x[:, :, 0] > 1
         hidden[:, 0] = False
         attended, _ = self.body(x[:, :2], others, others, key_padding_mask=hidden, attn_mask=causal)
@@ -179,7 +179,7 @@ class LanguageModel(nn.Module):
         self.last.weight = self.table.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.table(x) + self.places(torch.arange(x.shape[1]).expand(len(x), -1))
+        h = self.table(x) + self.places(torch.arange(x.shape[1], device=x.device).expand(len(x), -1))
         inner = self.norm(h)
         h = h + functional.scaled_dot_product_attention(self.query(inner), inner, self.value(inner), is_causal=True)
         return self.last(self.last_norm(h)).logsumexp(dim=1)[:, :CLASSES]
