@@ -200,7 +200,9 @@ def settings_of(records: Iterable[TrialRecord], chosen: Chosen) -> list[Setting]
 
 
 def _key(record: TrialRecord) -> str:
-    own = sorted((key, repr(value)) for key, value in record.settings.items())
+    # A table gives 1 back as 1.0 where another of its rows has 0.5.
+    numbers = {key: float(value) for key, value in record.settings.items() if type(value) is int}
+    own = sorted((key, repr(value)) for key, value in {**record.settings, **numbers}.items())
     # Two sweeps may differ in what is not among their settings.
     study = record.folder.rpartition("trials/")[0]
     return repr((record.data, record.model, record.mechanism, record.blocks, own, study))

@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]
 EXAMPLES = 5
+# torch's CUDA kernel of weight_norm rounds norms to float32: it is off by 4e-8 in float64, too.
+ROUNDED = {"weight-norm": 1e-6}
 
 
 def on(device: str, name: str, chunk_bytes: int) -> GradientOperator:
@@ -24,11 +26,11 @@ def on(device: str, name: str, chunk_bytes: int) -> GradientOperator:
     return per_example_gradients(model, loss, x.to(device), y.to(device), chunk_bytes=chunk_bytes)
 
 
-def assert_same(there: Vector, here: Vector) -> None:
+def assert_same(there: Vector, here: Vector, rtol: float = 1e-9) -> None:
     assert list(there) == list(here)
     for name, value in there.items():
         assert value.device.type == "cuda"
-        assert torch.allclose(value.cpu(), here[name], rtol=1e-9, atol=1e-11), name
+        assert torch.allclose(value.cpu(), here[name], rtol=rtol, atol=rtol / 100), name
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 1 << 28])
@@ -46,10 +48,11 @@ def test_agrees_with_the_cpu(name: str, chunk_bytes: int) -> None:
         (there.dot(moved), here.dot(vector)),
         (there.gram(), here.gram()),
     ]
+    rtol = ROUNDED.get(name, 1e-9)
     for left, right in numbers:
-        assert torch.allclose(left.cpu(), right, rtol=1e-9, atol=1e-11)
-    assert_same(there.rows(1, 4), here.rows(1, 4))
-    assert_same(there.combine(weights.cuda()), here.combine(weights))
+        assert torch.allclose(left.cpu(), right, rtol=rtol, atol=rtol / 100)
+    assert_same(there.rows(1, 4), here.rows(1, 4), rtol)
+    assert_same(there.combine(weights.cuda()), here.combine(weights), rtol)
 
 
 @pytest.mark.parametrize("blocks", ["whole", "layer", "size:1", "size:7"])

@@ -96,6 +96,18 @@ def test_a_run_made_again_is_no_other_seed() -> None:
     assert [[record.trial for record in setting.records] for setting in found] == [[1, 4], [2], [3]]
 
 
+def test_a_whole_number_is_the_same_setting_with_a_point_and_without() -> None:
+    """The table of a sweep over 1 and 0.5 gives both back as fractions."""
+    one = synthetic(1)[0]
+    levels = (("a", 1), ("a", 1.0), ("a", 2), ("a", "1"), ("b", 1))
+    records = [
+        one.model_copy(update={"trial": place, "seed": place, "settings": {key: value}})
+        for place, (key, value) in enumerate(levels)
+    ]
+    found = settings_of(records, CHOSEN)
+    assert [[record.trial for record in setting.records] for setting in found] == [[0, 1], [2], [3], [4]]
+
+
 def test_the_strongest_attack_on_average_is_plotted_for_all() -> None:
     records = synthetic(20)
     assert choose_attacks(records) == CHOSEN
