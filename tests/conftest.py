@@ -13,11 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import command_line
 
 # Ray runs its workers at nice 15: on a busy machine a test on Ray would wait for all the others.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Without a GPU, programs of Triton are run by its interpreter, which has to be known before Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 LISTED = Path(__file__).with_name("slow.txt")
 SLOW = 0.5  # CPU seconds, those of processes that the test started and waited for included

@@ -12,7 +12,10 @@ Computer generation of distributions on the m-sphere; the reflection is Househol
 """
 
 import math
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
+from shutil import which
 
 import numpy as np
 import torch
@@ -29,6 +32,9 @@ __all__ = ["draw_block_sums"]
 
 # Numbers that are worked on together: few enough to stay in the cache.
 CHUNK = 1 << 19
+
+# The longest blocks that a GPU draws by itself: longer ones are few, and what single precision rounds grows with them.
+MOST_FUSED = 256
 
 
 def draw_block_sums(
@@ -52,6 +58,10 @@ def draw_block_sums(
         noise: for the normal numbers, B x K of them.
         rng: for the cosines, where those of the normal vectors do not do.
     """
+    if _fused(gradients, runs):
+        from fedpriv.mechanisms.machinery.block_kernel import draw_fused_sums
+
+        return draw_fused_sums(gradients, kappa, scale, runs[0][1], noise)
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
     ends = [count * size for count, size in runs]
     # The rows, the same laid end to end, and what a draw needs when a block is most of the parameters.
@@ -62,7 +72,14 @@ def draw_block_sums(
         parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
         for (_, size), sums, written in parts:
             _add_draws(sums.view(-1, size), written.unflatten(1, (-1, size)), kappa, noise, rng)
-    return _shaped(total.mul_(scale), gradients)
+    return gradients.vector(total.mul_(scale))
+
+
+def _fused(gradients: GradientOperator, runs: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether a GPU draws by itself: for that Triton makes a program of it, and calls a compiler of C."""
+    if gradients.device.type != "cuda" or gradients.dtype != torch.float32 or runs[0][1] > MOST_FUSED:
+        return False
+    return find_spec("triton") is not None and any((os.environ.get("CC"), which("clang"), which("gcc")))
 
 
 def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> None:
@@ -146,9 +163,3 @@ def _angles(
         drawn.cosine[chosen], drawn.sine[chosen] = draw_cosines(kappa, dimension, chosen.size, rng, proposals)
     cosine, sine = (torch.from_numpy(values).view(along.shape).to(along) for values in drawn)
     return cosine, sine
-
-
-def _shaped(flat: Tensor, gradients: GradientOperator) -> Vector:
-    """A vector of all parameters, laid end to end, as tensors of their shapes."""
-    parts = flat.split([shape.numel() for shape in gradients.shapes.values()])
-    return {name: part.view(shape) for part, (name, shape) in zip(parts, gradients.shapes.items(), strict=True)}

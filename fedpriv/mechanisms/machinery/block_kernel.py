@@ -1,0 +1,214 @@
+"""The sum of draws of blocks on a GPU, in one pass over the gradients, by a program of Triton.
+
+The law is that of the module ``block_sum``, the numbers are others: there the processor makes each normal number of the
+cipher's bits, and numpy each cosine; here all are made where they are used (see the module ``kernel_noise``).
+
+A draw is t mu + sqrt(1 - t^2) v. The direction v is that of a normal vector, less its part along mu. The cosine t
+comes from Wood's rejection (see the module ``cosine``), whose proposals are first coordinates of uniform directions:
+sqrt(1 - u^(2 / (D - 2))) cos(angle) with u uniform, and the angle (Ulrich 1984, Computer generation of distributions on
+the m-sphere).
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedpriv.gradients import Block, GradientOperator, Vector, flattened
+from fedpriv.mechanisms.machinery.blocks import block_runs
+from fedpriv.mechanisms.machinery.kernel_noise import ROUNDS, WORDS, cipher, normal, on_circle, uniform
+from fedpriv.randomness import NoiseStream
+
+__all__ = ["draw_fused_sums"]
+
+# Numbers that one program works on: sixteen, or one block of the cipher, for each thread of a warp.
+NUMBERS = 512
+
+# Proposals for a cosine that are made of one block of the cipher, three words for each.
+PROPOSALS = tl.constexpr(5)
+
+# A block whose length is not above this has no direction, as in the module ``block_sum``.
+SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps)
+
+
+def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, length: int, noise: NoiseStream) -> Vector:
+    """Draw what :func:`~fedpriv.mechanisms.machinery.block_sum.draw_block_sums` draws.
+
+    Args:
+        gradients: the batch, all finite, in float32 on a GPU.
+        kappa: concentration, at least 0.
+        scale: factor of the result.
+        length: D. What single precision rounds in a cosine grows with it: a 10^-5th of a chance at 256.
+        noise: gives the cipher its key of 256 bits.
+    """
+    total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
+    key = torch.frombuffer(bytearray(noise.key() + noise.key()), dtype=torch.int32).to(total.device)
+    calls = count()
+    start = 0
+    for names in _spans(gradients, length):
+        numbers = gradients.dimension(names)
+        _add_span(total[start : start + numbers], gradients, names, kappa, length, key, calls)
+        start += numbers
+    return gradients.vector(total.mul_(scale))
+
+
+def _spans(gradients: GradientOperator, length: int) -> Iterator[Block]:
+    """Cut the parameters wherever a tensor ends with a block: what lies between needs not be copied to be in order."""
+    names: list[str] = []
+    numbers = 0
+    for name, shape in gradients.shapes.items():
+        names.append(name)
+        numbers += shape.numel()
+        if numbers and numbers % length == 0:
+            yield tuple(names)
+            names, numbers = [], 0
+    if names:
+        yield tuple(names)
+
+
+def _add_span(
+    total: Tensor,
+    gradients: GradientOperator,
+    names: Block,
+    kappa: float,
+    length: int,
+    key: Tensor,
+    calls: Iterator[int],
+) -> None:
+    """Add the draws of some parameters to ``total`` (K,), in place; of each call of the cipher there is a number."""
+    runs = block_runs(f"size:{length}", [len(total)])
+    ends = [count * size for count, size in runs]
+    copies = 1 if len(names) == 1 else 2
+    together = max(1, gradients.chunk_bytes // (copies * max(1, total.nbytes)))
+    for start in range(0, gradients.examples, together):
+        rows = gradients.rows(start, min(start + together, gradients.examples), names)
+        written = [flattened(value) for value in rows.values()]
+        flat = written[0].contiguous() if copies == 1 else torch.cat(written, dim=1)
+        for (_, size), sums, blocks in zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True):
+            _launch(sums.view(-1, size), blocks.unflatten(1, (-1, size)), kappa, key, next(calls))
+
+
+def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -> None:
+    """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place.
+
+    Args:
+        total: its numbers lie side by side.
+        rows: the numbers of one example lie side by side.
+        kappa: concentration.
+        key: of the cipher, (8,) in int32.
+        call: tells uses of one key apart.
+    """
+    examples, blocks, length = rows.shape
+    d = length - 1
+    b = d / (2 * kappa + math.hypot(2 * kappa, d)) if d else 1.0
+    width = max(WORDS.value, triton.next_power_of_2(length))
+    at_once = max(1, NUMBERS // width)
+    _add_draws[(triton.cdiv(blocks, at_once),)](
+        total,
+        rows,
+        key,
+        call,
+        examples,
+        rows.stride(0),
+        blocks,
+        1 / (1 + math.exp(-2 * kappa)),
+        # Wood's x0, what it lacks to 1, the slope of the acceptance in its first term, and the sine's factor.
+        (1 - b) / (1 + b),
+        2 * b / (1 + b),
+        4 * kappa * b / (1 + b) ** 2,
+        2 * math.sqrt(b) / (1 + b),
+        LENGTH=length,
+        WIDTH=width,
+        BLOCKS=at_once,
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["call", "examples", "blocks", "same", "x0", "gap", "slope", "chord"])
+def _add_draws(
+    total,
+    rows,
+    key,
+    call,
+    examples,
+    stride,
+    blocks,
+    same,
+    x0,
+    gap,
+    slope,
+    chord,
+    LENGTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    column = tl.arange(0, WIDTH)
+    places = row[:, None].to(tl.int64) * LENGTH + column[None, :]
+    inside = (row < blocks)[:, None] & (column < LENGTH)[None, :]
+    sums = tl.load(total + places, mask=inside, other=0.0)
+    example = tl.zeros_like(row)
+    for _ in range(examples):
+        block = tl.load(rows + places, mask=inside, other=0.0)
+        largest = tl.max(tl.abs(block), axis=1)
+        # Scaled by its largest number, a block has squares that are neither 0 nor infinite.
+        block = tl.where((largest > SMALLEST / LENGTH)[:, None], block / largest[:, None], 0.0)
+        squared = tl.sum(block * block, axis=1)
+        directed = largest * tl.sqrt(squared) > SMALLEST
+        squared = tl.where(directed, squared, 1.0)
+        if LENGTH == 1:
+            words = cipher(key, row, example, tl.zeros_like(row), call, ROUNDS)
+            kept = uniform(words[0], words[1]) <= tl.where(directed, same, 0.5)
+            direction = tl.where(directed[:, None], block, (column == 0)[None, :].to(tl.float32))
+            sums += tl.where(kept, 1.0, -1.0)[:, None] * direction
+        else:
+            cosine, sine = _angles(key, row, example, call, x0, gap, slope, chord, LENGTH, WIDTH // WORDS)
+            cosine, sine = tl.where(directed, cosine, 0.0), tl.where(directed, sine, 1.0)
+            numbers = tl.where((column < LENGTH)[None, :], normal(key, row, example, call, WIDTH), 0.0)
+            across = _less_along(numbers, block, directed, squared)
+            if LENGTH < 8:  # little may be left of a short vector, so that rounding shows: once more
+                across = _less_along(across, block, directed, squared)
+            sums += (cosine * tl.rsqrt(squared))[:, None] * block
+            sums += (sine * tl.rsqrt(tl.sum(across * across, axis=1)))[:, None] * across
+        rows += stride
+        example += 1
+    tl.store(total + places, sums, mask=inside)
+
+
+@triton.jit
+def _less_along(numbers, block, directed, squared):
+    """Take off the vectors in ``numbers`` their parts along the blocks, where those have a direction."""
+    along = tl.where(directed, tl.sum(numbers * block, axis=1) / squared, 0.0)
+    return numbers - along[:, None] * block
+
+
+@triton.jit
+def _angles(key, row, example, call, x0, gap, slope, chord, LENGTH: tl.constexpr, FIRST: tl.constexpr):
+    """Cosines and sines of draws, one a row; the cipher's blocks ``FIRST`` and on are theirs."""
+    cosine, sine = tl.zeros_like(row).to(tl.float32), tl.zeros_like(row).to(tl.float32)
+    open_ = tl.full(row.shape, 1, tl.int32)
+    part = tl.zeros_like(row) + FIRST
+    while tl.max(open_) > 0:
+        words = cipher(key, row, example, part, call, ROUNDS)
+        for number in tl.static_range(PROPOSALS):
+            if tl.max(open_) > 0:
+                turn = words[3 * number + 1]
+                across, up = on_circle(turn)
+                if LENGTH > 2:
+                    q = tl.exp(tl.log(uniform(words[3 * number], turn)) * (2 / (LENGTH - 2)))
+                else:
+                    q = tl.zeros_like(across)
+                y = tl.sqrt(1 - q) * across
+                half = q + (1 - q) * up * up  # 1 - y^2
+                stretch = gap + x0 * tl.where(y < 0, half / (1 - y), 1 + y)  # 1 + x0 y
+                height = slope * y / stretch - (LENGTH - 1) * tl.log(stretch)
+                kept = (open_ > 0) & (height >= tl.log(uniform(words[3 * number + 2], words[15] >> (6 * number))))
+                cosine = tl.where(kept, (x0 + y) / stretch, cosine)
+                sine = tl.where(kept, chord * tl.sqrt(half) / stretch, sine)
+                open_ = tl.where(kept, 0, open_)
+        part += 1
+    return cosine, sine
