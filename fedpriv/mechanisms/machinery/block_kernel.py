@@ -49,10 +49,11 @@ def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, len
     key = torch.frombuffer(bytearray(noise.key() + noise.key()), dtype=torch.int32).to(total.device)
     calls = count()
     start = 0
-    for names in _spans(gradients, length):
-        numbers = gradients.dimension(names)
-        _add_span(total[start : start + numbers], gradients, names, kappa, length, key, calls)
-        start += numbers
+    with torch.cuda.device_of(total):  # where Triton starts its programs
+        for names in _spans(gradients, length):
+            numbers = gradients.dimension(names)
+            _add_span(total[start : start + numbers], gradients, names, kappa, length, key, calls)
+            start += numbers
     return gradients.vector(total.mul_(scale))
 
 
