@@ -400,3 +400,13 @@ def test_another_example_or_network_gets_other_noise(tmp_path: Path) -> None:
         replace(world, model_digest=bytes(32)),
     ]
     assert len({one.received(0, world.initial) for one in (world, *others)}) == 4
+
+
+def test_a_gpu_that_cannot_make_its_noise_has_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a compiler has come or gone, the same question would get two answers with noises of their own."""
+    world = build_world(settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False), Secret(bytes(32)))
+    received = set()
+    for device, makes in (("cpu", False), ("cuda", False), ("cuda", True)):
+        monkeypatch.setattr("fedpriv.world.makes_programs", lambda device, makes=makes: makes)
+        received.add(replace(world, device=torch.device(device)).received(0, world.initial))
+    assert len(received) == 3

@@ -3,10 +3,10 @@
 The law is that of the module ``block_sum``, the numbers are others: there the processor makes each normal number of the
 cipher's bits, and numpy each cosine; here all are made where they are used (see the module ``kernel_noise``).
 
-A draw is t mu + sqrt(1 - t^2) v. The direction v is that of a normal vector, less its part along mu. The cosine t
-comes from Wood's rejection (see the module ``cosine``), whose proposals are first coordinates of uniform directions:
-sqrt(1 - u^(2 / (D - 2))) cos(angle) with u uniform, and the angle (Ulrich 1984, Computer generation of distributions on
-the m-sphere).
+A draw is t mu + sqrt(1 - t^2) v. The direction v is that of a normal vector, less its part along mu; in the plane it is
+one of two. The cosine t comes from Wood's rejection (see the module ``cosine``), whose proposals are first coordinates
+of uniform directions: sqrt(1 - u^(2 / (D - 2))) cos(angle) with u uniform, and the angle (Ulrich 1984, Computer
+generation of distributions on the m-sphere).
 """
 
 import math
@@ -42,7 +42,7 @@ def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, len
         gradients: the batch, all finite, in float32 on a GPU.
         kappa: concentration, at least 0.
         scale: factor of the result.
-        length: D. What single precision rounds in a cosine grows with it: a 10^-5th of a chance at 256.
+        length: D. The chance to accept a cosine is rounded, at D = 256 by about 1e-5 of itself.
         noise: gives the cipher its key of 256 bits.
     """
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
@@ -58,7 +58,7 @@ def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, len
 
 
 def _spans(gradients: GradientOperator, length: int) -> Iterator[Block]:
-    """Cut the parameters wherever a tensor ends with a block: what lies between needs not be copied to be in order."""
+    """Cut the parameters wherever a tensor ends with a block: what lies between need not be copied to be in order."""
     names: list[str] = []
     numbers = 0
     for name, shape in gradients.shapes.items():
@@ -116,7 +116,7 @@ def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -
         examples,
         rows.stride(0),
         blocks,
-        1 / (1 + math.exp(-2 * kappa)),
+        math.exp(-2 * kappa) / (1 + math.exp(-2 * kappa)),  # of the other sign, in one dimension
         # Wood's x0, what it lacks to 1, the slope of the acceptance in its first term, and the sine's factor.
         (1 - b) / (1 + b),
         2 * b / (1 + b),
@@ -126,10 +126,11 @@ def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -
         WIDTH=width,
         BLOCKS=at_once,
         num_warps=1,
+        enable_fp_fusion=True,
     )
 
 
-@triton.jit(do_not_specialize=["call", "examples", "blocks", "same", "x0", "gap", "slope", "chord"])
+@triton.jit(do_not_specialize=["call", "examples", "blocks", "other", "x0", "gap", "slope", "chord"])
 def _add_draws(
     total,
     rows,
@@ -138,7 +139,7 @@ def _add_draws(
     examples,
     stride,
     blocks,
-    same,
+    other,
     x0,
     gap,
     slope,
@@ -163,9 +164,18 @@ def _add_draws(
         squared = tl.where(directed, squared, 1.0)
         if LENGTH == 1:
             words = cipher(key, row, example, tl.zeros_like(row), call, ROUNDS)
-            kept = uniform(words[0], words[1]) <= tl.where(directed, same, 0.5)
-            direction = tl.where(directed[:, None], block, (column == 0)[None, :].to(tl.float32))
-            sums += tl.where(kept, 1.0, -1.0)[:, None] * direction
+            flipped = uniform(words[0], words[1]) <= tl.where(directed, other, 0.5)
+            sums += tl.where((block < 0) != flipped[:, None], -1.0, 1.0)
+        elif LENGTH == 2:
+            cosine, sine = _angles(key, row, example, call, x0, gap, slope, chord, LENGTH, WIDTH // WORDS)
+            words = cipher(key, row, example, tl.zeros_like(row), call, ROUNDS)
+            first, second = on_circle(words[0])
+            shrunk = tl.rsqrt(squared)
+            first = tl.where(directed, _column(block, column, 0) * shrunk, first)
+            second = tl.where(directed, _column(block, column, 1) * shrunk, second)
+            sine = tl.where((words[1] & 1) != 0, sine, -sine)
+            sums += (cosine * first - sine * second)[:, None] * (column == 0)[None, :]
+            sums += (cosine * second + sine * first)[:, None] * (column == 1)[None, :]
         else:
             cosine, sine = _angles(key, row, example, call, x0, gap, slope, chord, LENGTH, WIDTH // WORDS)
             cosine, sine = tl.where(directed, cosine, 0.0), tl.where(directed, sine, 1.0)
@@ -178,6 +188,11 @@ def _add_draws(
         rows += stride
         example += 1
     tl.store(total + places, sums, mask=inside)
+
+
+@triton.jit
+def _column(block, column, number: tl.constexpr):
+    return tl.sum(tl.where((column == number)[None, :], block, 0.0), axis=1)
 
 
 @triton.jit
@@ -207,7 +222,9 @@ def _angles(key, row, example, call, x0, gap, slope, chord, LENGTH: tl.constexpr
                 half = q + (1 - q) * up * up  # 1 - y^2
                 stretch = gap + x0 * tl.where(y < 0, half / (1 - y), 1 + y)  # 1 + x0 y
                 height = slope * y / stretch - (LENGTH - 1) * tl.log(stretch)
-                kept = (open_ > 0) & (height >= tl.log(uniform(words[3 * number + 2], words[15] >> (6 * number))))
+                # Of the last word each proposal has six bits of its own.
+                chance = uniform(words[3 * number + 2], (words[15] >> (6 * number)) << 2)
+                kept = (open_ > 0) & (height >= tl.log(chance))
                 cosine = tl.where(kept, (x0 + y) / stretch, cosine)
                 sine = tl.where(kept, chord * tl.sqrt(half) / stretch, sine)
                 open_ = tl.where(kept, 0, open_)

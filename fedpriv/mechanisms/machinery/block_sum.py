@@ -13,8 +13,10 @@ Computer generation of distributions on the m-sphere; the reflection is Househol
 
 import math
 import os
+import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
 
 import numpy as np
@@ -28,7 +30,7 @@ from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
 from fedpriv.randomness import NoiseStream
 
-__all__ = ["draw_block_sums"]
+__all__ = ["draw_block_sums", "makes_programs"]
 
 # Numbers that are worked on together: few enough to stay in the cache.
 CHUNK = 1 << 19
@@ -75,11 +77,18 @@ def draw_block_sums(
     return gradients.vector(total.mul_(scale))
 
 
-def _fused(gradients: GradientOperator, runs: Sequence[tuple[int, int]]) -> bool:
-    """Tell whether a GPU draws by itself: for that Triton makes a program of it, and calls a compiler of C."""
-    if gradients.device.type != "cuda" or gradients.dtype != torch.float32 or runs[0][1] > MOST_FUSED:
+def makes_programs(device: torch.device) -> bool:
+    """Tell whether a GPU can draw by itself: Triton makes a program of it, by Python's headers and a compiler of C."""
+    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    return find_spec("triton") is not None and any((os.environ.get("CC"), which("clang"), which("gcc")))
+    compiler = os.environ.get("CC", which("clang") or which("gcc") or "")
+    return which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+def _fused(gradients: GradientOperator, runs: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether the draws are made in one program."""
+    fits = gradients.dtype == torch.float32 and 0 < max((size for _, size in runs), default=0) <= MOST_FUSED
+    return fits and makes_programs(gradients.device)
 
 
 def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> None:

@@ -1,8 +1,8 @@
 """Random numbers inside programs of Triton (Tillet, Kung and Cox 2019), made where they are used.
 
 Their bits come from ChaCha (Bernstein 2008) with twelve rounds, a stream cipher as AES in counter mode is one: no
-attack is known that is faster than to guess its key. On a graphics card it needs nothing but additions and turns of
-words. A block of the cipher is counted by four numbers; who calls sees to it that no block is used twice.
+attack is known that is faster than to guess its key. On a graphics card it needs nothing but additions, exclusive-ors
+and turns of words. A block of the cipher is counted by four numbers; who calls sees to it that no block is used twice.
 """
 
 import math
@@ -22,6 +22,9 @@ ROUNDS = tl.constexpr(12)
 STEP = tl.constexpr(2.0**-32)
 FINE = tl.constexpr(2.0**-40)
 ANGLE = tl.constexpr(math.pi / 4 * 2.0**-21)
+
+# The largest number below 1.
+LARGEST = tl.constexpr(1 - 2.0**-24)
 
 
 @triton.jit
@@ -54,8 +57,11 @@ def _eight(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def uniform(word, more):
-    """Uniform numbers above 0 and at most 1, from a word and the lowest 8 bits of another: they go down to 2^-41."""
-    return word.to(tl.float32) * STEP + ((more & 0xFF).to(tl.float32) + 0.5) * FINE
+    """Uniform numbers between 0 and 1, from a word and the lowest 8 bits of another: they go down to 2^-41.
+
+    None rounds to 1, whose logarithm would be 0.
+    """
+    return tl.minimum(word.to(tl.float32) * STEP + ((more & 0xFF).to(tl.float32) + 0.5) * FINE, LARGEST)
 
 
 @triton.jit
