@@ -1,7 +1,8 @@
 """The sum of one von Mises-Fisher draw an example and block of D coordinates, for blocks that cut through layers.
 
 The gradients are written out, some examples at a time, and each block of each of them is replaced by its draw: for
-small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none.
+small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none. A GPU makes
+its own random numbers for that, where it can (see the module ``block_kernel``).
 
 A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see the module ``cosine``) and v uniform on the unit sphere
 of R^(D-1). A normal vector in R^D gives both: v is the direction of all coordinates but the first, and the first over
@@ -15,6 +16,7 @@ import math
 import os
 import sysconfig
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -77,6 +79,7 @@ def draw_block_sums(
     return gradients.vector(total.mul_(scale))
 
 
+@cache
 def makes_programs(device: torch.device) -> bool:
     """Tell whether a GPU can draw by itself: Triton makes a program of it, by Python's headers and a compiler of C."""
     if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
