@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedpriv.gradients import Block, GradientOperator, Vector, flattened
 from fedpriv.mechanisms.machinery.blocks import block_runs
+from fedpriv.mechanisms.machinery.cosine import wood_parameter
 from fedpriv.mechanisms.machinery.kernel_noise import ROUNDS, WORDS, cipher, normal, on_circle, uniform
 from fedpriv.randomness import NoiseStream
 
@@ -104,8 +105,7 @@ def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -
         call: tells uses of one key apart.
     """
     examples, blocks, length = rows.shape
-    d = length - 1
-    b = d / (2 * kappa + math.hypot(2 * kappa, d)) if d else 1.0
+    b = wood_parameter(kappa, length) if length > 1 else 1.0
     width = max(WORDS.value, triton.next_power_of_2(length))
     at_once = max(1, NUMBERS // width)
     _add_draws[(triton.cdiv(blocks, at_once),)](

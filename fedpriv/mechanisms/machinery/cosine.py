@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cosines", "Floats", "draw_cosines", "draw_uniform_cosines", "mean_cosine"]
+__all__ = ["Cosines", "Floats", "draw_cosines", "draw_uniform_cosines", "mean_cosine", "wood_parameter"]
 
 Floats = NDArray[np.float64]
 
@@ -66,13 +66,19 @@ def draw_uniform_cosines(dimension: int, count: int, rng: np.random.Generator) -
     return _uniform(dimension, count, rng).cosine
 
 
+def wood_parameter(kappa: float, dimension: int) -> float:
+    """Return Wood's b: 1 at kappa = 0, and towards 0 as kappa grows; for dimension at least 2."""
+    d = dimension - 1
+    return d / (2 * kappa + math.hypot(2 * kappa, d))
+
+
 def _try(
     kappa: float, dimension: int, proposals: Cosines, rng: np.random.Generator
 ) -> tuple[Cosines, NDArray[np.bool_]]:
     """What proposals y become, and which of them are accepted."""
     y, half_chord = proposals
     d = dimension - 1
-    b = d / (2 * kappa + math.hypot(2 * kappa, d))
+    b = wood_parameter(kappa, dimension)
     x0 = (1 - b) / (1 + b)
     stretch = 1 + x0 * y
     height = 4 * kappa * b * y / ((1 + b) ** 2 * stretch) - d * np.log1p(x0 * y)
