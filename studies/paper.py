@@ -113,7 +113,7 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
         "| network, data | noise | m | kappa or sigma | nominal epsilon | proven epsilon | paper | here |",
         "| --- | --- | --: | --: | --: | --: | --: | --- |",
     ]
-    for facet in dict.fromkeys(setting.facet for setting in settings):
+    for facet in _facets(name, settings):
         column = _column(name, facet)
         rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=_order)
         for row in rows:
@@ -124,7 +124,7 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
 
 def brief(name: str, settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines as the paper prints them, a row a level and a column a network: its figure / ours."""
-    facets = list(dict.fromkeys(setting.facet for setting in settings))
+    facets = _facets(name, settings)
     rows = [
         f"| noise | {' | '.join(f'{model}, {data}' for data, model in facets)} |",
         f"| --- |{' --- |' * len(facets)}",
@@ -151,7 +151,7 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
         f"| --- | --- |{' --: |' * len(VMF)}",
     ]
     by_label = {(setting.facet, _name(setting)): setting for setting in settings}
-    for facet in dict.fromkeys(setting.facet for setting in settings):
+    for facet in _facets(name, settings):
         column = _column(name, facet) or (math.nan,) * len(ROWS)
         lines.append(_line(facet, "the paper", [f"{figure:g}" for figure in column[-len(VMF) :]]))
         for blocks in ("whole", "layer", "size:16"):
@@ -169,10 +169,21 @@ def _line(facet: tuple[str, str], blocks: str, cells: Sequence[str]) -> str:
 SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
 
 
+def _facets(name: str, settings: Sequence[Setting]) -> list[tuple[str, str]]:
+    """The data sets and networks of settings: the paper's in its order, then others in the order of settings."""
+    keys = list(PAPER)
+    found = dict.fromkeys(setting.facet for setting in settings)
+    return sorted(found, key=lambda facet: keys.index(key) if (key := _key(name, facet)) in PAPER else len(keys))
+
+
 def _column(name: str, facet: tuple[str, str]) -> tuple[float, ...] | None:
-    """The paper's column for a data set, by whichever name it is loaded, and a network."""
+    return PAPER.get(_key(name, facet))
+
+
+def _key(name: str, facet: tuple[str, str]) -> tuple[str, str, str]:
+    """Where the paper's column for a data set, by whichever name it is loaded, and a network stands."""
     data, model = facet
-    return PAPER.get((name, data.removesuffix("-complete"), model))
+    return name, data.removesuffix("-complete"), model
 
 
 def _order(row: Row) -> tuple[str, str, int]:
@@ -276,9 +287,17 @@ def _figure(name: str, setting: Setting) -> str:
         return with_interval(setting.accuracy, 100, 1)
     if name == "table3":
         return with_interval(setting.auc, 100, 1)
-    estimate = setting.mse
-    clamped = "" if estimate is None else f" ({estimate.value:.3f} on [0, 1])"
-    return f"{_normalised([setting]):.2f}{clamped}"
+    attacks = dict.fromkeys(line.attack for record in setting.records for line in record.reconstruction)
+    return "; ".join(f"{attack} {_errors(setting, attack)}" for attack in attacks)
+
+
+def _errors(setting: Setting, attack: str) -> str:
+    """An attack's error on the scale of the network's input; on that from 0 to 1, and how many images it recovered."""
+    lines = [line for record in setting.records for line in record.reconstruction if line.attack == attack]
+    errors = [line.mse for line in lines if line.mse is not None]
+    error = sum(errors) / len(errors) if errors else math.nan
+    recovered, victims = (sum(getattr(line, key) for line in lines) for key in ("recovered", "victims"))
+    return f"{_normalised([setting], attack):.2f} ({error:.3f}, {recovered} of {victims})"
 
 
 def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:

@@ -73,6 +73,9 @@ def test_tables_stand_in_the_papers_order() -> None:
         record("none", None, "three", **auc(0.7)),
     ]
     settings = settings_of(records, CHOSEN)
+    others = [record("none", None, "other").model_copy(update={"data": data}) for data in ("mine", "cifar10-complete")]
+    columns = "| noise | lenet, fashion-mnist | lenet, cifar10-complete | lenet, mine |"
+    assert brief("table3", settings_of([*others, *records], CHOSEN))[0] == columns
     assert brief("table3", settings)[2:] == [
         "| none | 54.8 / 70.0 |",
         "| Gaussian 0.8 | 49.2 / 52.0 |",
@@ -82,3 +85,15 @@ def test_tables_stand_in_the_papers_order() -> None:
     rows = [line.split(" | ") for line in table("table3", settings)[2:]]
     assert [row[1] for row in rows] == ["none", "Gaussian 0.8", "VMF 1, whole", "VMF 300000, whole"]
     assert rows[0][6:] == ["54.8", "70.0 |"]
+
+
+def test_table_4_has_every_attack_with_what_it_recovered() -> None:
+    iga = Reconstruction(attack="iga", upload="protected", victims=16, recovered=0, mse=0.4, mse_normalised=3.0)
+    better = iga.model_copy(update={"mse": 0.2, "recovered": 1})
+    told = iga.model_copy(update={"attack": "map", "recovered": 9, "mse_normalised": 0.125})
+    records = [
+        record("vmf", 50.0, "", reconstructions=(each, told)).model_copy(update={"seed": seed})
+        for seed, each in enumerate((iga, better))
+    ]
+    row = table("table4", settings_of(records, CHOSEN))[-1]
+    assert row.endswith("| 1.66 | iga 3.00 (0.300, 1 of 32); map 0.12 (0.400, 18 of 32) |")
