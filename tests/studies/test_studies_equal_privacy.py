@@ -1,15 +1,12 @@
-"""What is kept of the sweeps at equal privacy, and of Table 2, gives the documentation's tables and figure again."""
+"""What is kept of the sweeps at equal privacy gives the documentation's tables and figure again."""
 
 from pathlib import Path
 
 import pytest
 
-from fedpriv.report.comparison import Chosen, settings_of
 from fedpriv.report.drawing import LIGHT, to_svg
 from studies.equal_privacy import drawn, of_batches, table
 from studies.kept import records_of
-from studies.paper import brief, by_blocks
-from studies.paper import table as of_the_paper
 from tests.drawings import numbers_of_svg
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,12 +52,3 @@ def test_each_rate_was_the_best_and_not_at_an_end_of_those_tried(mechanism: str,
     tried, (chosen,) = rated("equal-privacy-rates"), rated("equal-privacy")
     assert chosen == max(tried, key=lambda rate: tried[rate])
     assert min(tried) < chosen < max(tried)
-
-
-def test_table_2_stands_on_its_pages() -> None:
-    records = [record for path in sorted(KEPT.glob("table2*.csv.gz")) for record in records_of(path)]
-    settings = settings_of(records, Chosen("", ""))
-    plain = [setting for setting in settings if setting.series[0] != "vmf"]
-    assert "\n".join(of_the_paper("table2", settings)) in (DOCS / "paper-rows.md").read_text("utf-8")
-    for lines in (brief("table2", plain), by_blocks("table2", settings)):
-        assert "\n".join(lines) in (DOCS / "paper.md").read_text("utf-8")

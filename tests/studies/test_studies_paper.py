@@ -1,16 +1,19 @@
-"""The paper's figures as typed, and the tables that set ours beside them."""
+"""The paper's figures as typed, and the tables that set ours beside them, as the documentation has them."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedpriv.report.comparison import Chosen, settings_of
+from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import Reconstruction, TrialRecord
 from fedpriv.sweep.record import MembershipFigures
-from studies.paper import DIFFERENCES, PAPER, ROWS, brief, differences, table
+from studies.kept import records_of
+from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, table
 
 CHOSEN = Chosen("iga", "attack-r")
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def record(mechanism: str, level: float | None, folder: str, **figures: Any) -> TrialRecord:
@@ -97,3 +100,21 @@ def test_table_4_has_every_attack_with_what_it_recovered() -> None:
     ]
     row = table("table4", settings_of(records, CHOSEN))[-1]
     assert row.endswith("| 1.66 | iga 3.00 (0.300, 1 of 32); map 0.12 (0.400, 18 of 32) |")
+
+
+def kept(pattern: str) -> list[Setting]:
+    """The settings of all kept results of a name."""
+    files = sorted((DOCS / "results").glob(pattern))
+    return settings_of([record for path in files for record in records_of(path)], CHOSEN)
+
+
+def test_table_2_stands_on_its_pages() -> None:
+    settings, rows = kept("table2*.csv.gz"), (DOCS / "paper-rows.md").read_text("utf-8")
+    plain = [setting for setting in settings if setting.series[0] != "vmf"]
+    for lines in (table("table2", settings), brief("table2", plain)):
+        assert "\n".join(lines) in rows
+    assert "\n".join(by_blocks("table2", settings)) in (DOCS / "paper.md").read_text("utf-8")
+
+
+def test_table_4_stands_on_its_page() -> None:
+    assert "\n".join(table("table4", kept("table4*.csv.gz"))) in (DOCS / "paper-rows.md").read_text("utf-8")
