@@ -17,12 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from fedpriv.errors import InputError
 from fedpriv.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep import TrialRecord
 from studies.equal_privacy import with_interval
-from studies.kept import records_of
+from studies.kept import records_of, short_errors
 from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
@@ -57,18 +58,27 @@ def main() -> None:
     parser.add_argument("sweeps", type=Path, nargs=3)
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    study = study_of([records_of(path) for path in asked.sweeps])
-    for lines in (table(study), *small_tables(study)):
-        print("\n".join(lines), end="\n\n")
-    if asked.plot is not None:
-        asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
+    with short_errors(parser):
+        study = study_of([records_of(path) for path in asked.sweeps])
+        for lines in (table(study), *small_tables(study)):
+            print("\n".join(lines), end="\n\n")
+        if asked.plot is not None:
+            asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
 
 
 def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
-    """Tell the three sweeps apart by what their trials have."""
-    audited = next(records for records in sweeps if records[0].memberships)
-    attacked = next(records for records in sweeps if records[0].reconstructions)
-    trained = next(records for records in sweeps if records is not audited and records is not attacked)
+    """Tell the three sweeps apart by what their trials have.
+
+    Raises:
+        InputError: one is missing.
+    """
+    audited = next((records for records in sweeps if records and records[0].memberships), None)
+    attacked = next((records for records in sweeps if records and records[0].reconstructions), None)
+    trained = next((records for records in sweeps if records is not audited and records is not attacked), None)
+    if not (audited and attacked and trained):
+        raise InputError(
+            "give one sweep of accuracy, one of membership and one of uploads, as configs/paper/blocks.toml"
+        )
     strongest = choose_attacks(audited).membership
     return Study(
         _by_key(trained),

@@ -15,7 +15,7 @@ from fedpriv.records import Interval
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.report.tradeoffs import series_name
-from studies.kept import records_of
+from studies.kept import records_of, short_errors
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
@@ -27,10 +27,11 @@ def main() -> None:
     parser.add_argument("kept", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     asked = parser.parse_args()
-    settings = of_batches(asked.kept)
-    print("\n".join(table(settings)))
-    if asked.plot:
-        asked.plot.write_bytes(to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0])
+    with short_errors(parser):
+        settings = of_batches(asked.kept)
+        print("\n".join(table(settings)))
+        if asked.plot:
+            asked.plot.write_bytes(to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0])
 
 
 def of_batches(path: Path) -> list[Setting]:

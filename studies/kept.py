@@ -5,12 +5,16 @@ The other studies read such a file, or the sweep's folder, so that pages and plo
 
 import argparse
 import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from fedpriv.errors import InputError
 from fedpriv.sweep import SweepFolder, TrialRecord, to_table
 from fedpriv.sweep.table import from_csv, to_csv
 
-__all__ = ["records_of"]
+__all__ = ["records_of", "short_errors"]
 
 
 def main() -> None:
@@ -20,9 +24,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--top-10", default="", metavar="DATA", help="data set whose accuracy is the top-10 one")
     asked = parser.parse_args()
-    records = records_of(asked.folder, asked.top_10)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_bytes(gzip.compress(to_csv(to_table(records)), mtime=0))
+    with short_errors(parser):
+        records = records_of(asked.folder, asked.top_10)
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_bytes(gzip.compress(to_csv(to_table(records)), mtime=0))
 
 
 def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
@@ -34,10 +39,16 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
             file has what it was written with.
 
     Raises:
-        InputError: the folder is not a sweep's, or a file in it is damaged.
+        InputError: there is nothing, the folder is not a sweep's, or a file is damaged.
     """
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
     if path.is_file():
-        return from_csv(gzip.decompress(path.read_bytes()))
+        try:
+            return from_csv(gzip.decompress(path.read_bytes()))
+        except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path} is neither the folder of a sweep nor what is kept of one: {reason}") from error
     records = SweepFolder.open(path).records()
     if top_10 not in {record.data for record in records}:
         return records
@@ -45,6 +56,15 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
     from studies.top_10 import with_top_10
 
     return [with_top_10(path, record) if record.data == top_10 else record for record in records]
+
+
+@contextmanager
+def short_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """What is wrong with a file or a folder ends a study with 2 and the reason, without a traceback."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

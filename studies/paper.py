@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedpriv.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from studies.equal_privacy import with_interval
-from studies.kept import records_of
+from studies.kept import records_of, short_errors
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
@@ -99,12 +100,15 @@ def main() -> None:
     asked = parser.parse_args()
     # The paper's accuracy on LFW is the top-10 one.
     top_10 = "lfw" if asked.table == "table2" else ""
-    records = [record for path in asked.folder for record in records_of(path, top_10)]
-    settings = settings_of(records, Chosen("iga", "attack-r"))
-    if asked.mechanisms:
-        settings = [setting for setting in settings if setting.series[0] in asked.mechanisms]
-    lines = differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings)
-    print("\n".join(lines))
+    with short_errors(parser):
+        records = [record for path in asked.folder for record in records_of(path, top_10)]
+        settings = settings_of(records, Chosen("iga", "attack-r"))
+        if asked.mechanisms:
+            settings = [setting for setting in settings if setting.series[0] in asked.mechanisms]
+        if not any(_has(asked.table, row.setting) for row in _rows(settings)):
+            raise InputError(f"none of {len(records)} trials is a row of {asked.table} with a figure")
+        lines = differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings)
+        print("\n".join(lines))
 
 
 def table(name: str, settings: Sequence[Setting]) -> list[str]:
@@ -134,9 +138,9 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
             _normalised([setting for setting in settings if setting.facet == facet], "guess-mean") for facet in facets
         ]
         rows.append(f"| guess: the mean public image | {' | '.join(f'{guess:.2f}' for guess in guesses)} |")
-    by_place = {(setting.facet, _name(setting)): setting for setting in settings}
+    by_name = _by_name(settings)
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
-        cells = [_beside(name, by_place.get((facet, label))) for facet in facets]
+        cells = [_beside(name, by_name.get((facet, label))) for facet in facets]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     return rows
 
@@ -147,15 +151,17 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
     A cell is empty where a level is missing; a reading of which all are is left out.
     """
     lines = [
-        f"| network, data | blocks | {' | '.join(f'{level:g}' for level in VMF)} |",
+        f"| network, data | blocks | {' | '.join(f'ε_V = {level:g}' for level in VMF)} |",
         f"| --- | --- |{' --: |' * len(VMF)}",
     ]
-    by_label = {(setting.facet, _name(setting)): setting for setting in settings}
+    by_name = _by_name(settings)
+    readings = sorted({setting.series[1] for setting in settings if setting.series[0] == "vmf"}, key=_size)
     for facet in _facets(name, settings):
-        column = _column(name, facet) or (math.nan,) * len(ROWS)
-        lines.append(_line(facet, "the paper", [f"{figure:g}" for figure in column[-len(VMF) :]]))
-        for blocks in ("whole", "layer", "size:16"):
-            found = [by_label.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
+        column = _column(name, facet)
+        if column is not None:
+            lines.append(_line(facet, "the paper", [f"{figure:g}" for figure in column[-len(VMF) :]]))
+        for blocks in readings:
+            found = [by_name.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
             if any(found):
                 lines.append(_line(facet, blocks, ["" if each is None else _plain(name, each) for each in found]))
     return lines
@@ -180,18 +186,38 @@ def _column(name: str, facet: tuple[str, str]) -> tuple[float, ...] | None:
     return PAPER.get(_key(name, facet))
 
 
+def _by_name(settings: Sequence[Setting]) -> dict[tuple[tuple[str, str], str], Setting]:
+    """Settings that are rows of the paper, by data set and network, and by the row's name.
+
+    Raises:
+        InputError: two are the same row.
+    """
+    found: dict[tuple[tuple[str, str], str], Setting] = {}
+    for _, setting in _rows(settings):
+        key = (setting.facet, _name(setting))
+        if key in found:
+            data, model = setting.facet
+            raise InputError(f"two sweeps have {key[1]} with {model} on {data}: give one of them, or --shape rows")
+        found[key] = setting
+    return found
+
+
 def _key(name: str, facet: tuple[str, str]) -> tuple[str, str, str]:
     """Where the paper's column for a data set, by whichever name it is loaded, and a network stands."""
     data, model = facet
     return name, data.removesuffix("-complete"), model
 
 
-def _order(row: Row) -> tuple[str, str, int]:
+def _order(row: Row) -> tuple[int, tuple[int, int], int]:
     """No noise, Gaussian, then VMF by the size of its blocks from large to small."""
     mechanism, blocks = row.setting.series
-    kinds = {"none": "0", "gaussian": "1"}
-    sizes = {"whole": "0", "layer": "1"}
-    return kinds.get(mechanism, "2"), sizes.get(blocks, "2"), row.place
+    return ("none", "gaussian", "vmf").index(mechanism), _size(blocks), row.place
+
+
+def _size(blocks: str) -> tuple[int, int]:
+    """Blocks from large to small: whole gradients, tensors, then by the numbers in one."""
+    kind, _, numbers = blocks.partition(":")
+    return ("", "whole", "layer", "size").index(kind), -int(numbers or 0)
 
 
 def _beside(name: str, setting: Setting | None) -> str:
@@ -204,7 +230,8 @@ def _beside(name: str, setting: Setting | None) -> str:
 
 def _plain(name: str, setting: Setting) -> str:
     if name == "table4":
-        return f"{_normalised([setting]):.2f}"
+        error = _normalised([setting])
+        return "" if math.isnan(error) else f"{error:.2f}"
     estimate = setting.accuracy if name == "table2" else setting.auc
     return "" if estimate is None else f"{100 * estimate.value:.1f}"
 
@@ -218,8 +245,10 @@ def differences(settings: Sequence[Setting]) -> list[str]:
     alike: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in settings:
         alike.setdefault((setting.facet, _level(setting), setting.series), []).append(setting)
-    for (facet, level, series), settings_here in alike.items():
-        printed = DIFFERENCES.get((*facet, level or 0.0))
+    places = _facets("table4", settings)
+    for (facet, level, series), settings_here in sorted(alike.items(), key=lambda item: places.index(item[0][0])):
+        _, data, model = _key("table5", facet)
+        printed = DIFFERENCES.get((data, model, level or 0.0))
         others = alike.get((facet, level, ("gaussian", "")))
         if series[0] != "vmf" or printed is None or others is None:
             continue
@@ -289,6 +318,14 @@ def _figure(name: str, setting: Setting) -> str:
         return with_interval(setting.auc, 100, 1)
     attacks = dict.fromkeys(line.attack for record in setting.records for line in record.reconstruction)
     return "; ".join(f"{attack} {_errors(setting, attack)}" for attack in attacks)
+
+
+def _has(name: str, setting: Setting) -> bool:
+    """Whether a table has a figure of a setting; a difference needs either attack's."""
+    attacked = any(record.reconstruction for record in setting.records)
+    audited = setting.auc is not None
+    figures = {"table2": setting.accuracy is not None, "table3": audited, "table4": attacked}
+    return figures.get(name, audited or attacked)
 
 
 def _errors(setting: Setting, attack: str) -> str:

@@ -34,7 +34,7 @@ def sweep(
         str, typer.Option("--scale", metavar="NAME", help=r"One of the file's \[scales]; default: the one it names.")
     ] = "",
     out_dir: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME-SCALE.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Check and list the trials; run nothing.")] = False,
     dry_run: Annotated[

@@ -1,16 +1,18 @@
 """The paper's figures as typed, and the tables that set ours beside them, as the documentation has them."""
 
+import gzip
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedpriv.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import Reconstruction, TrialRecord
 from fedpriv.sweep.record import MembershipFigures
 from studies.kept import records_of
-from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, table
+from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, main, table
 
 CHOSEN = Chosen("iga", "attack-r")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -90,16 +92,103 @@ def test_tables_stand_in_the_papers_order() -> None:
     assert rows[0][6:] == ["54.8", "70.0 |"]
 
 
+def error(attack: str, upload: str, normalised: float | None, mse: float | None, recovered: int = 0) -> Reconstruction:
+    return Reconstruction(
+        attack=attack, upload=upload, victims=16, recovered=recovered, mse=mse, mse_normalised=normalised
+    )
+
+
+def attacked(seed: int, *lines: Reconstruction) -> TrialRecord:
+    """A seed of VMF 50, with what a guess and the upload before noise gave."""
+    others = (error("guess-mean", "none", 0.5, 0.1), error("iga", "unprotected", 0.01, 0.01, 16))
+    return record("vmf", 50.0, "", reconstructions=(*lines, *others)).model_copy(update={"seed": seed})
+
+
 def test_table_4_has_every_attack_with_what_it_recovered() -> None:
-    iga = Reconstruction(attack="iga", upload="protected", victims=16, recovered=0, mse=0.4, mse_normalised=3.0)
-    better = iga.model_copy(update={"mse": 0.2, "recovered": 1})
-    told = iga.model_copy(update={"attack": "map", "recovered": 9, "mse_normalised": 0.125})
-    records = [
-        record("vmf", 50.0, "", reconstructions=(each, told)).model_copy(update={"seed": seed})
-        for seed, each in enumerate((iga, better))
+    """Means over seeds; `map` ran in the second alone, and once gave no number."""
+    settings = settings_of(
+        [
+            attacked(1, error("iga", "protected", 3.0, 0.4)),
+            attacked(2, error("iga", "protected", 2.0, 0.2, 1), error("map", "protected", 0.125, 0.04, 9)),
+            attacked(3, error("map", "protected", None, None)),
+        ],
+        CHOSEN,
+    )
+    row = table("table4", settings)[-1]
+    assert row.endswith("| 1.66 | iga 2.50 (0.300, 1 of 32); map 0.12 (0.040, 9 of 32) |")
+    assert brief("table4", settings)[2:] == [
+        "| guess: the mean public image | 0.50 |",
+        "| VMF 50, whole | 1.66 / 2.50 |",
     ]
-    row = table("table4", settings_of(records, CHOSEN))[-1]
-    assert row.endswith("| 1.66 | iga 3.00 (0.300, 1 of 32); map 0.12 (0.400, 18 of 32) |")
+    assert by_blocks("table4", settings)[-1] == "| lenet, fashion-mnist | whole |  |  |  | 2.50 |  |  |"
+
+
+def test_no_attack_leaves_cells_empty() -> None:
+    settings = settings_of([record("vmf", 50.0, "four")], CHOSEN)
+    assert table("table4", settings)[-1].endswith("| 1.66 |  |")
+    assert brief("table4", settings)[-1] == "| VMF 50, whole | 1.66 /  |"
+
+
+def test_blocks_stand_from_large_to_small() -> None:
+    sizes = ["size:2", "size:16", "layer", "whole", "size:256"]
+    records = [
+        record("vmf", level, "", accuracy=0.5).model_copy(update={"blocks": blocks, "data": data})
+        for level in (50.0, 1.0)
+        for blocks in sizes
+        for data in ("fashion-mnist", "mine")
+    ]
+    settings = settings_of(records, CHOSEN)
+    large_to_small = ["whole", "layer", "size:256", "size:16", "size:2"]
+    cells = [line.split(" | ")[:2] for line in by_blocks("table2", settings)[2:]]
+    assert cells == [
+        *(["| lenet, fashion-mnist", blocks] for blocks in ["the paper", *large_to_small]),
+        *(["| lenet, mine", blocks] for blocks in large_to_small),  # the paper has no such data
+    ]
+    rows = [line.split(" | ")[1] for line in table("table2", settings)[2:12]]
+    assert rows == [f"VMF {level}, {blocks}" for blocks in large_to_small for level in (1, 50)]
+
+
+def test_noise_that_the_paper_has_not_is_left_out() -> None:
+    records = [record("none", None, ""), record("gaussian", None, "").model_copy(update={"mechanism": "gaussian"})]
+    records[1] = records[1].model_copy(update={"settings": {"mechanism.sigma": 1.5}, "accuracy": 0.2})
+    records[0] = records[0].model_copy(update={"accuracy": 0.9})
+    assert brief("table2", settings_of(records, CHOSEN))[2:] == ["| none | 87.7 / 90.0 |"]
+
+
+def test_a_row_of_two_sweeps_is_refused() -> None:
+    records = [record("vmf", 50.0, folder, accuracy=0.5) for folder in ("one", "two")]
+    with pytest.raises(InputError, match="two sweeps have VMF 50, whole with lenet on fashion-mnist"):
+        brief("table2", settings_of(records, CHOSEN))
+
+
+def test_table_5_knows_complete_data_and_stands_in_the_papers_order() -> None:
+    records = [
+        record(mechanism, 50.0, "", **mse(value)).model_copy(update={"data": data})
+        for data in ("cifar10-complete", "fashion-mnist")
+        for mechanism, value in (("gaussian", 1.0), ("vmf", 1.5))
+    ]
+    lines = differences(settings_of(records, CHOSEN))[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| lenet, fashion-mnist", "| lenet, cifar10-complete"]
+    assert lines[1].endswith("| +0.60 | +0.50 |")
+
+
+def test_the_command_prints_chosen_rows_of_kept_results(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = [str(DOCS / "results" / f"table2-{name}.csv.gz") for name in ("mlp-blocks", "more-seeds")]
+    monkeypatch.setattr("sys.argv", ["paper", "table2", *files, "--shape", "levels", "--mechanisms", "none"])
+    main()
+    assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()] == ["| noise", "| ---", "| none"]
+    monkeypatch.setattr("sys.argv", ["paper", "table3", *files])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "none of 94 trials is a row of table3 with a figure" in capsys.readouterr().err
+    for content in (b"not gzipped", gzip.compress(b"a,b\n1,2\n"), gzip.compress(b"whole")[:-3]):
+        (tmp_path / "other.csv.gz").write_bytes(content)
+        monkeypatch.setattr("sys.argv", ["paper", "table2", str(tmp_path / "other.csv.gz")])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert "other.csv.gz is neither the folder of a sweep nor what is kept" in capsys.readouterr().err
 
 
 def kept(pattern: str) -> list[Setting]:
