@@ -197,7 +197,7 @@ def _by_name(settings: Sequence[Setting]) -> dict[tuple[tuple[str, str], str], S
         key = (setting.facet, _name(setting))
         if key in found:
             data, model = setting.facet
-            raise InputError(f"two sweeps have {key[1]} with {model} on {data}: give one of them, or --shape rows")
+            raise InputError(f"{key[1]} with {model} on {data} is there twice: give one sweep of it, or --shape rows")
         found[key] = setting
     return found
 

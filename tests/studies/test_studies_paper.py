@@ -155,9 +155,9 @@ def test_noise_that_the_paper_has_not_is_left_out() -> None:
     assert brief("table2", settings_of(records, CHOSEN))[2:] == ["| none | 87.7 / 90.0 |"]
 
 
-def test_a_row_of_two_sweeps_is_refused() -> None:
+def test_a_row_that_is_there_twice_is_refused() -> None:
     records = [record("vmf", 50.0, folder, accuracy=0.5) for folder in ("one", "two")]
-    with pytest.raises(InputError, match="two sweeps have VMF 50, whole with lenet on fashion-mnist"):
+    with pytest.raises(InputError, match="VMF 50, whole with lenet on fashion-mnist is there twice"):
         brief("table2", settings_of(records, CHOSEN))
 
 
