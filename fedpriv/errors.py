@@ -1,5 +1,7 @@
 """The ways in which a command ends early."""
 
+import os
+import sys
 from collections.abc import Sequence
 
 
@@ -17,6 +19,11 @@ def some_of(names: Sequence[str], most: int = 8) -> str:
     """Return a list for an error line: the first names, each cut, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(cut(name) for name in names[:most]) + more
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere: Python would try once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class InputError(ValueError):

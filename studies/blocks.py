@@ -5,7 +5,6 @@ any order. Printed are one row for each kind of block and nominal epsilon, small
 each kind is from the paper's column. ``--plot FILE.svg`` draws all of it.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,9 @@ from fedpriv.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep import TrialRecord
+from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
-from studies.kept import records_of, short_errors
+from studies.kept import records_of
 from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
@@ -54,11 +54,10 @@ class Study:
 
 def main() -> None:
     """Print the tables, and draw the plot."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("blocks", __doc__)
     parser.add_argument("sweeps", type=Path, nargs=3)
     parser.add_argument("--plot", type=Path)
-    asked = parser.parse_args()
-    with short_errors(parser):
+    with parser.parsed() as asked:
         study = study_of([records_of(path) for path in asked.sweeps])
         for lines in (table(study), *small_tables(study)):
             print("\n".join(lines), end="\n\n")

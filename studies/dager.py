@@ -7,9 +7,9 @@ Each upload is the gradient of one batch, of four blocks of width 256 on sequenc
 is the mean over all true sentences. Needs the folder that FEDPRIV_DATA names.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -19,32 +19,32 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.federated import example_losses
 from fedpriv.names import PAD
 from fedpriv.records import Score
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from fedpriv.world import State, World, build_world
+from studies.arguments import StudyParser, listed, whole, wholes
 from studies.uploads import FIRST
 
 LENGTH = 16
+CORPORA = ("sst2", "cola")
 
 
 def main() -> None:
     """Print one line for each corpus, vocabulary and batch."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = StudyParser("dager", __doc__)
     parser.add_argument("--model", choices=("gpt", "encoder"), default="gpt")
-    parser.add_argument("--corpora", default="sst2,cola")
-    parser.add_argument("--vocabularies", default="512,8000")
-    parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--uploads", type=int, default=3)
-    options = parser.parse_args()
-    for corpus in options.corpora.split(","):
-        for vocabulary in map(int, options.vocabularies.split(",")):
-            for batch in map(int, options.batches.split(",")):
-                words = measure(options.model, corpus, vocabulary, batch, options.uploads)
-                print(options.model, corpus, vocabulary, batch, *words, flush=True)
+    parser.add_argument("--corpora", type=listed(CORPORA), default=CORPORA)
+    parser.add_argument("--vocabularies", type=wholes, default=(512, 8000))
+    parser.add_argument("--batches", type=wholes, default=(1, 4, 16))
+    parser.add_argument("--uploads", type=whole(1), default=3)
+    with parser.parsed() as asked:
+        for corpus, vocabulary, batch in product(asked.corpora, asked.vocabularies, asked.batches):
+            words = measure(asked.model, corpus, vocabulary, batch, asked.uploads)
+            print(asked.model, corpus, vocabulary, batch, *words, flush=True)
 
 
 def measure(model: str, corpus: str, vocabulary: int, batch: int, uploads: int) -> Iterator[str]:
@@ -69,14 +69,16 @@ def measure(model: str, corpus: str, vocabulary: int, batch: int, uploads: int) 
 
 
 def _experiment(model: str, corpus: str, vocabulary: int, batch: int, seed: int) -> Experiment:
-    return Experiment.model_validate(
+    return validated(
+        Experiment,
         {
             "seed": seed,
             "data": {"name": corpus, "text": {"tokenizer": "word", "vocabulary": vocabulary, "length": LENGTH}},
             "model": {"name": model, "width": 256, "depth": 4, "heads": 4},
             "federation": {"clients": 1},
             "training": {"batch_size": batch},
-        }
+        },
+        "these arguments",
     )
 
 

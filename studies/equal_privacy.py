@@ -5,7 +5,6 @@ for each batch size, mechanism and rate: the noise, what is proven, and test acc
 ``configs/paper/equal-privacy.toml`` or of ``configs/paper/equal-privacy-rates.toml``, or what is kept of them.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from fedpriv.records import Interval
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.report.tradeoffs import series_name
-from studies.kept import records_of, short_errors
+from studies.arguments import StudyParser
+from studies.kept import records_of
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
@@ -23,11 +23,10 @@ COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 def main() -> None:
     """Print the table in Markdown, and draw it if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = StudyParser("equal_privacy", __doc__)
     parser.add_argument("kept", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
-    asked = parser.parse_args()
-    with short_errors(parser):
+    with parser.parsed() as asked:
         settings = of_batches(asked.kept)
         print("\n".join(table(settings)))
         if asked.plot:

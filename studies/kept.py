@@ -3,28 +3,25 @@
 The other studies read such a file, or the sweep's folder, so that pages and plots are made again without training.
 """
 
-import argparse
 import gzip
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from fedpriv.errors import InputError
 from fedpriv.sweep import SweepFolder, TrialRecord, to_table
 from fedpriv.sweep.table import from_csv, to_csv
+from studies.arguments import StudyParser
 
-__all__ = ["records_of", "short_errors"]
+__all__ = ["records_of"]
 
 
 def main() -> None:
     """Write the file; the same records give the same bytes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("kept", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--top-10", default="", metavar="DATA", help="data set whose accuracy is the top-10 one")
-    asked = parser.parse_args()
-    with short_errors(parser):
+    with parser.parsed() as asked:
         records = records_of(asked.folder, asked.top_10)
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_bytes(gzip.compress(to_csv(to_table(records)), mtime=0))
@@ -56,15 +53,6 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
     from studies.top_10 import with_top_10
 
     return [with_top_10(path, record) if record.data == top_10 else record for record in records]
-
-
-@contextmanager
-def short_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """What is wrong with a file or a folder ends a study with 2 and the reason, without a traceback."""
-    try:
-        yield
-    except (InputError, OSError) as error:
-        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NoReturn
 
 from fedpriv.errors import InputError
 from fedpriv.records import parse_json
+from studies.arguments import StudyParser, listed, whole
 from studies.leakage_cells import (
     DATA,
     MODELS,
@@ -39,19 +39,10 @@ from studies.leakage_pictures import compose, save_strip
 ATTACKS = tuple(SCALES["full"].settings)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"studies.leakage: {message}\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, one printed line a cell, and write tables and pictures."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
+    with _parser().parsed(arguments) as options:
         _run(options)
-    except (InputError, OSError) as error:
-        parser.error(str(error))
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -133,33 +124,22 @@ def _no_picture(*_: object) -> None:
     """Pictures were not asked for."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> StudyParser:
+    parser = StudyParser("leakage", __doc__)
     parser.add_argument("--json", type=Path, help="of lines; read, then added to")
     parser.add_argument("--page", type=Path, help="Markdown file with the two marks")
     parser.add_argument("--pictures", type=Path, help="folder for pictures (none of faces)")
     parser.add_argument("--scale", choices=list(SCALES), default="small")
-    parser.add_argument("--data", type=_listed(DATA), default=("fashion-mnist", "cifar10", "lfw"))
-    parser.add_argument("--models", type=_listed(tuple(MODELS)), default=("lenet", "mlp"))
-    parser.add_argument("--networks", type=_listed(NETWORKS), default=("untrained",))
+    parser.add_argument("--data", type=listed(DATA), default=("fashion-mnist", "cifar10", "lfw"))
+    parser.add_argument("--models", type=listed(tuple(MODELS)), default=("lenet", "mlp"))
+    parser.add_argument("--networks", type=listed(NETWORKS), default=("untrained",))
     parser.add_argument("--mechanisms", type=_mechanisms, default=(), help="default: the scale's")
-    parser.add_argument("--attacks", type=_listed(ATTACKS), default=ATTACKS)
-    parser.add_argument("--again", type=_listed(ATTACKS), default=(), help="attacks to measure although they are there")
-    parser.add_argument("--victims", type=_count, help="default: the scale's")
-    parser.add_argument("--seed", type=_seed, default=1)
+    parser.add_argument("--attacks", type=listed(ATTACKS), default=ATTACKS)
+    parser.add_argument("--again", type=listed(ATTACKS), default=(), help="attacks to measure although they are there")
+    parser.add_argument("--victims", type=whole(2), help="default: the scale's")  # intervals need two
+    parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     return parser
-
-
-def _listed(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def read(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-        for name in names:
-            if name not in allowed:
-                raise argparse.ArgumentTypeError(f"{name!r} is not known; allowed: {', '.join(allowed)}")
-        return names
-
-    return read
 
 
 def _mechanisms(text: str) -> tuple[str, ...]:
@@ -170,20 +150,6 @@ def _mechanisms(text: str) -> tuple[str, ...]:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return names
-
-
-def _count(text: str) -> int:
-    return _whole(text, 2)  # intervals need two
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of {least} or more is wanted")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -13,22 +13,23 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import options as benchmark_options
 from benchmarks.measure import save
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.models import MODEL
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import World, build_world
+from studies.arguments import StudyParser, whole
 from studies.uploads import heard
 
 ATTACKS = ("closed_form", "iga", "map")
@@ -85,7 +86,8 @@ def _figures(seed: int, images: Tensor, originals: Tensor) -> dict[str, Any]:
 
 
 def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float) -> Experiment:
-    return Experiment.model_validate(
+    return validated(
+        Experiment,
         {
             "seed": options.seed,
             "data": {"name": data, "train_examples": options.victims},
@@ -94,29 +96,31 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
             "training": {"batch_size": 1},
             "mechanism": {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0},
             "adversary": {"victims": options.victims},
-        }
+        },
+        "these arguments",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each method and case."""
-    parser = benchmark_options(__doc__)
+    parser = StudyParser("noise", __doc__)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "convnet"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024])
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
     parser.add_argument("--sigmas", type=float, nargs="+", default=[1e-3, 1e-2])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
-    parser.add_argument("--victims", type=int, default=16)
-    parser.add_argument("--iga-steps", type=int, default=2400)
-    parser.add_argument("--map-steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=11)
-    options = parser.parse_args(arguments)
-    rows = []
-    for case in product(options.models, options.data, options.sigmas):
-        for row in measure(options, *case):
-            rows.append(row)
-            print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
-    save(options.json, rows=rows)
+    parser.add_argument("--victims", type=whole(1), default=16)
+    parser.add_argument("--iga-steps", type=whole(1), default=2400)
+    parser.add_argument("--map-steps", type=whole(1), default=400)
+    parser.add_argument("--seed", type=whole(0), default=11)
+    with parser.parsed(arguments) as options:
+        rows = []
+        for case in product(options.models, options.data, options.sigmas):
+            for row in measure(options, *case):
+                rows.append(row)
+                print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
+        save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ what is kept of it (see :mod:`studies.kept`). Table 5, the differences in Tables
 attacks or from one for each.
 """
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple
 
 from fedpriv.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
+from studies.arguments import StudyParser, listed
 from studies.equal_privacy import with_interval
-from studies.kept import records_of, short_errors
+from studies.kept import records_of
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
@@ -85,7 +85,7 @@ class Row(NamedTuple):
 
 def main() -> None:
     """Print one table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("paper", __doc__)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("folder", type=Path, nargs="+")
     parser.add_argument(
@@ -95,12 +95,13 @@ def main() -> None:
         help="rows: one a setting; levels: by networks, as in the paper; blocks: of directional noise, by blocks",
     )
     parser.add_argument(
-        "--mechanisms", nargs="+", choices=("none", "gaussian", "vmf"), help="only rows of these; default: all"
+        "--mechanisms",
+        type=listed(("none", "gaussian", "vmf")),
+        help="only rows of these, such as none,vmf; default: all",
     )
-    asked = parser.parse_args()
-    # The paper's accuracy on LFW is the top-10 one.
-    top_10 = "lfw" if asked.table == "table2" else ""
-    with short_errors(parser):
+    with parser.parsed() as asked:
+        # The paper's accuracy on LFW is the top-10 one.
+        top_10 = "lfw" if asked.table == "table2" else ""
         records = [record for path in asked.folder for record in records_of(path, top_10)]
         settings = settings_of(records, Chosen("iga", "attack-r"))
         if asked.mechanisms:

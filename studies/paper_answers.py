@@ -6,7 +6,6 @@ moves a convex model with the tilted loss, beside the proven bound for the mean 
 data.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +20,7 @@ from fedpriv.data.datasets import load_dataset
 from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import pixels, pooled_features
 from fedpriv.sweep import SweepFolder, TrialRecord
+from studies.arguments import StudyParser
 
 Array = NDArray[np.float64]
 
@@ -30,13 +30,13 @@ EXAMPLES, POOLED, REGULARISATION, REPLACED, RISKS = 10_000, 14, 0.01, 6, (1.0, 5
 
 def main() -> None:
     """Print the table of a sweep, or the tilted loss's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = StudyParser("paper_answers", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", nargs="?", type=Path)
     what.add_argument("--tilted", action="store_true")
-    arguments = parser.parse_args()
-    lines = tilted_table() if arguments.tilted else table(SweepFolder.open(arguments.folder).records())
-    print("\n".join(lines))
+    with parser.parsed() as asked:
+        lines = tilted_table() if asked.tilted else table(SweepFolder.open(asked.folder).records())
+        print("\n".join(lines))
 
 
 def table(records: Sequence[TrialRecord]) -> list[str]:

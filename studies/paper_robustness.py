@@ -6,7 +6,6 @@ the same votes, and what the paper's own scaling for the largest change of a pix
 these claims. FEDPRIV_DATA names the data.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from fedpriv.errors import InputError
 from fedpriv.lab.smoothed import read_smoothed
 from fedpriv.records import CertifiedCurve, Interval
 from fedpriv.report.comparison import Chosen, estimate, settings_of
@@ -23,6 +23,7 @@ from fedpriv.smoothing.norms import unit_images
 from fedpriv.sweep import SweepFolder, TrialRecord
 from fedpriv.sweep.sizes import Size, certified_at, right_at
 from fedpriv.world import build_world
+from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
 
 # Gradient mechanism, and redistribution of the noise in the forward pass -> the paper's name of the row.
@@ -97,11 +98,12 @@ class Row:
 
 def main() -> None:
     """Print the tables of one sweep."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("paper_robustness", __doc__)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    rows = rows_of(SweepFolder.open(folder).records())
-    print("\n".join([*table(rows), "", *orderings(rows), "", *theorems(rows, folder), "", *claims(rows, folder)]))
+    with parser.parsed() as asked:
+        folder = asked.folder
+        rows = rows_of(SweepFolder.open(folder).records())
+        print("\n".join([*table(rows), "", *orderings(rows), "", *theorems(rows, folder), "", *claims(rows, folder)]))
 
 
 def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
@@ -230,7 +232,7 @@ def claims_of(run: RunFolder) -> list[Claim]:
     norm = largest_row(model.first, model.deviations)
     evasion = run.evasion()
     if evasion is None or evasion.norm != "linf":
-        raise ValueError(f"{run.path} was not attacked in linf")
+        raise InputError(f"{run.path} was not attacked in linf")
     attempts, radii = run.attempts(), {each.image: each.margins["paper"] / norm for each in run.certificates()}
     proven = {each.image: each.radius("linf") for each in run.certificates()}
     claims = []

@@ -6,7 +6,6 @@ Teachers are trained a second time, outside the app, and must vote as they did i
 plurality, the data-dependent figures) is shown here because MNIST is public; a run never shows it.
 """
 
-import argparse
 import contextlib
 import tempfile
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from fedpriv.runs import Poll, RunFolder
 from fedpriv.server.knowledge import data_dependent_cost
 from fedpriv.threads import cpu_threads
 from fedpriv.world import World, build_world
+from studies.arguments import StudyParser, whole
 
 _CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pate.toml"
 
@@ -44,14 +44,18 @@ class Trial:
 
 def main() -> None:
     """Print one line a seed, and the means."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = StudyParser("pate", __doc__)
+    parser.add_argument("--seeds", type=whole(1), default=5)
     parser.add_argument("--set", action="append", default=[], help="override a key of the configuration")
-    options = parser.parse_args()
+    with parser.parsed() as asked:
+        _print_trials(asked.seeds, asked.set)
+
+
+def _print_trials(seeds: int, overrides: list[str]) -> None:
     print("seed  each  plurality  answered  right  student  spent  data-dependent  sanitised")
     trials = []
-    for seed in range(7, 7 + options.seeds):
-        trials.append(_trial(seed, options.set))
+    for seed in range(7, 7 + seeds):
+        trials.append(_trial(seed, overrides))
         print(_line(trials[-1]), flush=True)
     print(
         f"mean  {fmean(t.each for t in trials):.1%}  {fmean(t.plurality for t in trials):.1%}  "

@@ -7,17 +7,17 @@ about ten minutes of processor time. Passes over the data are those of the rows 
 folder with MNIST.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpriv.config import CertifyConfig, Experiment
+from fedpriv.config import CertifyConfig, Experiment, validated
 from fedpriv.lab import start_run
 from fedpriv.lab.certify import certify_run
 from fedpriv.progress import Silent
 from fedpriv.records import Robustness
 from fedpriv.runs import RunFolder
+from studies.arguments import StudyParser, listed, whole
 
 SIGMA = 0.5
 SIDE = 28
@@ -67,26 +67,29 @@ def certified(row: str, out: Path, examples: int, seed: int, passes: int) -> Rob
         settings = {**BASE, "name": row, "seed": seed, **ROWS[row]}
         if row != "private":
             settings["federation"] = {**settings["federation"], "rounds": passes}
-        start_run(Experiment.model_validate(settings), path, "studies.robustness", Silent())
+        start_run(validated(Experiment, settings, f"row {row}"), path, "studies.robustness", Silent())
     return certify_run(RunFolder.open(path), CertifyConfig(examples=examples), None, Silent())
 
 
 def main() -> None:
     """Print what each row certifies."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("robustness", __doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", default=",".join(ROWS))
-    parser.add_argument("--examples", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--passes", type=int, default=ALONE["federation"]["rounds"])
-    arguments = parser.parse_args()
-    for row in arguments.only.split(","):
-        result = certified(row, arguments.out, arguments.examples, arguments.seed, arguments.passes)
-        print(f"{row}: voted {result.voted.value:.3f}, noiseless {result.noiseless.value:.3f}, {result.seconds:.0f} s")
-        radii = {radius.bound: radius for radius in result.radii}
-        for bound in BOUNDS:
-            shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in result.curve(norm, bound).shares]
-            print(f"  {bound:9}", *shares, f"mean {radii[bound].l2:.3f} {radii[bound].linf:.4f}", flush=True)
+    parser.add_argument("--only", type=listed(ROWS), default=tuple(ROWS))
+    parser.add_argument("--examples", type=whole(1), default=500)
+    parser.add_argument("--seed", type=whole(0), default=1)
+    parser.add_argument("--passes", type=whole(1), default=ALONE["federation"]["rounds"])
+    with parser.parsed() as asked:
+        for row in asked.only:
+            _print(row, certified(row, asked.out, asked.examples, asked.seed, asked.passes))
+
+
+def _print(row: str, result: Robustness) -> None:
+    print(f"{row}: voted {result.voted.value:.3f}, noiseless {result.noiseless.value:.3f}, {result.seconds:.0f} s")
+    radii = {radius.bound: radius for radius in result.radii}
+    for bound in BOUNDS:
+        shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in result.curve(norm, bound).shares]
+        print(f"  {bound:9}", *shares, f"mean {radii[bound].l2:.3f} {radii[bound].linf:.4f}", flush=True)
 
 
 if __name__ == "__main__":

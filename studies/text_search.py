@@ -11,7 +11,6 @@ import gzip
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,13 @@ from torch import Tensor
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.texts.guesses import sentence_guesses
 from fedpriv.attacks.texts.scores import bare, pairs, sentence_score
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.data.texts import text_root
 from fedpriv.records.texts import SentenceResult, sentence_result
 from fedpriv.registry import ATTACKS
 from fedpriv.world import World, build_world
+from studies.arguments import StudyParser, whole
+from studies.leakage_cells import mechanism_of
 from studies.uploads import FIRST, heard
 
 TOKENS = 16
@@ -31,23 +32,30 @@ TOKENS = 16
 
 def main() -> None:
     """Print a line for each kind of noise, and one for each guess."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attack", default="text_map")
-    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE of the attack, whole numbers")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--victims", type=int, default=2)
-    parser.add_argument("--depth", type=int, default=2)
+    parser = StudyParser("text_search", __doc__)
+    parser.add_argument("--attack", choices=tuple(ATTACKS), default="text_map")
+    parser.add_argument("--set", nargs="*", type=_pair, default=[], help="KEY=VALUE of the attack")
+    parser.add_argument("--batch", type=whole(1), default=1)
+    parser.add_argument("--victims", type=whole(1), default=2)
+    parser.add_argument("--depth", type=whole(1), default=2)
     parser.add_argument("--noise", nargs="+", default=["none"], help="none, gaussian:SIGMA or vmf:KAPPA")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with parser.parsed() as options, tempfile.TemporaryDirectory() as folder:
         _measure(options, Path(folder) / "sst2.csv")
 
 
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: KEY=VALUE is wanted")
+    return key, value
+
+
 def _measure(options: argparse.Namespace, file: Path) -> None:
+    settings = validated(ATTACKS[options.attack], dict(options.set), "--set")
+    experiments = {noise: _experiment(options, noise, file) for noise in options.noise}
     _write(file, options.batch * options.victims)
-    settings = ATTACKS[options.attack](**dict(pair.split("=") for pair in options.set))
-    for noise in options.noise:
-        world = build_world(_experiment(options, noise, file))
+    for noise, experiment in experiments.items():
+        world = build_world(experiment)
         public = world.dataset.x_test.long()
         epsilon = world.plans[0].guarantee([FIRST]).epsilon
         about = f"{options.batch} | {noise} | {'nothing' if epsilon is None else f'{epsilon:.2g}'}"
@@ -66,11 +74,8 @@ def _measure(options: argparse.Namespace, file: Path) -> None:
 
 
 def _experiment(options: argparse.Namespace, noise: str, file: Path) -> Experiment:
-    name, _, strength = noise.partition(":")
-    mechanism: dict[str, Any] = {"name": name}
-    if strength:
-        mechanism["sigma" if name == "gaussian" else "kappa"] = float(strength)
-    return Experiment.model_validate(
+    return validated(
+        Experiment,
         {
             "name": "text-search",
             "data": {
@@ -87,9 +92,10 @@ def _experiment(options: argparse.Namespace, noise: str, file: Path) -> Experime
             "model": {"name": "gpt", "width": 256, "depth": options.depth, "heads": 4},
             "federation": {"clients": options.victims, "rounds": 1},
             "training": {"batch_size": options.batch},
-            "mechanism": mechanism,
+            "mechanism": mechanism_of(noise),
             "adversary": {"attacks": [options.attack]},
-        }
+        },
+        "these arguments",
     )
 
 

@@ -1,6 +1,5 @@
 """The table of docs/trust.md from a sweep of configs/sweeps/trust.toml: ``python -m studies.trust DIR``."""
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,28 +8,37 @@ from scipy.stats import t
 
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.config import Experiment
+from fedpriv.errors import InputError
 from fedpriv.records import Summary
 from fedpriv.runs import RunFolder
 from fedpriv.sweep import SweepFolder
+from studies.arguments import StudyParser
 
 
 def main() -> None:
     """Print one row for each place of the noise and listener, all seeds together."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = StudyParser("trust", __doc__)
     parser.add_argument("folder", type=Path)
-    path = parser.parse_args().folder
+    with parser.parsed() as asked:
+        print("\n".join(_table(asked.folder)))
+
+
+def _table(path: Path) -> list[str]:
     rows: dict[tuple[str, str], list[Summary]] = defaultdict(list)
     for record in SweepFolder.open(path).records():
         folder = RunFolder.open(path / record.folder)
         experiment, summary = folder.experiment(), folder.summary()
         if summary is None or record.failed:
-            parser.error(f"{record.folder} is not completed")
+            raise InputError(f"{record.folder} is not completed")
         rows[_noise(experiment), experiment.adversary.threat_model].append(summary)
-    print("| noise | who listens | test accuracy | recovered | picked out of 100 |")
-    print("| --- | --- | --- | --- | --- |")
+    lines = [
+        "| noise | who listens | test accuracy | recovered | picked out of 100 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for (noise, listener), summaries in rows.items():
         cells = (_accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
-        print(f"| {noise} | {listener} | {' | '.join(cells)} |")
+        lines.append(f"| {noise} | {listener} | {' | '.join(cells)} |")
+    return lines
 
 
 def _noise(experiment: Experiment) -> str:

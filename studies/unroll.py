@@ -12,9 +12,9 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import options as benchmark_options
 from benchmarks.measure import save
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.intervals import median_interval
@@ -25,9 +25,10 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.randomness import numpy_stream
 from fedpriv.world import build_world
+from studies.arguments import StudyParser, whole
 from studies.uploads import heard
 
 SUCCESS = 0.6  # SSIM from which an image counts as recovered; no figure here depends on it
@@ -74,7 +75,8 @@ def _settings(options: argparse.Namespace, tv: float) -> MatchingSettings:
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:
-    return Experiment.model_validate(
+    return validated(
+        Experiment,
         {
             "seed": options.seed,
             "data": {"name": "cifar10", "train_examples": options.victims * options.examples},
@@ -89,33 +91,35 @@ def _experiment(options: argparse.Namespace) -> Experiment:
             },
             "adversary": {"victims": options.victims},
             "engine": {"device": options.device},
-        }
+        },
+        "these arguments",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each weight."""
-    parser = benchmark_options(__doc__)
+    parser = StudyParser("unroll", __doc__)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga"])
     parser.add_argument("--model", default="lenet")
-    parser.add_argument("--victims", type=int, default=8)
-    parser.add_argument("--examples", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--victims", type=whole(1), default=8)
+    parser.add_argument("--examples", type=whole(1), default=4)
+    parser.add_argument("--batch", type=whole(1), default=1)
+    parser.add_argument("--epochs", type=whole(1), default=1)
     parser.add_argument("--optimizer", default="sgd")
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--tv", type=float, nargs="+", default=[1e-3])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--restarts", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=whole(1), default=300)
+    parser.add_argument("--restarts", type=whole(1), default=1)
+    parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--device", default="auto")
-    options = parser.parse_args(arguments)
-    rows = []
-    for tv in options.tv:
-        rows.append(measure(options, tv))
-        print(json.dumps(rows[-1]), flush=True)
-    save(options.json, rows=rows)
+    with parser.parsed(arguments) as options:
+        rows = []
+        for tv in options.tv:
+            rows.append(measure(options, tv))
+            print(json.dumps(rows[-1]), flush=True)
+        save(options.json, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The command line: ``fedpriv init``, ``run``, ``deploy``, ``attack``, ``audit``, ``sweep``, ``compare`` and so on."""
 
-import os
 import re
 import shlex
 import sys
@@ -45,7 +44,7 @@ from fedpriv.cli.terminal import (
 )
 from fedpriv.config import Experiment, describe, json_schema, load_experiment, read_toml
 from fedpriv.config.icl import Prompting, is_prompting, load_prompting
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, printable
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
 from fedpriv.files import is_disk, stopped, writing
 
 __all__ = ["main"]
@@ -232,7 +231,7 @@ def main() -> None:
         code = _complain("interrupted", _EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (| head): leave without a word, as other tools do.
-        _drop_output()
+        drop_output()
         code = _EXIT_FAILED
     except OSError as error:
         code = _complain(_not_written(error), _EXIT_FAILED)
@@ -242,14 +241,9 @@ def main() -> None:
 def _not_written(error: OSError) -> str:
     """What could not be written where no command has said it; files have names, and what is printed has none."""
     if error.filename is None and is_disk(error):
-        _drop_output()
+        drop_output()
         return f"the output cannot be written: {error.strerror}"
     return str(stopped(error, ""))
-
-
-def _drop_output() -> None:
-    """Send what is still to be printed nowhere: Python would try once more at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _once(text: str) -> str:
