@@ -104,6 +104,31 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
     assert [record.status for record in repeated] == ["completed"] * 3
 
 
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(ZeroDivisionError("of some\nextension"), True), (RunFailedError("no client answered"), False)],
+)
+def test_an_error_that_is_not_ours_leaves_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    asked = sweep(tmp_path, seeds=[1])
+    monkeypatch.setattr(lab, "start_run", failing)
+    records, _ = run(asked, tmp_path / "out")
+    assert [record.status for record in records] == ["failed"] * 3
+    files = sorted((tmp_path / "out").rglob("traceback.txt"))
+    assert [file.parent.name for file in files] == ["0001", "0002", "0003"] * kept
+    for file in files:
+        text = file.read_text()
+        assert "in failing" in text and text.endswith("ZeroDivisionError: of some\nextension\n")
+    monkeypatch.undo()
+    repeated, _ = run(asked, tmp_path / "out", retry=True)
+    assert [record.status for record in repeated] == ["completed"] * 3
+    assert not list((tmp_path / "out").rglob("traceback.txt"))
+
+
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.lab import audit
     from fedpriv.records import EpsilonBound
