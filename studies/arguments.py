@@ -1,28 +1,29 @@
 """Arguments of the studies: what is wrong with one, or with a file that it names, is one line and exit code 2."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from fedpriv.errors import InputError, drop_output
+from fedpriv.errors import InputError, cut, drop_output, printable
+from fedpriv.files import is_disk
+
+_MOST_DIGITS = 18
+_ROLE = re.compile(r":[a-z]+:`([^`]*)`|``([^`]*)``")
 
 
 class StudyParser(argparse.ArgumentParser):
     """The parser of one study: ``with parser.parsed(arguments) as asked:`` around all its work."""
 
     def __init__(self, study: str, about: str | None) -> None:
-        """Take the study's name, which is its module's, and what ``--help`` tells."""
+        """Take the study's name, which is its module's, and its docstring, which ``--help`` tells."""
         super().__init__(
             prog=f"python -m studies.{study}",
-            description=about,
+            description=_ROLE.sub(lambda found: found[1] or found[2], about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-
-    def error(self, message: str) -> NoReturn:
-        """End with 2 and one line: the usage is what ``--help`` prints."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
     @contextmanager
     def parsed(self, arguments: Sequence[str] | None = None) -> Iterator[argparse.Namespace]:
@@ -30,33 +31,56 @@ class StudyParser(argparse.ArgumentParser):
         try:
             yield self.parse_args(arguments)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader of our output went away (| head): leave without a word, as other tools do.
-            drop_output()
-            self.exit(1)
-        except (InputError, OSError) as error:
+        except InputError as error:
             self.error(str(error))
+        except OSError as error:
+            if error.filename is None and (isinstance(error, BrokenPipeError) or is_disk(error)):
+                self._without_output(error)
+            self.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2 and one line: the usage is what ``--help`` prints."""
+        self.exit(2, f"{self.prog}: {printable(message)}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End, with what was printed before; where nobody takes it any more, with 1."""
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            if not status:
+                self._without_output(error)
+            drop_output()
+        super().exit(status, message)
+
+    def _without_output(self, error: OSError) -> NoReturn:
+        """End where what is printed cannot be written: without a word if its reader went away (| head)."""
+        drop_output()
+        gone = isinstance(error, BrokenPipeError)
+        super().exit(1, None if gone else f"{self.prog}: the output cannot be written: {error.strerror or error}\n")
 
 
-def listed(allowed: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return an argument's type: names with commas between them, each of ``allowed``, each once."""
+def listed(allowed: Collection[str], least: int = 1) -> Callable[[str], tuple[str, ...]]:
+    """Return an argument's type: ``least`` names or more with commas between them, of ``allowed``, each once."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         for name in names:
             if name not in allowed:
-                raise argparse.ArgumentTypeError(f"{name!r} is not known; allowed: {', '.join(allowed)}")
+                raise argparse.ArgumentTypeError(f"{cut(name)!r} is not known; allowed: {', '.join(allowed)}")
+        if len(names) < least:
+            raise argparse.ArgumentTypeError(f"no name is given; allowed: {', '.join(allowed)}")
         return names
 
     return read
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Return an argument's type: a whole number of ``least`` or more."""
+    """Return an argument's type: a whole number of ``least`` or more, of at most 18 digits."""
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: a whole number of {least} or more is wanted")
+        readable = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+        if not readable or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{cut(text)!r}: a whole number of {least} or more is wanted")
         return int(text)
 
     return read

@@ -33,6 +33,8 @@ STYLES = ("-", (0, (1, 1)), (0, (4, 2)))
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "^", "s")
 
+NOISE = {"mechanism.name", "mechanism.epsilon", "mechanism.blocks"}
+
 Key = tuple[str, float]  # blocks, nominal epsilon
 
 
@@ -55,7 +57,7 @@ class Study:
 def main() -> None:
     """Print the tables, and draw the plot."""
     parser = StudyParser("blocks", __doc__)
-    parser.add_argument("sweeps", type=Path, nargs=3)
+    parser.add_argument("sweeps", type=Path, nargs="+", help="folders of the three sweeps, or what is kept of them")
     parser.add_argument("--plot", type=Path)
     with parser.parsed() as asked:
         study = study_of([records_of(path) for path in asked.sweeps])
@@ -69,12 +71,12 @@ def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
     """Tell the three sweeps apart by what their trials have.
 
     Raises:
-        InputError: one is missing.
+        InputError: one is missing, or another sweep.
     """
     audited = next((records for records in sweeps if records and records[0].memberships), None)
     attacked = next((records for records in sweeps if records and records[0].reconstructions), None)
     trained = next((records for records in sweeps if records is not audited and records is not attacked), None)
-    if not (audited and attacked and trained):
+    if not (audited and attacked and trained and len(sweeps) == 3 and all(map(_is_ours, sweeps))):
         raise InputError(
             "give one sweep of accuracy, one of membership and one of uploads, as configs/paper/blocks.toml"
         )
@@ -84,6 +86,13 @@ def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
         {attack: _by_key(audited, membership=attack) for attack in (strongest, MIA_R)},
         {attack: _by_key(attacked, reconstruction=attack) for attack in RECONSTRUCTIONS},
     )
+
+
+def _is_ours(records: Sequence[TrialRecord]) -> bool:
+    """Whether only noise and seeds differ, there is none, too, and the paper has a column for data and network."""
+    found = {(record.data, record.model, *sorted(record.settings.keys() - NOISE)) for record in records}
+    bare = any(record.mechanism == "none" for record in records)
+    return bare and len(found) == 1 and ("table2", *found.pop()) in PAPER
 
 
 def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> dict[Key, Setting]:
@@ -96,7 +105,8 @@ def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership
 
 def table(study: Study) -> list[str]:
     """Return Markdown lines, a row for each kind of block and epsilon, the largest blocks last."""
-    heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC" for attack in study.membership)]
+    heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC, %" for attack in study.membership)]
+    heads += ["audited: accuracy, %"]
     heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
     for key in [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]:
@@ -114,7 +124,8 @@ def _cells(study: Study, key: Key) -> list[str]:
         "" if trained.first.draws is None else f"{trained.first.draws:,}",
         with_interval(trained.accuracy, 100, 1),
         "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
-        *(with_interval(_of(settings, key, "auc"), 1, 2) for settings in study.membership.values()),
+        *(with_interval(_of(settings, key, "auc"), 100, 1) for settings in study.membership.values()),
+        _percent(_of(study.membership[MIA_R], key, "accuracy")),
         *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
         "" if attacked is None else f"{guess(attacked):.3f}",
     ]

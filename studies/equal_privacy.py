@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fedpriv.errors import InputError
 from fedpriv.records import Interval
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
@@ -18,6 +19,7 @@ from studies.arguments import StudyParser
 from studies.kept import records_of
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
+ASKED = {"training.batch_size", "training.learning_rate"}
 COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 
@@ -34,9 +36,20 @@ def main() -> None:
 
 
 def of_batches(path: Path) -> list[Setting]:
-    """The settings of a sweep: by batch size, largest first, then mechanism and rate."""
+    """The settings of a sweep: by batch size, largest first, then mechanism and rate.
+
+    Raises:
+        InputError: it is a sweep over something else.
+    """
     found = settings_of(records_of(path), Chosen("", ""))
+    if not found or any(_shape(setting) != ASKED for setting in found):
+        raise InputError(f"{path} has no trials over batch sizes and rates alone, as configs/paper/equal-privacy.toml")
     return sorted(found, key=lambda setting: (-_batch(setting), setting.series, _rate(setting)))
+
+
+def _shape(setting: Setting) -> set[str]:
+    """What its trials set, beside the noise."""
+    return {key for key in setting.first.settings if not key.startswith("mechanism.")}
 
 
 def _batch(setting: Setting) -> int:

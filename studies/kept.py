@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--top-10", default="", metavar="DATA", help="data set whose accuracy is the top-10 one")
     with parser.parsed() as asked:
         records = records_of(asked.folder, asked.top_10)
+        if not records:
+            raise InputError(f"{asked.folder} has no trial that is over")
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_bytes(gzip.compress(to_csv(to_table(records)), mtime=0))
 

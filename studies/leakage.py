@@ -80,8 +80,10 @@ def read_rows(path: Path) -> dict[Cell, Row]:
 def _cut_torn_line(path: Path) -> None:
     """Of a call that was killed while it wrote."""
     content = path.read_bytes() if path.exists() else b""
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    whole_lines = content.rfind(b"\n") + 1
+    if not content.startswith(b"{", whole_lines) and whole_lines < len(content):
+        raise InputError(f"{path}: its last line is none of ours")
+    path.write_bytes(content[:whole_lines])
 
 
 def _missing(options: argparse.Namespace, rows: dict[Cell, Row]) -> Iterable[Batch]:
@@ -134,8 +136,8 @@ def _parser() -> StudyParser:
     parser.add_argument("--models", type=listed(tuple(MODELS)), default=("lenet", "mlp"))
     parser.add_argument("--networks", type=listed(NETWORKS), default=("untrained",))
     parser.add_argument("--mechanisms", type=_mechanisms, default=(), help="default: the scale's")
-    parser.add_argument("--attacks", type=listed(ATTACKS), default=ATTACKS)
-    parser.add_argument("--again", type=listed(ATTACKS), default=(), help="attacks to measure although they are there")
+    parser.add_argument("--attacks", type=listed(ATTACKS, 0), default=ATTACKS)
+    parser.add_argument("--again", type=listed(ATTACKS, 0), default=(), help="attacks to measure anew")
     parser.add_argument("--victims", type=whole(2), help="default: the scale's")  # intervals need two
     parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")

@@ -31,7 +31,7 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment
+from fedpriv.config import Experiment, validated
 from fedpriv.errors import InputError
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import versions
@@ -313,7 +313,8 @@ def _scene(data: str, model: str, network: str, victims: int, seed: int, device:
 
 def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> Experiment:
     """Clients who share the training data and upload the gradient of one image each; no mechanism."""
-    return Experiment.model_validate(
+    return validated(
+        Experiment,
         {
             "noise": "reproducible",
             "seed": seed,
@@ -323,7 +324,8 @@ def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> 
             "training": {"batch_size": 1},
             "adversary": {"victims": victims, "attacks": []},
             "engine": {"device": device},
-        }
+        },
+        "these arguments",
     )
 
 

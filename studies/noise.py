@@ -25,6 +25,7 @@ from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.config import Experiment, validated
 from fedpriv.models import MODEL
 from fedpriv.randomness import numpy_stream
@@ -61,12 +62,7 @@ def _attack(
     originals: Tensor,
     labels: Tensor,
 ) -> dict[str, Any]:
-    kinds: dict[str, ClosedFormSettings | IgaSettings | MapSettings] = {
-        "closed_form": ClosedFormSettings(),
-        "iga": IgaSettings(iterations=options.iga_steps, tv_start=0.0),  # as documented
-        "map": MapSettings(iterations=options.map_steps),
-    }
-    settings, uploads = kinds[name], heard(world)
+    settings, uploads = _settings(options)[name], heard(world)
     began = time.perf_counter()
     made = run_attack(AttackJob(name, uploads, world.model, settings, options.seed, public_images=public))
     seconds = time.perf_counter() - began
@@ -83,6 +79,15 @@ def _figures(seed: int, images: Tensor, originals: Tensor) -> dict[str, Any]:
     median = median_interval(errors, numpy_stream(seed, "benchmark interval"))
     mean = sum(errors) / len(errors)
     return {"mse": median.value, "mse_low": median.low, "mse_high": median.high, "mse_mean": mean, "errors": errors}
+
+
+def _settings(options: argparse.Namespace) -> dict[str, AttackSettings]:
+    iga = {"iterations": options.iga_steps, "tv_start": 0.0}  # as documented
+    return {
+        "closed_form": ClosedFormSettings(),
+        "iga": validated(IgaSettings, iga, "--iga-steps"),
+        "map": validated(MapSettings, {"iterations": options.map_steps}, "--map-steps"),
+    }
 
 
 def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float) -> Experiment:
@@ -115,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--map-steps", type=whole(1), default=400)
     parser.add_argument("--seed", type=whole(0), default=11)
     with parser.parsed(arguments) as options:
+        _settings(options)
         rows = []
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):

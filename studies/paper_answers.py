@@ -17,6 +17,7 @@ from scipy import optimize, special
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.config import DataConfig
 from fedpriv.data.datasets import load_dataset
+from fedpriv.errors import InputError
 from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import pixels, pooled_features
 from fedpriv.sweep import SweepFolder, TrialRecord
@@ -47,8 +48,10 @@ def table(records: Sequence[TrialRecord]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", f"| --- | --: | --- |{' --: |' * (len(heads) - 3)}"]
     rows: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if record.status == "completed":
+        if record.status == "completed" and record.answers_exact is not None:
             rows.setdefault(_row(record), []).append(record)
+    if not rows:
+        raise InputError(f"none of {len(records)} trials answers, as those of configs/paper/convexified-location.toml")
     return lines + [_line(same) for same in rows.values()]
 
 

@@ -107,8 +107,15 @@ def main() -> None:
 
 
 def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
-    """Group trials that differ in their seed only; failed ones are left out."""
-    return [Row.of(setting.records) for setting in settings_of(records, Chosen("", ""))]
+    """Group trials that differ in their seed only; failed ones are left out.
+
+    Raises:
+        InputError: they are those of another sweep, or none.
+    """
+    found = settings_of(records, Chosen("", ""))
+    if not found or any("robustness.noise" not in setting.first.settings for setting in found):
+        raise InputError("these are no finished trials of configs/paper/secure-sgd-mnist.toml or -cifar10.toml")
+    return [Row.of(setting.records) for setting in found]
 
 
 # ---- every row, and the paper's orderings ----------------------------------------------------------------------------

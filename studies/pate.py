@@ -17,7 +17,7 @@ import numpy as np
 from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
 from fedpriv.clients.knowledge import teachers_votes
-from fedpriv.config import load_experiment
+from fedpriv.config import Experiment, load_experiment
 from fedpriv.lab import start_run
 from fedpriv.progress import Silent
 from fedpriv.records import Knowledge
@@ -52,10 +52,11 @@ def main() -> None:
 
 
 def _print_trials(seeds: int, overrides: list[str]) -> None:
+    experiments = [load_experiment(_CONFIG, [*overrides, f"seed={seed}"]) for seed in range(7, 7 + seeds)]
     print("seed  each  plurality  answered  right  student  spent  data-dependent  sanitised")
     trials = []
-    for seed in range(7, 7 + seeds):
-        trials.append(_trial(seed, overrides))
+    for experiment in experiments:
+        trials.append(_trial(experiment))
         print(_line(trials[-1]), flush=True)
     print(
         f"mean  {fmean(t.each for t in trials):.1%}  {fmean(t.plurality for t in trials):.1%}  "
@@ -64,8 +65,7 @@ def _print_trials(seeds: int, overrides: list[str]) -> None:
     )
 
 
-def _trial(seed: int, overrides: list[str]) -> Trial:
-    experiment = load_experiment(_CONFIG, [*overrides, f"seed={seed}"])
+def _trial(experiment: Experiment) -> Trial:
     with tempfile.TemporaryDirectory() as place:
         start_run(experiment, Path(place) / "run", "python -m studies.pate", Silent())
         folder = RunFolder.open(Path(place) / "run")
@@ -75,7 +75,7 @@ def _trial(seed: int, overrides: list[str]) -> Trial:
         world = build_world(experiment, folder.secret(experiment))
         each, plurality = _teachers(world, poll)
         dependent, sanitised = _figures(world, folder, poll)
-    return Trial(seed, each, plurality, knowledge, dependent, sanitised)
+    return Trial(experiment.seed, each, plurality, knowledge, dependent, sanitised)
 
 
 def _teachers(world: World, poll: Poll) -> tuple[float, float]:

@@ -60,7 +60,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def certified(row: str, out: Path, examples: int, seed: int, passes: int) -> Robustness:
+def certified(row: str, out: Path, config: CertifyConfig, seed: int, passes: int) -> Robustness:
     """Train a row where that was not done yet, and certify it."""
     path = out / row
     if not path.exists():
@@ -68,7 +68,7 @@ def certified(row: str, out: Path, examples: int, seed: int, passes: int) -> Rob
         if row != "private":
             settings["federation"] = {**settings["federation"], "rounds": passes}
         start_run(validated(Experiment, settings, f"row {row}"), path, "studies.robustness", Silent())
-    return certify_run(RunFolder.open(path), CertifyConfig(examples=examples), None, Silent())
+    return certify_run(RunFolder.open(path), config, None, Silent())
 
 
 def main() -> None:
@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--passes", type=whole(1), default=ALONE["federation"]["rounds"])
     with parser.parsed() as asked:
+        config = validated(CertifyConfig, {"examples": asked.examples}, "--examples")
         for row in asked.only:
-            _print(row, certified(row, asked.out, asked.examples, asked.seed, asked.passes))
+            _print(row, certified(row, asked.out, config, asked.seed, asked.passes))
 
 
 def _print(row: str, result: Robustness) -> None:

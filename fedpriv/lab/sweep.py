@@ -5,9 +5,7 @@ Of a trial no report is drawn: that takes longer than a small run.
 
 import shutil
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
-from fedpriv.files import write_whole, writing
+from fedpriv.files import writing
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.audit_answers import audit_answers
 from fedpriv.lab.certify import certify_run
@@ -36,7 +34,6 @@ __all__ = ["TrialTask", "check_trials", "kinds_of", "run_sweep", "run_trial"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
-_TRACEBACK_FILE = "traceback.txt"
 _REPLACED = 6  # training examples, one at a time, where a claim that nothing proves is audited
 
 
@@ -223,7 +220,7 @@ def run_trial(task: TrialTask) -> TrialRecord:
         RunFailedError: run, audit, certificates or attacks could not be finished.
     """
     folder, number = SweepFolder.open(task.folder), task.trial.number
-    with folder.trial_at_work(number), _traceback_kept(folder.trial(number)):
+    with folder.trial_at_work(number), folder.traceback_kept(number):
         done = folder.record(number)
         if done is not None:
             return done
@@ -237,21 +234,6 @@ def run_trial(task: TrialTask) -> TrialRecord:
         record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
         folder.write_record(record)
         return record
-
-
-@contextmanager
-def _traceback_kept(path: Path) -> Iterator[None]:
-    """Where an error is none of ours, the trial's folder gets its traceback: the record has one line of it."""
-    file = path / _TRACEBACK_FILE
-    file.unlink(missing_ok=True)
-    try:
-        yield
-    except (InputError, RunFailedError, RunInterruptedError):
-        raise
-    except Exception:
-        path.mkdir(exist_ok=True)
-        write_whole(file, traceback.format_exc().encode())
-        raise
 
 
 def _label(number: int) -> str:

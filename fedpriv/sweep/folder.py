@@ -5,7 +5,8 @@
     sweeps/NAME/
       sweep.json                   the trials; another sweep is refused here
       command.txt
-      trials/0001/                 the folder of a run, with record.json once the trial is over
+      trials/0001/                 the folder of a run, with record.json once the trial is over, and traceback.txt
+                                   where an unexpected error ended it
       results.parquet, results.csv
       report.html
 
@@ -13,15 +14,16 @@ A trial is over when its record.json is there, which is written last and appears
 """
 
 import json
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.files import is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.records import parse_json, read_file, read_text
 from fedpriv.sweep.file import Sweep
@@ -41,7 +43,7 @@ class _Plan:
 
 
 _RECORD, _PLAN = TypeAdapter(TrialRecord), TypeAdapter(_Plan)
-_RECORD_FILE = "record.json"
+_RECORD_FILE, _TRACEBACK_FILE = "record.json", "traceback.txt"
 
 
 class SweepFolder:
@@ -162,11 +164,27 @@ class SweepFolder:
         Raises:
             InputError: the folder cannot be written.
         """
-        path = self.trial(number) / _RECORD_FILE
+        for name in (_RECORD_FILE, _TRACEBACK_FILE):
+            path = self.trial(number) / name
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise InputError(f"{path} cannot be removed: {error.strerror}") from None
+
+    @contextmanager
+    def traceback_kept(self, number: int) -> Iterator[None]:
+        """An unexpected error leaves its traceback in the trial's folder: the record has one line of it."""
         try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be removed: {error.strerror}") from None
+            yield
+        except (InputError, RunFailedError):
+            raise
+        except Exception:
+            text = traceback.format_exc().encode(errors="backslashreplace")
+            # It may be the disk that fails; what is raised is the first error.
+            with suppress(OSError):
+                self.trial(number).mkdir(exist_ok=True)
+                write_whole(self.trial(number) / _TRACEBACK_FILE, text)
+            raise
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:
         """Write the records as results.parquet and results.csv.

