@@ -28,7 +28,8 @@ from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
 MIA_R = "attack-r"
-RECONSTRUCTIONS = ("map", "closed_form", "iga")
+STRONGEST, IGA = "map", "iga"
+RECONSTRUCTIONS = (STRONGEST, "closed_form", IGA)
 STYLES = ("-", (0, (1, 1)), (0, (4, 2)))
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "^", "s")
@@ -134,15 +135,15 @@ def _cells(study: Study, key: Key) -> list[str]:
 def small_tables(study: Study) -> list[list[str]]:
     """Return Markdown lines of four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
 
+    The last has the strongest attack and the paper's.
+
     Levels that a sweep has not reached are left out.
     """
     return [
         _small(study, {"": lambda key: _percent(study.accuracy[key].accuracy)}) + distances(study),
         _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),
         _small(study, {f", {name}": partial(_area, settings) for name, settings in study.membership.items()}),
-        _small(
-            study, {f", {name}": partial(_error, settings, attack=name) for name, settings in study.uploads.items()}
-        ),
+        _small(study, {f", {name}": partial(_error, study.uploads[name], attack=name) for name in (STRONGEST, IGA)}),
     ]
 
 
