@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.files import is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.records import parse_json, read_file, read_text
 from fedpriv.sweep.file import Sweep
@@ -176,7 +176,7 @@ class SweepFolder:
         """An unexpected error leaves its traceback in the trial's folder: the record has one line of it."""
         try:
             yield
-        except (InputError, RunFailedError):
+        except (InputError, RunFailedError, RunInterruptedError):
             raise
         except Exception:
             text = traceback.format_exc().encode(errors="backslashreplace")

@@ -26,7 +26,7 @@ from fedpriv.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.clients import app
 from fedpriv.config import Experiment
 from fedpriv.engines.tasks import _ended_at_once
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.lab import start_run
 from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
 from fedpriv.progress import Silent
@@ -131,6 +131,16 @@ def test_an_unexpected_error_leaves_its_traceback_until_it_is_tried_again(
     monkeypatch.undo()
     repeated, _ = run(asked, tmp_path / "out", retry=True)
     assert [record.status for record in repeated] == ["completed"] * 3
+    assert not list((tmp_path / "out").rglob("traceback.txt"))
+
+
+def test_an_interruption_leaves_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise RunInterruptedError("by the user")
+
+    monkeypatch.setattr(lab, "_serve", interrupted)
+    with pytest.raises(RunInterruptedError):
+        run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
     assert not list((tmp_path / "out").rglob("traceback.txt"))
 
 
