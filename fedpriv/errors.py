@@ -54,7 +54,8 @@ def one_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a piece of a larger work failed, in one line: our own errors speak for themselves."""
+    """Return why a piece of a larger work failed, with its notes, in one line: our own errors speak for themselves."""
+    said = " ".join([str(error), *getattr(error, "__notes__", ())])
     # A file's name may hold bytes that are no text, which no record can have.
-    text = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
+    text = " ".join(said.split()).encode(errors="backslashreplace").decode()
     return text if isinstance(error, (InputError, RunFailedError)) else f"{type(error).__name__}: {text}"

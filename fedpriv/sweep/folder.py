@@ -16,7 +16,7 @@ A trial is over when its record.json is there, which is written last and appears
 import json
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,12 +178,14 @@ class SweepFolder:
             yield
         except (InputError, RunFailedError, RunInterruptedError):
             raise
-        except Exception:
+        except Exception as error:
             text = traceback.format_exc().encode(errors="backslashreplace")
-            # It may be the disk that fails; what is raised is the first error.
-            with suppress(OSError):
+            try:
                 self.trial(number).mkdir(exist_ok=True)
                 write_whole(self.trial(number) / _TRACEBACK_FILE, text)
+            except OSError as lost:
+                # The disk may be what fails. The first error is the trial's reason, with this beside it.
+                error.add_note(f"(no {_TRACEBACK_FILE}: {lost.strerror})")
             raise
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:

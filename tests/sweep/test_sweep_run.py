@@ -144,14 +144,18 @@ def test_an_interruption_leaves_no_traceback(tmp_path: Path, monkeypatch: pytest
     assert not list((tmp_path / "out").rglob("traceback.txt"))
 
 
-def test_a_traceback_that_cannot_be_written_hides_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_that_cannot_be_written_is_told_beside_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: object) -> None:
-        (tmp_path / "out" / "trials" / "0001" / "traceback.txt").mkdir()
+        (tmp_path / "out" / "trials" / "0001" / "traceback.txt").mkdir(exist_ok=True)
         raise ZeroDivisionError("the reason")
 
     monkeypatch.setattr(lab, "_serve", failing)
-    (record, *_), _ = run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
-    assert record.reason == "ZeroDivisionError: the reason"
+    records, _ = run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
+    reasons = [record.reason for record in records]
+    assert reasons[1:] == ["ZeroDivisionError: the reason"] * 2
+    assert str(reasons[0]).startswith("ZeroDivisionError: the reason (no traceback.txt: ")
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
