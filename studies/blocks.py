@@ -23,18 +23,16 @@ from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep import TrialRecord
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
-from studies.kept import records_of
+from studies.kept import beside_noise, records_of
 from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
 MIA_R = "attack-r"
-STRONGEST, IGA = "map", "iga"
-RECONSTRUCTIONS = (STRONGEST, "closed_form", IGA)
+MAP, IGA = "map", "iga"
+RECONSTRUCTIONS = (MAP, "closed_form", IGA)
 STYLES = ("-", (0, (1, 1)), (0, (4, 2)))
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "^", "s")
-
-NOISE = {"mechanism.name", "mechanism.epsilon", "mechanism.blocks"}
 
 Key = tuple[str, float]  # blocks, nominal epsilon
 
@@ -91,7 +89,7 @@ def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
 
 def _is_ours(records: Sequence[TrialRecord]) -> bool:
     """Whether only noise and seeds differ, there is none, too, and the paper has a column for data and network."""
-    found = {(record.data, record.model, *sorted(record.settings.keys() - NOISE)) for record in records}
+    found = {(record.data, record.model, *sorted(beside_noise(record))) for record in records}
     bare = any(record.mechanism == "none" for record in records)
     return bare and len(found) == 1 and ("table2", *found.pop()) in PAPER
 
@@ -135,15 +133,14 @@ def _cells(study: Study, key: Key) -> list[str]:
 def small_tables(study: Study) -> list[list[str]]:
     """Return Markdown lines of four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
 
-    The last has the strongest attack and the paper's.
-
-    Levels that a sweep has not reached are left out.
+    The last has `map` and the paper's attack; closed form is in :func:`table`. Levels that a sweep has not reached are
+    left out.
     """
     return [
         _small(study, {"": lambda key: _percent(study.accuracy[key].accuracy)}) + distances(study),
         _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),
         _small(study, {f", {name}": partial(_area, settings) for name, settings in study.membership.items()}),
-        _small(study, {f", {name}": partial(_error, study.uploads[name], attack=name) for name in (STRONGEST, IGA)}),
+        _small(study, {f", {name}": partial(_error, study.uploads[name], attack=name) for name in (MAP, IGA)}),
     ]
 
 

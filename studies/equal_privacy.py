@@ -16,7 +16,7 @@ from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.report.tradeoffs import series_name
 from studies.arguments import StudyParser
-from studies.kept import records_of
+from studies.kept import beside_noise, records_of
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 ASKED = {"training.batch_size", "training.learning_rate"}
@@ -42,14 +42,9 @@ def of_batches(path: Path) -> list[Setting]:
         InputError: it is a sweep over something else.
     """
     found = settings_of(records_of(path), Chosen("", ""))
-    if not found or any(_shape(setting) != ASKED for setting in found):
+    if not found or any(beside_noise(setting.first) != ASKED for setting in found):
         raise InputError(f"{path} has no trials over batch sizes and rates alone, as configs/paper/equal-privacy.toml")
     return sorted(found, key=lambda setting: (-_batch(setting), setting.series, _rate(setting)))
-
-
-def _shape(setting: Setting) -> set[str]:
-    """What its trials set, beside the noise."""
-    return {key for key in setting.first.settings if not key.startswith("mechanism.")}
 
 
 def _batch(setting: Setting) -> int:

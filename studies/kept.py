@@ -12,7 +12,7 @@ from fedpriv.sweep import SweepFolder, TrialRecord, to_table
 from fedpriv.sweep.table import from_csv, to_csv
 from studies.arguments import StudyParser
 
-__all__ = ["records_of"]
+__all__ = ["beside_noise", "records_of"]
 
 
 def main() -> None:
@@ -55,6 +55,11 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
     from studies.top_10 import with_top_10
 
     return [with_top_10(path, record) if record.data == top_10 else record for record in records]
+
+
+def beside_noise(record: TrialRecord) -> set[str]:
+    """Return the keys that a trial's sweep set, without those of the mechanism and the seed."""
+    return {key for key in record.settings if not key.startswith("mechanism.")}
 
 
 if __name__ == "__main__":

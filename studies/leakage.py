@@ -79,11 +79,14 @@ def read_rows(path: Path) -> dict[Cell, Row]:
 
 def _cut_torn_line(path: Path) -> None:
     """Of a call that was killed while it wrote."""
-    content = path.read_bytes() if path.exists() else b""
-    whole_lines = content.rfind(b"\n") + 1
-    if not content.startswith(b"{", whole_lines) and whole_lines < len(content):
+    path.touch()  # what cannot be written is found out before anything is measured
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end == len(content):
+        return
+    if not content.startswith(b"{", end):
         raise InputError(f"{path}: its last line is none of ours")
-    path.write_bytes(content[:whole_lines])
+    path.write_bytes(content[:end])
 
 
 def _missing(options: argparse.Namespace, rows: dict[Cell, Row]) -> Iterable[Batch]:

@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--map-steps", type=whole(1), default=400)
     parser.add_argument("--seed", type=whole(0), default=11)
     with parser.parsed(arguments) as options:
-        _settings(options)
+        _settings(options)  # wrong ones end it before anything is measured
         rows = []
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):
