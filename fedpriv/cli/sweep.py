@@ -61,7 +61,7 @@ def sweep(
         asked = replace(asked, resources=asked.resources.model_copy(update={"engine": "inline"}))
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
     from fedpriv.cli.sweep_display import SweepDisplay
-    from fedpriv.lab.sweep import check_trials, run_sweep
+    from fedpriv.lab.sweep import check_resources, check_trials, run_sweep
     from fedpriv.report import write_sweep_report
     from fedpriv.sweep import SweepFolder, SweepProgress
 
@@ -75,6 +75,7 @@ def sweep(
     if dry_run:
         _estimate(asked, as_json)
         return
+    check_resources(asked)
     folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
     folder.write_command(_command(file, scale, out_dir))
     with nullcontext(SweepProgress()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:

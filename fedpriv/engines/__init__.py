@@ -13,7 +13,7 @@ from fedpriv.config import EngineConfig
 from fedpriv.engines.inline import run_inline
 from fedpriv.errors import InputError
 
-__all__ = ["check_engine", "choose_engine", "run_engine"]
+__all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -27,8 +27,18 @@ def check_engine(config: EngineConfig) -> None:
         f"engine.address = {config.address!r}": bool(config.address),
         f"engine.attack_tasks = {config.attack_tasks}": config.attack_tasks > 1,
     }
-    for setting in (key for key, is_given in reasons.items() if is_given and not _has_ray()):
-        raise InputError(f"{setting} needs Ray, which is not installed: pip install 'fedpriv[ray]'")
+    for setting in (key for key, is_given in reasons.items() if is_given):
+        refuse_without_ray(setting)
+
+
+def refuse_without_ray(setting: str, instead: str = "") -> None:
+    """Refuse a setting that needs Ray where it is not installed; ``instead``: what else the user can do.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not _has_ray():
+        raise InputError(f"{setting} needs Ray, which is not installed: pip install 'fedpriv[ray]'{instead}")
 
 
 def choose_engine(config: EngineConfig) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.config import Experiment
+from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.files import writing
@@ -30,7 +31,7 @@ from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
 from fedpriv.world import World, build_world
 
-__all__ = ["TrialTask", "check_trials", "kinds_of", "run_sweep", "run_trial"]
+__all__ = ["TrialTask", "check_resources", "check_trials", "kinds_of", "run_sweep", "run_trial"]
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
@@ -69,6 +70,16 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
             )
     refuse_trials(refused, len(sweep.trials), sweep.source)
     return tuple(warnings)
+
+
+def check_resources(sweep: Sweep) -> None:
+    """Refuse a sweep on Ray where there is none.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if sweep.resources.engine == "ray":
+        refuse_without_ray("resources.engine = 'ray'", ", or run one trial after the other with --inline")
 
 
 def kinds_of(trials: Sequence[Trial]) -> dict[Experiment, list[Trial]]:

@@ -498,6 +498,17 @@ def test_the_help_keeps_its_square_brackets(fedpriv: Fedpriv) -> None:
     assert "One of the file's [scales]" in fedpriv("sweep", "--help")[1]
 
 
+def test_a_sweep_without_ray_says_what_else_there_is(
+    tmp_path: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, seeds=[1], resources={"cpus": 1})
+    monkeypatch.setattr("fedpriv.engines._has_ray", lambda: False)
+    code, _, said = fedpriv("sweep", "sweep.toml")
+    assert code == 2 and not (tmp_path / "sweeps").exists()
+    assert said.endswith("not installed: pip install 'fedpriv[ray]', or run one trial after the other with --inline\n")
+    assert fedpriv("sweep", "sweep.toml", "--list")[0] == 0
+
+
 def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     write(tmp_path, seeds=[1], resources={"cpus": 1})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
