@@ -110,7 +110,7 @@ class Plans(Sequence[Plan]):
         return Schedule.of(self.experiment)
 
     def _rounds(self, client: int) -> Sequence[int]:
-        """What the client's noise is calibrated for, if it is: public numbers alone, because everybody sees the noise."""
+        """What the client's noise is calibrated for, if it is: public rounds, because everybody knows the noise."""
         if not self._is_calibrated:
             return ()
         return self._schedule.longest if self._is_shared else self._schedule.of_client(client)

@@ -57,7 +57,7 @@ def rounds_by_client(lines: Iterable[Asked]) -> dict[int, tuple[int, ...]]:
 
 
 def released_rounds(lines: Iterable[Asked]) -> tuple[int, ...]:
-    """Return the rounds that released a model, ascending; one that was repeated with another question is there twice."""
+    """Return the rounds that released a model, ascending; one that was asked two questions is there twice."""
     return tuple(sorted(number for number, _ in {(line.round, line.sent) for line in lines}))
 
 
