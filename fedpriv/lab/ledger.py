@@ -26,6 +26,12 @@ _COPIES = (
 )
 
 
+_EVERY_ROUND = (
+    "A secret draws the clients of a round, and figures may not tell of the draw: every round counts for every client. "
+    "Of a client that was in fewer rounds more is proven to those who know that."
+)
+
+
 @dataclass(frozen=True)
 class _Kind:
     """What the figures of a line follow from.
@@ -77,6 +83,9 @@ def _proven(world: World, release: Release) -> Guarantee:
     proven, data = guarantee(release), world.experiment.data
     if data.bounds_epsilon:
         proven = with_bounds(proven, data.bounds_epsilon)
+    federation = world.experiment.federation
+    if world.experiment.hides_participants and federation.asked < federation.clients:
+        proven = replace(proven, notes=(*proven.notes, _EVERY_ROUND))
     if data.overlaps and world.experiment.mechanism.protects:
         proven = replace(proven, notes=(*proven.notes, _COPIES))
     return proven
