@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.accounting import running_epsilon
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
+from fedpriv.budget import Budget
 from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
@@ -15,10 +17,11 @@ from fedpriv.lab.trust import LISTS_PARTICIPANTS, views
 from fedpriv.plan import participants
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
-from fedpriv.records import LedgerLine
+from fedpriv.records import Asked, LedgerLine
 from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
+from fedpriv.server.released import released_rounds, replay
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from fedpriv.sweep import load_sweep
@@ -116,6 +119,21 @@ def test_what_tells_of_the_draw_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert epsilons[0] == epsilons[1]
     assert {"asked.jsonl", "metrics.jsonl"} <= differ <= set(LISTS_PARTICIPANTS)
     assert all(name in text for name in LISTS_PARTICIPANTS for text in shown)
+
+
+def test_every_model_counts_once_for_every_client_whoever_was_asked() -> None:
+    """Also of rounds that asked nobody; one that was asked again with another question released a second model."""
+    run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=4)
+    plans = build_world(run).plans
+    lines = [Asked(1, (2,), "a"), Asked(2, (), "b"), Asked(2, (), "c"), Asked(3, (0, 1), "d")]
+    assert released_rounds(lines) == (1, 2, 2, 3)
+    found = []
+    for known in (lines[:2], lines):
+        budget = Budget(run, plans)
+        replay(budget, known)
+        budget.spend(4, [])
+        found.append(budget.worst_epsilon)
+    assert found == [running_epsilon(plans[0].accounted(range(count))) for count in (3, 5)]
 
 
 @in_one_test("sampling", ["poisson", "fixed"])

@@ -19,9 +19,12 @@ from fedpriv.accounting import gaussian_epsilon, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA
 from fedpriv.config import Experiment
 from fedpriv.lattice import encoded
+from fedpriv.mechanisms import NoisySettings
+from fedpriv.mechanisms.machinery.redistribution import uniform_shares
 from fedpriv.plan import Plan, participants, plan_client
 from fedpriv.plans import Plans, Schedule
 from fedpriv.randomness import Secret
+from fedpriv.registry import MECHANISMS
 from tests.noise import stream
 from tests.privacy.bounds import ALARM
 
@@ -115,6 +118,25 @@ def test_noise_that_follows_from_the_draw_is_found_out(monkeypatch: pytest.Monke
 def test_central_noise_is_the_same_for_all_secrets_and_seeds() -> None:
     noise = {planned(central(seed), Secret.of_seed(seed)).config.noise for seed in range(6)}
     assert len(noise) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)])
+def test_no_noise_follows_from_a_secret(name: str) -> None:
+    """Of no mechanism, though clients are drawn for each round: everybody learns the noise."""
+    tree = {
+        "federation": {"clients": 9, "clients_per_round": 4, "rounds": 6, "algorithm": "fedavg"},
+        "mechanism": {"name": name, "target_epsilon": 8.0, "unit": "update"},
+        "adversary": {"attacks": []},
+    }
+    experiment, sizes = Experiment.model_validate(tree), np.full(9, 50)
+    shares = uniform_shares({"a": torch.zeros(12), "b": torch.zeros(3)}) if name == "hgm" else None
+    noise = [
+        [plan.config.noise for plan in Plans(experiment, sizes, (12, 3), shares, Secret.of_seed(k))] for k in (1, 2)
+    ]
+    assert noise[0] == noise[1]
+    if experiment.hides_participants:
+        planned = Plans(experiment, sizes, (12, 3), secret=Secret.of_seed(1))[0].guarantee(range(1, 7)).epsilon
+        assert planned == pytest.approx(8.0, rel=1e-3)
 
 
 # ---- distributed noise with two clients, the fewest ------------------------------------------------------------------
