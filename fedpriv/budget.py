@@ -80,6 +80,7 @@ class Budget:
         self._federation = experiment.federation
         self._plans = plans
         self._kinds = kinds_of(plans)
+        self._hides_participants = experiment.hides_participants
         self._accounts = _Accounts(plans, self._kinds)
         self._participations: dict[int, int] = {}
         self._last_round: dict[int, int] = {}
@@ -141,7 +142,7 @@ class Budget:
 
     def spend(self, round_number: int, clients: Sequence[int]) -> None:
         """Note that clients are asked in a round, which is later than those noted before."""
-        for client in clients:
+        for client in (clients := self._counted(clients)):
             self._participations[client] = self._after(client, round_number)
             self._last_round[client] = round_number
         changed = {(self._accounts.of_client(client), self._participations[client]) for client in clients}
@@ -150,7 +151,7 @@ class Budget:
 
     def spend_again(self, round_number: int, clients: Sequence[int]) -> None:
         """Note that clients were asked for a second, other answer in a round."""
-        for client in clients:
+        for client in self._counted(clients):
             # As if nobody had been in a batch of these passes before: never too little.
             further = self._plans[client].further_participations(0, round_number)
             self._participations[client] = self._participations.get(client, 0) + further
@@ -164,6 +165,13 @@ class Budget:
         for number, clients in sorted(asked.items()):
             self.left(number)
             self.spend(number, clients)
+
+    def _counted(self, clients: Sequence[int]) -> Sequence[int]:
+        """Whose participations a round counts for: of a secret draw everybody's, one client for all that are alike."""
+        if not self._hides_participants:
+            return clients
+        alike: list[int] = np.unique(self._kinds, return_index=True)[1].tolist()
+        return alike
 
     def _after(self, client: int, round_number: int) -> int:
         """A client's participations after one more round."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedpriv.accounting.skellam import LEVELS, padded, rounded_norm
 from fedpriv.masking import Words
+from fedpriv.skellam import skellam
 
 __all__ = ["Share", "decoded", "encoded"]
 
@@ -52,9 +53,7 @@ def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: 
     values = values / max(1.0, float(np.linalg.norm(values)))
     flattened = LEVELS * _flattened(values, signs)
     rounded = _rounded(flattened, rounded_norm(len(flattened)), noise)
-    rates = (variance / 2, rounded.shape)
-    whole = rounded + noise.poisson(*rates) - noise.poisson(*rates)
-    return whole.astype(np.uint32)
+    return (rounded + skellam(variance, rounded.shape, noise)).astype(np.uint32)
 
 
 def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:

@@ -289,6 +289,7 @@ def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Pl
         experiment: the experiment.
         draft: from :func:`draft_plan`.
         rounds: that will ask the client; where one noise is for all clients of a sum, the one that is asked most often.
+            All rounds where a secret draws the clients: everybody learns the noise, and it may not tell of the draw.
 
     Raises:
         InputError: no noise reaches the target.

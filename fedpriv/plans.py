@@ -19,26 +19,28 @@ __all__ = ["Plans", "Schedule", "kinds_of", "with_seed"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which rounds a client will be asked if nobody stops.
+    """In which rounds a client will be selected if nobody stops, as far as that is public.
 
     Attributes:
         rounds: of the whole run.
-        drawn: client -> its rounds, where not all are asked in each; clients that are in none are missing.
+        drawn: client -> its rounds, where the seed draws some clients for each round; clients that are in none are
+            missing. ``None``: all clients are in every round, or a secret draws them, so that any may be.
     """
 
     rounds: range
     drawn: Mapping[int, tuple[int, ...]] | None
 
     @staticmethod
-    def of(experiment: Experiment, secret: Secret | None = None) -> "Schedule":
-        """Return the schedule of a run, whose secret draws who is asked where that is hidden."""
+    def of(experiment: Experiment) -> "Schedule":
+        """Return the schedule of a run: a function of its settings and seed, never of its secret."""
         federation = experiment.federation
         rounds = range(1, federation.rounds + 1)
-        if federation.clients_per_round is None or federation.clients_per_round >= federation.clients:
+        everyone = federation.clients_per_round is None or federation.clients_per_round >= federation.clients
+        if everyone or experiment.hides_participants:
             return Schedule(rounds, None)
         drawn: dict[int, list[int]] = {}
         for number in rounds:
-            for client in participants(experiment, number, None, secret):
+            for client in participants(experiment, number):
                 drawn.setdefault(client, []).append(number)
         return Schedule(rounds, {client: tuple(mine) for client, mine in drawn.items()})
 
@@ -48,7 +50,7 @@ class Schedule:
 
     @property
     def longest(self) -> Sequence[int]:
-        """The rounds of a client that is asked in most of them."""
+        """The rounds of a client that is selected in most of them."""
         return self.rounds if self.drawn is None else max(self.drawn.values(), key=len, default=())
 
 
@@ -105,10 +107,10 @@ class Plans(Sequence[Plan]):
 
     @cached_property
     def _schedule(self) -> Schedule:
-        return Schedule.of(self.experiment, self.secret)
+        return Schedule.of(self.experiment)
 
     def _rounds(self, client: int) -> Sequence[int]:
-        """What the client's noise is calibrated for, if it is."""
+        """What the client's noise is calibrated for, if it is: public rounds, because everybody knows the noise."""
         if not self._is_calibrated:
             return ()
         return self._schedule.longest if self._is_shared else self._schedule.of_client(client)

@@ -16,7 +16,8 @@ from fedpriv.records import Asked, Origin, Released
 from fedpriv.runs import RunFolder
 from fedpriv.world import State, World
 
-__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "replay", "rounds_by_client", "rounds_of"]
+__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "released_rounds", "replay"]
+__all__ += ["rounds_by_client", "rounds_of"]
 
 
 def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
@@ -55,13 +56,19 @@ def rounds_by_client(lines: Iterable[Asked]) -> dict[int, tuple[int, ...]]:
     return {client: tuple(sorted(number for number, _ in each)) for client, each in distinct.items()}
 
 
+def released_rounds(lines: Iterable[Asked]) -> tuple[int, ...]:
+    """Return the rounds that released a model, ascending; one that was asked two questions is there twice."""
+    return tuple(sorted(number for number, _ in {(line.round, line.sent) for line in lines}))
+
+
 def replay(budget: Budget, lines: Sequence[Asked]) -> None:
     """Note rounds of the past, those that were asked twice included."""
     asked: dict[int, set[int]] = {}
     again: list[tuple[int, list[int]]] = []
     for line in lines:
+        if line.round in asked:
+            again.append((line.round, [client for client in line.clients if client in asked[line.round]]))
         known = asked.setdefault(line.round, set())
-        again.append((line.round, [client for client in line.clients if client in known]))
         known |= set(line.clients)
     budget.replay({number: sorted(clients) for number, clients in asked.items()})
     for number, clients in again:

@@ -28,11 +28,13 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.gradients import DenseGradients
+from fedpriv.mechanisms import NoisySettings
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_sizes
 from fedpriv.mechanisms.vmf import VmfMechanism
+from fedpriv.registry import MECHANISMS
 from tests.noise import stream
 
 Call = Callable[..., tuple[int, str, str]]
@@ -199,10 +201,36 @@ def test_the_two_adjacencies_of_poisson_batches(account: Call) -> None:
 
 @pytest.mark.parametrize("mechanism", ["central", "distributed"])
 def test_a_sum_of_updates_is_about_whole_clients(account: Call, mechanism: str) -> None:
-    given = (mechanism, "--sigma", 1, "--adjacency", "zero-out")
+    given = (mechanism, "--sigma", 1, "--adjacency", "zero-out", "--dimension", 100)
     assert "this client's update counts as zero" in " ".join(account(*given)[1].split())
     code, _, err = account(*given, "--unit", "example")
     assert (code, "allowed is update" in err) == (2, True)
+
+
+@pytest.mark.parametrize("mechanism", [name for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)])
+def test_what_a_figure_depends_on_is_asked_for(account: Call, mechanism: str) -> None:
+    """Epsilon, the noise for a target, and a ceiling: either nothing changes with the dimension, or it has to be given.
+
+    So a proof that begins to depend on it fails here, and so does a help text that says otherwise.
+    """
+    kind = MECHANISMS[mechanism]
+    noise = (f"--{kind.parameter}", 4.0)
+    ceiling = () if kind.noise_at != "clients" else ("--ceiling", "1/100")
+    figures = []
+    for dimension in (1, 10**9):
+        found = read(account, mechanism, *noise, *ceiling, "--steps", 3, "--dimension", dimension)
+        target = read(account, mechanism, "--target-epsilon", 3, "--steps", 3, "--dimension", dimension)
+        figures.append([found[key] for key in ("epsilon", "pure_epsilon", "ceilings")] + [target[kind.parameter]])
+    assert (figures[0] != figures[1]) == kind.by_dimension
+    _, out, _ = account(mechanism, "--help")
+    words = " ".join(out.replace("│", " ").split())
+    assert ("no figure depends on it" in words, "Required: epsilon depends" in words) == (
+        not kind.by_dimension,
+        kind.by_dimension,
+    )
+    code, out, err = account(mechanism, *noise)
+    assert (code, out == "") == ((2, True) if kind.by_dimension else (0, False))
+    assert err.count("\n") == (1 if kind.by_dimension else 0)
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
@@ -286,7 +314,12 @@ BAD = [
     (["gaussian", "--sigma", 1, "--dimension", -3], "--dimension -3"),
     ([*VMF, "--kappa", 1, "--blocks", 101], "blocks = 101: allowed is from 1 to the 100 coordinates that there are"),
     ([*VMF, "--kappa", 1, "--blocks", 0], "blocks = 0"),
-    (["vmf", "--kappa", 1], "Missing option '--dimension'"),
+    (
+        ["vmf", "--kappa", 1],
+        "vmf needs --dimension, the numbers in a gradient or update, because epsilon depends on it",
+    ),
+    (["distributed", "--sigma", 1], "depends on it; allowed is from 1 to 1,000,000,000,000"),
+    (["distributed", "--target-epsilon", 8], "distributed needs --dimension"),
     ([*GAUSSIAN, "--participations", -1], "--participations -1: allowed is a whole number from 0 to 1e15"),
     ([*GAUSSIAN, "--participations", 1.5], "'1.5' is not a valid integer"),
     (["gaussian", "--target-epsilon", 1, "--steps", 0], "--participations 0"),

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from fedpriv.accounting import Release, proven_epsilon
-from fedpriv.accounting.skellam import LEVELS, rounded_norm
+from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA, rounded_norm
 from fedpriv.config import Experiment
 from fedpriv.lattice import decoded, encoded
 from fedpriv.masking import Words
@@ -34,10 +34,10 @@ def total(words: list[Words]) -> Words:
     return summed
 
 
-def plan(clients: int, survivors: int | None = None) -> Plan:
+def plan(clients: int, survivors: int | None = None, sigma: float = SIGMA) -> Plan:
     settings = {
         "federation": {"clients": clients, "secure_aggregation": True, "weighting": "uniform", "algorithm": "fedavg"},
-        "mechanism": {"name": "distributed", "sigma": SIGMA, "clip_norm": 2.0, "survivors": survivors},
+        "mechanism": {"name": "distributed", "sigma": sigma, "clip_norm": 2.0, "survivors": survivors},
         "adversary": {"attacks": []},
     }
     return plan_client(Experiment.model_validate(settings), 0, 100, (3000, 96))
@@ -76,6 +76,41 @@ def test_the_noise_of_the_sum_has_the_variance_of_the_ledger(whole: int | None, 
     expected = (SIGMA * 2.0) ** 2 * survivors / share.survivors
     statistic = float(np.square(noise).sum()) / expected
     assert stats.chi2.ppf(CHANCE, 4096) < statistic < stats.chi2.isf(CHANCE, 4096)
+
+
+@in_one_test(
+    ("sigma", "clients"),
+    [
+        (SHARED_SIGMA.floor, 2),
+        (1023.0, 2),
+        (SHARED_SIGMA.most, 2),
+        (SHARED_SIGMA.floor, 1000),
+        (SHARED_SIGMA.most, 1000),
+    ],
+)
+def test_the_noise_has_its_law_at_the_edge_of_what_is_allowed(sigma: float, clients: int) -> None:
+    """The fewest survivors and as many clients as do not wrap around, with the least and the most noise.
+
+    The sum of as few clients as may be in one; and, of all 1,000 clients, each with the same update, no sum that wraps.
+    """
+    share = plan(clients, sigma=sigma).share_of_noise
+    numbers = 1 << 17 if clients == 2 else 1 << 9
+    rng, nothing = stream().numpy(), torch.zeros(numbers)
+    words = total([encoded(nothing, share.variance, signs(), rng) for _ in range(share.survivors)])
+    noise = words.view(np.int32).astype(float)
+    expected = (sigma * LEVELS) ** 2
+    statistic = float(np.square(noise).sum()) / expected
+    assert stats.chi2.ppf(CHANCE, numbers) < statistic < stats.chi2.isf(CHANCE, numbers)
+    assert abs(float(stats.kurtosis(noise))) < stats.norm.isf(CHANCE) * math.sqrt(24 / numbers)
+    # Rounding to whole levels moves the normal law by half a level.
+    assert stats.kstest((noise + 0.5) / math.sqrt(expected), "norm").pvalue > CHANCE
+    if clients == 2:
+        return
+    alike = torch.eye(1, 4)[0]
+    words = total([encoded(alike, share.variance, signs(), rng) for _ in range(clients)])
+    deviation = sigma * math.sqrt(clients / share.survivors)
+    found = decoded(words, 4, signs())
+    assert float((found - clients * alike.double()).abs().max()) < 6 * deviation + clients * 4 / LEVELS
 
 
 @pytest.mark.parametrize(("factor", "refuted"), [(1.0, False), (0.5, True)])

@@ -290,7 +290,10 @@ class Experiment(Section):
 
     @property
     def hides_participants(self) -> bool:
-        """Whether a secret draws who is asked: where a trusted server adds the noise, an outsider need not know."""
+        """Whether a secret draws who is selected: where a trusted server adds the noise, an outsider need not know.
+
+        Then nothing that is printed may follow from the draw: noise and figures count every round for every client.
+        """
         return self.mechanism.noise_at == "server"
 
     @property

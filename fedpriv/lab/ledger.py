@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.lab.erm import erm_parameters, model_noise
 from fedpriv.lab.trust import views
 from fedpriv.lab.victims import OTHERS
-from fedpriv.records import DataRelease
+from fedpriv.records import Asked, DataRelease
 from fedpriv.runs import RunFolder
-from fedpriv.server.released import rounds_by_client
+from fedpriv.server.released import released_rounds, rounds_by_client
 from fedpriv.world import World
 
 __all__ = ["run_ledger"]
@@ -22,6 +23,12 @@ _COPIES = (
     "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "
     "of one. The figures are about one client's copy: of an example that several clients hold, the figures of all of "
     "them that were asked add up, epsilon and delta (sequential composition)."
+)
+
+
+_EVERY_ROUND = (
+    "A secret draws the clients of a round, and figures may not tell of the draw: every round counts for every client. "
+    "Of a client that was in fewer rounds more is proven to those who know that."
 )
 
 
@@ -34,7 +41,7 @@ class _Kind:
         examples: that each of them holds.
         noise: in their releases.
         largest: the share of the most frequent class among a client's examples; ``None``: it was never asked, so that
-            there is nothing to tell a class from.
+            there is nothing to tell a class from, or no ceiling is proven anyway.
     """
 
     release: Release
@@ -44,7 +51,10 @@ class _Kind:
 
 
 def run_ledger(world: World, folder: RunFolder) -> Ledger:
-    """Account for every round in which a client was asked: it may have released, whether or not its reply was used."""
+    """Account for every round in which a client was asked: it may have released, whether or not its reply was used.
+
+    Where a secret draws the clients, every round counts for every client: the ledger does not depend on the draw.
+    """
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.
     proven = cache(partial(_proven, world))
@@ -56,7 +66,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
             noise=kind.noise,
             ceilings={} if kind.largest is None else _ceilings(kind.release, kind.largest, bounds),
         ).of_all(sorted(clients))
-        for kind, clients in _kinds(world, rounds_by_client(folder.asked())).items()
+        for kind, clients in _kinds(world, folder.asked()).items()
     ]
     mechanism = world.experiment.mechanism
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
@@ -65,7 +75,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     parameters = {**parameters, **noise, **erm_parameters(world)}
-    shown = views(world, folder.asked(), ledger.worst)
+    shown = views(world, ledger.worst)
     return replace(ledger, parameters=parameters, releases=_releases(world), views=shown)
 
 
@@ -73,20 +83,34 @@ def _proven(world: World, release: Release) -> Guarantee:
     proven, data = guarantee(release), world.experiment.data
     if data.bounds_epsilon:
         proven = with_bounds(proven, data.bounds_epsilon)
+    federation = world.experiment.federation
+    if world.experiment.hides_participants and federation.asked < federation.clients:
+        proven = replace(proven, notes=(*proven.notes, _EVERY_ROUND))
     if data.overlaps and world.experiment.mechanism.protects:
         proven = replace(proven, notes=(*proven.notes, _COPIES))
     return proven
 
 
-def _kinds(world: World, asked: Mapping[int, Sequence[int]]) -> dict[_Kind, list[int]]:
+def _kinds(world: World, lines: Sequence[Asked]) -> dict[_Kind, list[int]]:
     """The clients of each kind, ascending."""
+    if world.experiment.hides_participants:
+        return _kinds_of_hidden(world, released_rounds(lines))
     kinds: dict[_Kind, list[int]] = {}
+    asked = rounds_by_client(lines)
     for client in sorted(asked):
         kind = _kind(world, client, asked[client])
         largest = max(counts := world.class_counts_of(world.true_labels, client)) / sum(counts)
         kinds.setdefault(replace(kind, largest=largest), []).append(client)
     for clients in _never_asked(world, asked):
         kinds.setdefault(_kind(world, clients[0], ()), []).extend(clients)
+    return kinds
+
+
+def _kinds_of_hidden(world: World, rounds: Sequence[int]) -> dict[_Kind, list[int]]:
+    """All clients with these rounds. No ceiling is proven of noise on a sum, so their examples need not be counted."""
+    kinds: dict[_Kind, list[int]] = {}
+    for clients in _alike(world.alike):
+        kinds.setdefault(_kind(world, clients[0], rounds), []).extend(clients)
     return kinds
 
 
@@ -99,10 +123,14 @@ def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[l
     """The clients that were never asked, those with the same plan together."""
     left = world.alike.copy()
     left[list(asked)] = -1
-    order = np.argsort(left, kind="stable")
-    for clients in np.split(order, np.flatnonzero(np.diff(left[order])) + 1):
-        if left[clients[0]] >= 0:
-            yield clients.tolist()
+    yield from (clients for clients in _alike(left) if left[clients[0]] >= 0)
+
+
+def _alike(numbers: NDArray[np.int64]) -> Iterator[list[int]]:
+    """The clients with the same number together, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    for clients in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        yield clients.tolist()
 
 
 def _releases(world: World) -> tuple[DataRelease, ...]:

@@ -1,23 +1,25 @@
 """Whom the ledger's figures protect against where noise is on the sum of a round's uploads, and whom they do not."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import replace
 
 from fedpriv.accounting import guarantee
-from fedpriv.records import Asked, Guarantee, LedgerLine, View
+from fedpriv.records import Guarantee, LedgerLine, View
 from fedpriv.world import World
 
-__all__ = ["views"]
+__all__ = ["LISTS_PARTICIPANTS", "views"]
+
+LISTS_PARTICIPANTS = ("asked.jsonl", "metrics.jsonl", "summary.json", "report.html", "observations", "reconstructions")
+"""What a run writes that lists who was asked, or follows from it: these files and folders of its folder."""
 
 _SERVER = "the server, and whoever reads what it reads: uploads there have no noise"
 
 
-def views(world: World, asked: Sequence[Asked], worst: LedgerLine) -> tuple[View, ...]:
+def views(world: World, worst: LedgerLine) -> tuple[View, ...]:
     """Return the lines of a run; none where every upload is private by itself.
 
     Args:
         world: the experiment, built.
-        asked: all that clients were asked for.
         worst: the ledger's worst line: the figures without amplification by the sampling of clients.
     """
     where = world.experiment.mechanism.noise_at
@@ -33,7 +35,7 @@ def views(world: World, asked: Sequence[Asked], worst: LedgerLine) -> tuple[View
         not_against=_SERVER,
         guarantee=plain,
     )
-    return (model, *_amplified(world, asked))
+    return (model, *_amplified(world, plain))
 
 
 def _of_sums(plain: Guarantee) -> View:
@@ -49,20 +51,21 @@ def _of_sums(plain: Guarantee) -> View:
     )
 
 
-def _amplified(world: World, asked: Sequence[Asked]) -> tuple[View, ...]:
-    """The line with amplification, where not all clients are asked in every round."""
+def _amplified(world: World, plain: Guarantee) -> tuple[View, ...]:
+    """The line with amplification, where not all clients are asked in every round.
+
+    Whoever sees less is covered by the plain figure as well, so it is never above that one.
+    """
     federation, plan = world.experiment.federation, world.plans[0]
     rate = federation.asked / federation.clients
-    # Counted are models, of which a round that was repeated with another question has two.
-    rounds = len({(line.round, line.sent) for line in asked})
-    if rate == 1 or not rounds:
+    if rate == 1 or not plain.participations:
         return ()
     poisson = federation.client_sampling == "poisson"
     release = replace(
         plan.accounted(()),
         sampling=federation.client_sampling,
         rate=rate,
-        participations=rounds,
+        participations=plain.participations,
         adjacency=plan.config.adjacent if poisson else "replace-one",
     )
     known = "the run's secret" if world.experiment.keeps_secret else "the seed (noise = 'reproducible')"
@@ -71,7 +74,13 @@ def _amplified(world: World, asked: Sequence[Asked]) -> tuple[View, ...]:
             sees="the models of all rounds, but not who was asked",
             protects_against="whoever gets models and never learns who took part",
             not_against=f"everyone who sees which clients were asked: the network, clients about themselves and those "
-            f"they know of, readers of asked.jsonl or metrics.jsonl, holders of {known}; and {_SERVER}",
-            guarantee=guarantee(release),
+            f"they know of, holders of {known}, and readers of the files in the run's folder that list them or follow "
+            f"from them: {', '.join(LISTS_PARTICIPANTS)}, and what audits and probes add there (ledger.json counts "
+            f"every round for every client, whoever was asked); and {_SERVER}",
+            guarantee=_smaller(guarantee(release), plain),
         ),
     )
+
+
+def _smaller(amplified: Guarantee, plain: Guarantee) -> Guarantee:
+    return min(amplified, plain, key=lambda each: math.inf if each.epsilon is None else each.epsilon)

@@ -35,6 +35,7 @@ class GaussianFamily(NoisySettings):
 
     parameter: ClassVar[str] = "sigma"
     nominal: ClassVar[str] = "of one release alone, without sampling, by --calibration"
+    by_dimension: ClassVar[bool] = False
 
     epsilon: Epsilon | None = Field(
         None, description="the whole run's at delta, by calibration; on updates each upload's own, nominal"

@@ -38,6 +38,7 @@ class LaplaceSettings(NoisySettings):
     marker: ClassVar[str] = "s"
     parameter: ClassVar[str] = "scale"
     nominal: ClassVar[str] = "of one participation, 1 / scale"
+    by_dimension: ClassVar[bool] = False
 
     name: Literal["laplace"] = Field("laplace", description="privacy mechanism")
     epsilon: Epsilon | None = Field(None, description="nominal, of one participation: 1 / scale")

@@ -7,18 +7,26 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.accounting import running_epsilon
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
+from fedpriv.budget import Budget
 from fedpriv.config import Experiment
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
+from fedpriv.lab.trust import LISTS_PARTICIPANTS, views
+from fedpriv.plan import participants
 from fedpriv.progress import Silent
+from fedpriv.randomness import Secret
+from fedpriv.records import Asked, LedgerLine
 from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
+from fedpriv.server.released import released_rounds, replay
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from fedpriv.sweep import load_sweep
 from fedpriv.world import State, build_world
+from tests.cases import in_one_test
 from tests.integration.small import experiment, left_behind
 
 CENTRAL = {"name": "central", "sigma": 0.5, "clip_norm": 0.4}
@@ -53,7 +61,7 @@ def test_central_noise_is_on_the_sum_and_its_own_for_every_sum() -> None:
 
 @pytest.mark.essential
 def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
-    """Rounds that ask nobody are noise, too; the amplified line counts all rounds; a resumed run has the same bytes."""
+    """Rounds that ask nobody are noise, too; both lines count all rounds; a resumed run has the same bytes."""
     run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=6)
     start_run(run, tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
@@ -61,8 +69,9 @@ def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
     asked = folder.asked()
     assert {line.round for line in asked} == set(range(1, 7))
     assert [] in [list(line.clients) for line in asked]
-    most = max(sum(client in line.clients for line in asked) for client in range(4))
-    assert (known.guarantee.participations, amplified.guarantee.participations) == (most, 6)
+    assert max(sum(client in line.clients for line in asked) for client in range(4)) < 6
+    assert (known.guarantee.participations, amplified.guarantee.participations) == (6, 6)
+    assert folder.rounds()[-1].epsilon >= known.guarantee.epsilon > amplified.guarantee.epsilon
     assert (known.guarantee.sampling, amplified.guarantee.sampling) == ("full", "poisson, rate 0.25")
     assert "asked" in amplified.not_against
     assert "server" in known.not_against
@@ -72,6 +81,86 @@ def test_a_run_with_central_noise_and_sampled_clients(tmp_path: Path) -> None:
     audited = audit_run(folder, 6, 2, Silent())
     assert audited.proven_epsilon == known.guarantee.epsilon
     assert audited.epsilon_bound.epsilon <= known.guarantee.epsilon
+
+
+@pytest.mark.slow
+def test_what_tells_of_the_draw_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that differ in the clients drawn, and in no update: steps are too short to move a parameter.
+
+    So models and noise are the same, and whatever else differs tells who was asked. A new file that does has to be
+    named in ``LISTS_PARTICIPANTS``.
+    """
+    run = settings(
+        {"name": "central", "target_epsilon": 8.0, "clip_norm": 0.4},
+        clients=8,
+        clients_per_round=2,
+        client_sampling="poisson",
+        algorithm="fedavg",
+    ).model_dump(mode="json", exclude_unset=True)
+    run["training"] |= {"learning_rate": 1e-40, "batch_size": 5}
+    run["adversary"] |= {"attacks": ["iga"], "iga": {"iterations": 1}, "victims": 1, "rounds": [1]}
+    left, models, epsilons, shown = [], [], [], []
+    for number in (1, 2):
+        path, draw = tmp_path / str(number) / "run", Secret.of_seed(number)
+        monkeypatch.setattr(
+            "fedpriv.server.rounds.participants",
+            lambda given, each, among=None, secret=None, own=draw: participants(given, each, among, own),
+        )
+        with reported(path):
+            start_run(Experiment.model_validate(run), path, "fedpriv run", Silent())
+        folder = RunFolder.open(path)
+        assert any(line.clients for line in folder.asked())
+        left.append(left_behind(path))
+        models.append((path / "checkpoint" / "server.safetensors").read_bytes())
+        epsilons.append([record.epsilon for record in folder.rounds()])
+        shown.append(folder.ledger().views[1].not_against)
+    differ = {name.split("/")[0] for name in left[0].keys() | left[1].keys() if left[0].get(name) != left[1].get(name)}
+    assert models[0] == models[1]
+    assert epsilons[0] == epsilons[1]
+    assert {"asked.jsonl", "metrics.jsonl"} <= differ <= set(LISTS_PARTICIPANTS)
+    assert all(name in text for name in LISTS_PARTICIPANTS for text in shown)
+
+
+def test_every_model_counts_once_for_every_client_whoever_was_asked() -> None:
+    """Also of rounds that asked nobody; one that was asked again with another question released a second model."""
+    run = settings(CENTRAL, clients_per_round=1, client_sampling="poisson", rounds=4)
+    plans = build_world(run).plans
+    lines = [Asked(1, (2,), "a"), Asked(2, (), "b"), Asked(2, (), "c"), Asked(3, (0, 1), "d")]
+    assert released_rounds(lines) == (1, 2, 2, 3)
+    found = []
+    for known in (lines[:2], lines):
+        budget = Budget(run, plans)
+        replay(budget, known)
+        budget.spend(4, [])
+        found.append(budget.worst_epsilon)
+    assert found == [running_epsilon(plans[0].accounted(range(count))) for count in (3, 5)]
+
+
+@in_one_test("sampling", ["poisson", "fixed"])
+@in_one_test("adjacency", ["replace-one", "zero-out"])
+@in_one_test(("asked", "rounds", "sigma"), [(1, 1, 0.3), (1, 40, 3.0), (9, 1, 0.3), (9, 5, 1.0), (9, 400, 60.0)])
+def test_the_amplified_line_is_never_above_the_plain_one(
+    asked: int, rounds: int, sigma: float, adjacency: str, sampling: str
+) -> None:
+    """Also where a cohort of a fixed size is accounted for under replace-one, and the plain line is about zero-out."""
+    run = experiment(
+        mechanism={**CENTRAL, "sigma": sigma, "adjacency": adjacency},
+        federation={
+            "clients": 10,
+            "clients_per_round": asked,
+            "client_sampling": sampling,
+            "rounds": rounds,
+            "weighting": "uniform",
+        },
+        data={"train_examples": 80},
+    )
+    world = build_world(run)
+    plain = LedgerLine.of(0, 8, world.plans[0].guarantee(range(1, rounds + 1)))
+    known, amplified = views(world, plain)
+    assert known.guarantee.epsilon == plain.epsilon
+    assert amplified.guarantee.epsilon <= plain.epsilon
+    if amplified.guarantee.epsilon == plain.epsilon:
+        assert "no amplification used" in amplified.guarantee.theorem["epsilon"]
 
 
 def test_the_reference_models_of_an_audit_have_the_central_noise() -> None:

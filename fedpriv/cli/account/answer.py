@@ -17,6 +17,7 @@ from fedpriv.accounting import (
     nominal_noise,
     release_with,
 )
+from fedpriv.accounting.release import LARGEST_DIMENSION
 from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.registry import MECHANISMS
@@ -38,7 +39,7 @@ class Asked:
         sampling_rate: share of a client's examples in a batch.
         sampling: how batches are drawn.
         unit: what is protected.
-        dimension: numbers in a gradient.
+        dimension: numbers in a gradient; may be left out where no figure depends on them.
         blocks: parts with a draw of their own.
         calibration: from a nominal epsilon to sigma.
         adjacency: which data sets must look alike.
@@ -87,8 +88,8 @@ def answer(asked: Asked) -> Answer:
     """Find the noise and what is proven with it.
 
     Raises:
-        InputError: not exactly one noise is given, a number is out of range, no amplification is proven for the
-            sampling, no noise reaches the target, or there is no ceiling.
+        InputError: not exactly one noise is given, the dimension is missing, a number is out of range, no amplification
+            is proven for the sampling, no noise reaches the target, or there is no ceiling.
     """
     noise = _parameter(asked).name
     target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
@@ -130,7 +131,7 @@ def _answered(asked: Asked) -> Answer:
         sampling=sampling,
         rate=rate,
         participations=asked.participations,
-        dimensions=equal_blocks(1 if asked.dimension is None else asked.dimension, asked.blocks),
+        dimensions=equal_blocks(_dimension(asked), asked.blocks),
         unit=asked.unit,
         adjacency=asked.adjacency,
     )
@@ -141,6 +142,17 @@ def _answered(asked: Asked) -> Answer:
     release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), asked)
     return Answer(asked, release, proven, _ceilings(release, baselines))
+
+
+def _dimension(asked: Asked) -> int:
+    if asked.dimension is not None:
+        return asked.dimension
+    if MECHANISMS[asked.mechanism].by_dimension:
+        raise InputError(
+            f"{asked.mechanism} needs --dimension, the numbers in a gradient or update, because epsilon depends on it; "
+            f"allowed is from 1 to {LARGEST_DIMENSION:,}"
+        )
+    return 1
 
 
 def _ceilings(release: Release, baselines: Sequence[float]) -> tuple[Ceiling, ...]:

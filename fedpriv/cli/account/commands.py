@@ -77,6 +77,9 @@ Delta = Annotated[float, typer.Option("--delta", help="Of (epsilon, delta), betw
 Rate = Annotated[float | None, typer.Option("--sampling-rate", help="Share of a client's examples in a batch.")]
 Unit = Annotated[UnitName, _choice("--unit", UnitName, "What is protected: an example, or a client's whole update.")]
 Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; no figure depends on it.")]
+NeededDimension = Annotated[
+    int | None, typer.Option("--dimension", help="Numbers in a gradient, or update. Required: epsilon depends on it.")
+]
 
 
 Sampling = Annotated[
@@ -115,7 +118,6 @@ def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
     name = fields["name"].default
-    blocks = "blocks" in fields
     options: dict[str, tuple[Any, Any]] = {
         "noise": (Annotated[float | None, _option(f"--{noise}", fields[noise].description)], None),
         "epsilon": (Annotated[float | None, _option("--epsilon", f"Nominal: {kind.nominal}.")], None),
@@ -125,11 +127,10 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "sampling_rate": (Rate, None),
         "sampling": (Sampling, None),
         "unit": (Unit, fields["unit"].default),
-        "dimension": (Dimension, None),
+        "dimension": (NeededDimension if kind.by_dimension else Dimension, None),
         "ceiling": (Ceilings, None),
     }
-    if blocks:
-        options["dimension"] = (Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")], _REQUIRED)
+    if "blocks" in fields:
         options["blocks"] = (Blocks, 1)
     if "calibration" in fields:
         options["calibration"] = (Calibration, "analytic")
@@ -140,7 +141,7 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         _answer(as_json, mechanism=name, **given)
 
     _sign(command, {**options, "as_json": (Json, False)})
-    with_dimension = " --dimension 15826" if blocks else ""
+    with_dimension = " --dimension 15826" if kind.by_dimension else ""
     sampled = "--participations 10" if kind.noise_at == "sum" else "--steps 1000 --sampling-rate 0.01"
     single = typer.Typer(add_completion=False)
     single.command(
@@ -150,9 +151,6 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         f"  fedpriv account {name} --target-epsilon 8{with_dimension} {sampled}",
     )(command)
     return typer.main.get_command(single)
-
-
-_REQUIRED = inspect.Parameter.empty
 
 
 def _option(name: str, help_: str | None) -> Any:

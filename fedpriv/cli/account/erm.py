@@ -54,7 +54,8 @@ def erm(
     if as_json:
         print_json(_values(problem, epsilon, delta, rows, theorem))
     else:
-        print_figures(rows, {"adjacency": _ADJACENCY}, theorem, _NOTES)
+        setting = {"adjacency": _ADJACENCY, "classes": f"{classes:,}", "tolerance": f"{tolerance:g}"}
+        print_figures(rows, setting, theorem, _NOTES)
 
 
 def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str, float | None, str]]:

@@ -61,7 +61,8 @@ def response(
     notes = [
         "A claim about the answer alone, against whoever collects it; an image beside a label may tell the class, too."
     ]
-    print_figures(rows, {"adjacency": "one true answer becomes any other"}, proven.theorem["epsilon"], notes)
+    setting = {"adjacency": "one true answer becomes any other", "answers": f"{answers:,} to choose from"}
+    print_figures(rows, setting, proven.theorem["epsilon"], notes)
 
 
 def _law(epsilon: float | None, keep: float | None, coin: float | None, answers: int) -> "Response":

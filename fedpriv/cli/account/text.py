@@ -80,8 +80,10 @@ def _mechanism(answer: Answer) -> str:
     if asked.dimension is None:
         return asked.mechanism
     on = f"{asked.mechanism} on {asked.dimension:,} numbers"
-    if asked.blocks == 1:
+    if "blocks" not in MECHANISMS[asked.mechanism].model_fields:
         return on
+    if asked.blocks == 1:
+        return f"{on} in one block"
     sizes = " or ".join(f"{size:,}" for size in sorted(set(answer.release.dimensions)))
     return f"{on} in {asked.blocks:,} blocks of {sizes}"
 

@@ -236,10 +236,12 @@ class NoisySettings(MechanismSettings):
 
     Attributes:
         nominal: what ``epsilon`` is, for people who account for releases without a run.
+        by_dimension: whether a proven figure depends on how many numbers a gradient has; ``fedpriv account`` asks then.
     """
 
     parameter: ClassVar[str]
     nominal: ClassVar[str]
+    by_dimension: ClassVar[bool] = True
 
     epsilon: Epsilon | None = None
     target_epsilon: Epsilon | None = Field(
