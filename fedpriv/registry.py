@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -146,7 +146,7 @@ def check_complete(kind: Any, base: type[Any]) -> type[Any]:
 
 
 def _check_attribute(kind: type[Any], key: str, wanted: Any) -> None:
-    if wanted not in (bool, int, str) and get_origin(wanted) is not tuple:
+    if wanted not in (bool, int, str) and get_origin(wanted) not in (tuple, Literal):
         return
     value = getattr(kind, key)
     try:
