@@ -91,7 +91,7 @@ class Privatiser:
     def _answered(
         self, message: Message, context: Context, call_next: ClientAppCallable, before: Vector, names: tuple[str, ...]
     ) -> tuple[Vector, MetricRecord]:
-        """The update and the metrics in what the app answers; all that looks at the answer is in here, and may raise."""
+        """The update and the metrics that the app answers; all that looks at its answer is in here, and may raise."""
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)

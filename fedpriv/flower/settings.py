@@ -15,8 +15,8 @@ __all__ = ["FILE", "FlowerSettings", "PrivatiseSettings", "TapSettings", "read_s
 FILE = "fedpriv.toml"
 
 _ABSOLUTE = (
-    "allowed is an absolute path, such as /var/lib/my-app/privacy; any other is another folder for another process, user "
-    "or version of the app, and a new ledger there gives the budget back"
+    "allowed is an absolute path, such as /var/lib/my-app/privacy; any other is another folder for another process, "
+    "user or version of the app, and a new ledger there gives the budget back"
 )
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]

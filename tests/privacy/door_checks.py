@@ -7,7 +7,7 @@ of the ledger's noise. Its ``mute`` takes the noise away where the door adds it,
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from numpy.typing import NDArray
 from scipy import stats
 from starlette.testclient import TestClient
@@ -45,8 +45,6 @@ from fedpriv.lab import start_run
 from fedpriv.lab.icl import start_icl
 from fedpriv.lab.service import open_service
 from fedpriv.lab.sources import made_source
-from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.redistribution import uniform_shares
 from fedpriv.plan import Plan
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
@@ -56,7 +54,6 @@ from fedpriv.seeds import MEMORY
 from fedpriv.server.exchange import question
 from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
-from fedpriv.votes import NoisyMax
 from fedpriv.wire import unpack
 from fedpriv.world import State, World, build_world
 from tests.flower import apps
@@ -317,8 +314,8 @@ def convex(mechanism: Mapping[str, Any]) -> Callable[[Path, Patch], None]:
     """The one model that each client releases, against the minimum that it releases at an epsilon of a billion."""
 
     def play(folder: Path, patch: Patch) -> None:
-        ran, exact = (_convex_run({**mechanism, "target_epsilon": epsilon}, folder / str(epsilon), patch)
-                      for epsilon in (2.0, 1e9))  # fmt: skip
+        ran = _convex_run({**mechanism, "target_epsilon": 2.0}, folder / "ran", patch)
+        exact = _convex_run({**mechanism, "target_epsilon": 1e9}, folder / "exact", patch)
         config: Any = ran.world.plans[0].config
         assert (ran.ledger["mechanism"], config.target_epsilon) == (mechanism["name"], 2.0)
         (noise,) = {line["noise"] for line in ran.ledger["clients"]}
@@ -458,9 +455,13 @@ def masked_votes(folder: Path, patch: Patch) -> None:
     clients, asked = 4, 150
     pate = {"aggregator": "gnmax", "noise_at": "clients", "target_epsilon": None, "queries": asked, "sigma2": 0.5}
     federation = {"algorithm": "pate", "clients": clients, "rounds": 1, "secure_aggregation": True}
-    own = {"batch_size": 2, "learning_rate": 0.1}
-    config = settings({"name": "none"}, federation=federation, pate={**pate, "local_epochs": 1, "student_epochs": 1},
-                      training=own, data={"name": "digits", "train_examples": 40}, model={"name": "mlp", "hidden": [4]})  # fmt: skip
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"name": "digits", "train_examples": 40},
+        "model": {"name": "mlp", "hidden": [4]},
+        "training": {"batch_size": 2, "learning_rate": 0.1},
+        "pate": {**pate, "local_epochs": 1, "student_epochs": 1},
+    }
+    config = settings({"name": "none"}, federation=federation, **sections)
     kept: list[Poll] = []
     with patch.context() as listening:
         honest = RunFolder.keep_poll
@@ -618,9 +619,12 @@ def endpoint(folder: Path, method: str, keys: Mapping[str, Any], name: str = "ru
 
 def finished_run(folder: Path, name: str = "run", mechanism: Mapping[str, Any] | None = None) -> None:
     config = settings(
-        mechanism or {"name": "none"}, data={"name": "digits"}, federation={"rounds": 1},
-        model={"name": "mlp", "hidden": [8]}, training={"batch_size": 16}
-    )  # fmt: skip
+        mechanism or {"name": "none"},
+        data={"name": "digits"},
+        federation={"rounds": 1},
+        model={"name": "mlp", "hidden": [8]},
+        training={"batch_size": 16},
+    )
     start_run(config, folder / name, "", Silent())
 
 
@@ -745,17 +749,25 @@ def without_noise_of_bounds(patch: Patch) -> None:
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 CHECKS: dict[str, Check] = {
-    **{f"upload, {name}, {unit}": Check(uploads(name, unit), without_release_noise)
-       for name in NOISE for unit in ("example", "update")},
+    **{
+        f"upload, {name}, {unit}": Check(uploads(name, unit), without_release_noise)
+        for name in NOISE
+        for unit in ("example", "update")
+    },
     "upload, none": Check(unprotected, None),
     "masked upload, gaussian": Check(masked("gaussian"), without_release_noise),
     "masked upload, distributed": Check(masked("distributed"), without_shares),
     "noise on the sum, central": Check(central, without_central_noise),
     "upload of a deployed client": Check(deployed, without_release_noise),
     "model of a client, output": Check(convex({"name": "output"}), without_model_noise),
-    "model of a client, output, laplace": Check(convex({"name": "output", "distribution": "laplace"}), without_model_noise),
+    "model of a client, output, laplace": Check(
+        convex({"name": "output", "distribution": "laplace"}), without_model_noise
+    ),
     "model of a client, objective": Check(convex({"name": "objective"}), without_model_noise),
-    **{f"somebody's app, {name}": Check(own_app(name), without_release_noise) for name in ("gaussian", "laplace", "vmf")},
+    **{
+        f"somebody's app, {name}": Check(own_app(name), without_release_noise)
+        for name in ("gaussian", "laplace", "vmf")
+    },
     "somebody's app, noise elsewhere": Check(refused_by_mod, None),
     **{f"votes, {name}": Check(votes(name), without_noise_on_votes) for name in ("confident", "gnmax", "lnmax")},
     "masked votes": Check(masked_votes, without_shares_on_votes),
@@ -763,8 +775,12 @@ CHECKS: dict[str, Check] = {
     "answers of prompts": Check(answered_prompts, without_noise_on_prompts),
     "masked votes of prompts": Check(masked_prompts, without_shares_on_prompts),
     "synthetic examples": Check(written_prompts, without_noise_on_prompts),
-    **{f"answers, {name}": Check(answers(name), without_noise_of_answers) for name in POLICY if name != "post-processing"},
+    **{
+        f"answers, {name}": Check(answers(name), without_noise_of_answers)
+        for name in POLICY
+        if name != "post-processing"
+    },
     "answers, post-processing": Check(answers("post-processing"), without_noise_of_the_run),
     "answers, unproven": Check(unproven, None),
     "bounds of a table": Check(bounds, without_noise_of_bounds),
-}  # fmt: skip
+}

@@ -63,7 +63,9 @@ CHECKED: dict[str, tuple[str, ...]] = {
         f"policy: {name}": (f"answers, {name}",)
         for name in ("label", "label-confidence", "logits", "model", "post-processing", "votes")
     },
-    **dict.fromkeys((f"policy: {name}" for name in ("label-only", "none", "paper", "rounded", "top")), ("answers, unproven",)),
+    **dict.fromkeys(
+        (f"policy: {name}" for name in ("label-only", "none", "paper", "rounded", "top")), ("answers, unproven",)
+    ),
     "network: clients/app.py": (*UPLOADS, "masked votes"),
     "network: clients/cohort.py": UPLOADS,
     "network: clients/prompts.py": ("masked votes of prompts",),
@@ -76,7 +78,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: server/prompts.py": ("masked votes of prompts",),
     "network: server/rounds.py": (*UPLOADS, "noise on the sum, central"),
     "network: server/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
-}  # fmt: skip
+}
 
 _PARTITION = "the number of its partition, which Flower gave it"
 _KEYS = "public keys, and encrypted shares of secrets that mask uploads; no example decides any of them"
@@ -95,9 +97,7 @@ QUIET: dict[str, str] = {
         (f"route: GET/HEAD /{page}" for page in ("docs", "docs/oauth2-redirect", "openapi.json", "redoc")),
         "describes the routes",
     ),
-    **dict.fromkeys(
-        (f"command: account {word}" for word in ("compare", "erm", "response", "votes")), _SETTINGS
-    ),
+    **dict.fromkeys((f"command: account {word}" for word in ("compare", "erm", "response", "votes")), _SETTINGS),
     **dict.fromkeys((f"command: config {word}" for word in ("check", "schema", "show")), _SETTINGS),
     **dict.fromkeys(("command: init", "command: attack list", "command: probe list"), _SETTINGS),
     "command: attack tune": "tunes an attack on public images",
@@ -108,18 +108,15 @@ QUIET: dict[str, str] = {
         (f"command: deploy {word}" for word in ("admit", "down", "listen", "prepare", "restart", "status", "up")),
         _PROCESSES,
     ),
+    **dict.fromkeys((f"network: fedpriv/deploy/{word}.py" for word in ("folder", "health", "launcher")), _PROCESSES),
     **dict.fromkeys(
-        (f"network: fedpriv/deploy/{word}.py" for word in ("folder", "health", "launcher")), _PROCESSES
-    ),
-    **dict.fromkeys(
-        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray", "stacked")), _FLOWER
+        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray", "stacked")),
+        _FLOWER,
     ),
     **dict.fromkeys(
         ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/wire.py"), _FLOWER
     ),
-    **dict.fromkeys(
-        (f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER
-    ),
+    **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
     "network: fedpriv/flower/tap.py": "see mod: tap",
     **dict.fromkeys(
         (f"network: fedpriv/listener/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
@@ -129,7 +126,7 @@ QUIET: dict[str, str] = {
     ),
     "network: fedpriv/icl/remote.py": "sends prompts to the model's endpoint as they are: the ledger says that whoever "
     "runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",
-}  # fmt: skip
+}
 
 
 def an_endpoint() -> FastAPI:
@@ -185,7 +182,7 @@ def test_a_door_without_its_noise_is_found_out(name: str, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("make", [lambda: client_app(None), lambda: prompter_app(doors.PROMPTER)])
 def test_what_is_said_to_carry_no_data_reaches_none(make: Any) -> None:
-    """These handlers are plain functions of a message and what Flower keeps: they build no world and close over none."""
+    """These handlers are functions of a message and of what Flower keeps: they build no world and close over none."""
     app = make()
     for kind, handler in vars(app)["_registered_funcs"].items():
         if not {f"client: {kind}", f"client with prompts: {kind}"} & QUIET.keys():
