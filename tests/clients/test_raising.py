@@ -76,8 +76,9 @@ def test_whatever_the_model_raises_is_no_refusal(error: type[BaseException]) -> 
 @in_one_test("error", ERRORS)
 def test_an_error_around_the_model_is_told_in_words_that_say_nothing(error: type[BaseException]) -> None:
     """Neither its text nor its class, both of which would be in the error that the server gets."""
-    with pytest.raises(RuntimeError, match=r"^failed; the client's own log says why$") as caught, discreet(3):
+    with pytest.raises(BaseException) as caught, discreet(3):
         raise error("example 5 is odd")
+    assert type(caught.value) is RuntimeError and str(caught.value) == "failed; the client's own log says why"
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 

@@ -106,7 +106,10 @@ RAISED = (ValueError, SystemExit, MemoryError, KeyboardInterrupt, GeneratorExit,
 )
 def test_an_update_of_zero_is_noise_and_nothing_else(trained: Callable[[Arrays], Arrays], tmp_path: Path) -> None:
     """Whatever goes wrong with the data, the server gets the same law; false alarm 1e-6."""
-    reply = app_of(tmp_path, trained)(question(BEFORE), context())
+    try:
+        reply = app_of(tmp_path, trained)(question(BEFORE), context())
+    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt would end the tests
+        pytest.fail(f"the server is told {type(error).__name__}: {error}")
     noise = released(arrays(reply))
     statistic = float((noise**2).sum()) / (SIGMA * CLIP) ** 2
     assert 5e-7 < stats.chi2.cdf(statistic, len(noise)) < 1 - 5e-7
