@@ -15,6 +15,7 @@ from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_key
 from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.config import Experiment
 from fedpriv.errors import RefusedError
+from fedpriv.mechanisms.machinery.settings import NoiseAt
 from fedpriv.randomness import Secret
 from fedpriv.seeds import kept_for
 from fedpriv.shamir import least_survivors
@@ -44,7 +45,7 @@ def client_app(secret: Secret | None) -> CohortApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload, _ = _trained(message, context, secret, bound.cohort)
+        world, upload, _ = _trained(message, context, secret, bound.cohort, ("clients", "server"))
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -54,7 +55,7 @@ def client_app(secret: Secret | None) -> CohortApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload, own = _trained(message, context, secret, bound.cohort)
+        world, upload, own = _trained(message, context, secret, bound.cohort, ("clients", "sum"))
         with _discreet(world.experiment, context):
             reply = masked_upload(message, context, world, upload, own)
         reply["client"] = _trained_with(world, _partition(context))
@@ -74,6 +75,8 @@ def client_app(secret: Secret | None) -> CohortApp:
     def vote_masked(message: Message, context: Context) -> Message:
         """Vote as above, and reply with noisy counts of which the server can read the sum only."""
         world, own, votes = _voted(message, context, secret)
+        if world.experiment.pate_settings.noise_at != "clients":
+            raise ValueError("the settings say that the server adds the noise to votes; these were asked for masked")
         clients = world.experiment.federation.clients
         words = masked_counts(votes, world.dataset.classes, world.noise_of_votes, clients, own.stream("votes"))
         reply = masked(message, context, words, least_survivors(clients))
@@ -93,13 +96,18 @@ def identify(message: Message, context: Context) -> Message:
 
 
 def _trained(
-    message: Message, context: Context, secret: Secret | None, cohort: Cohort
+    message: Message, context: Context, secret: Secret | None, cohort: Cohort, places: tuple[NoiseAt, ...]
 ) -> tuple[World, State, Secret | None]:
-    """The experiment, what this client computes in the message's round, and the secret of that answer's noise."""
+    """The experiment, what this client computes in the message's round, and the secret of that answer's noise.
+
+    ``places`` is where the answer gets noise: a server that asks for it in another way than the mechanism needs gets
+    none.
+    """
     task = record_in(message.content, "task", ConfigRecord)
     before = cohort.sent(message)
     known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
     experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
+    experiment.mechanism.require_noise_at(*places)
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
         world = _own_world(context, *known)

@@ -90,12 +90,15 @@ def kept(context: Context, name: str, value: bytes) -> bytes:
         value: 32 bytes.
 
     Raises:
-        RefusedError: the memory is damaged.
+        RefusedError: the memory is damaged, or the path of its folder is relative.
         WriteError: it cannot be written.
     """
     folder = os.environ.get(MEMORY, "")
     if not folder:
         return _kept_by_flower(context, name, value)
+    if not Path(folder).is_absolute():
+        # Another process that starts elsewhere would find nothing there, and answer a round once more.
+        raise RefusedError(f"{MEMORY} does not name an absolute path on this client's machine")
     path = Path(folder) / f"{context.run_id}-{context.node_config['partition-id']}-{name}"
     if write_once(path, value.hex().encode(), mode=0o600):
         return value

@@ -78,12 +78,13 @@ def _raising(works: Callable[[Tensor], bool], stand_ins: Tensor, places: list[in
     yield from _raising(works, stand_ins, places[middle:])
 
 
-def unless_raised(compute: Callable[[], T], *passed: type[BaseException]) -> T | None:
+def unless_raised(compute: Callable[[], T], *passed: type[BaseException], level: int = logging.DEBUG) -> T | None:
     """Return the result, or ``None`` where the model raises, be it ``SystemExit`` or ``KeyboardInterrupt``.
 
     Args:
         compute: runs the model.
         passed: what is raised on, because no example can be its cause.
+        level: at which the error is logged, with its traceback.
 
     Raises:
         BaseException: what the handler of a signal raises, such as ``KeyboardInterrupt`` after Ctrl-C, and ``passed``.
@@ -95,7 +96,7 @@ def unless_raised(compute: Callable[[], T], *passed: type[BaseException]) -> T |
         except passed:
             raise
         except BaseException:  # noqa: BLE001 - a refusal would tell of an example what no noise hides
-            _LOG.debug("the model raises", exc_info=True)
+            _LOG.log(level, "the model raises", exc_info=True)
     if interrupts:
         raise interrupts[0]
     return result
@@ -107,14 +108,22 @@ def discreet(client: int) -> Iterator[None]:
 
     Raises:
         RefusedError: as it is raised inside; it is about messages alone.
+        BaseException: what the handler of a signal raises, such as ``KeyboardInterrupt`` after Ctrl-C.
         RuntimeError: whatever else went wrong, in words that say nothing of the data.
     """
-    try:
-        yield
-    except RefusedError:
-        raise
-    except (Exception, SystemExit):  # noqa: BLE001 - it may depend on an example, and no noise protects a text
-        _LOG.exception("client %d failed", client)
+    failed = False
+    with _watched_handlers() as interrupts:
+        try:
+            yield
+        except RefusedError:
+            raise
+        except BaseException:  # noqa: BLE001 - it may depend on an example, and no noise protects a text or a class
+            failed = True
+            if not interrupts:
+                _LOG.exception("client %d failed", client)
+    if interrupts:
+        raise interrupts[0]
+    if failed:
         raise RuntimeError("failed; the client's own log says why") from None
 
 

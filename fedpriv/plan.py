@@ -19,6 +19,7 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.skellam import LEVELS
 from fedpriv.config import Experiment
+from fedpriv.config.trust import noise_places
 from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
@@ -26,6 +27,7 @@ from fedpriv.lattice import Share
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.mechanisms.machinery.settings import NoiseAt
 from fedpriv.randomness import NoiseStream, Secret, numpy_stream
 
 __all__ = ["Plan", "draft_plan", "participants", "plan_client", "with_noise"]
@@ -44,8 +46,11 @@ class Plan:
         tensors: the number of coordinates of each parameter tensor, in the model's order.
         seed: that batches are drawn by: the experiment's, or a secret one.
         redistribution: r, for hgm.
+        noise_places: where what this client releases gets noise before anybody else reads it. By default at the client
+            alone: whoever masks it, or adds noise at the server, has to say so.
 
     Raises:
+        InputError: the mechanism's noise is added at none of these places.
         ValueError: the settings name a target instead of the noise, or the mechanism cannot be built from them.
     """
 
@@ -56,8 +61,10 @@ class Plan:
     tensors: tuple[int, ...]
     seed: int
     redistribution: Redistribution | None = None
+    noise_places: tuple[NoiseAt, ...] = ("clients",)
 
     def __post_init__(self) -> None:
+        self.config.require_noise_at(*self.noise_places)
         if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
             raise ValueError(f"the settings in the plan of client {self.client} hold more than the noise itself")
         if self.config.on_gradients:
@@ -279,7 +286,8 @@ def draft_plan(
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
-    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution)
+    places = noise_places(experiment)
+    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution, places)
 
 
 def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:

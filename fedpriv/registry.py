@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -131,7 +131,9 @@ def check_complete(kind: Any, base: type[Any]) -> type[Any]:
     if hidden:
         raise TypeError(f"{kind.__qualname__} has a key {hidden[0]!r}, which hides that of {base.__qualname__}")
     ours = [each for each in reversed(kind.__mro__) if each.__module__.startswith("fedpriv.")]
-    declared = {key: value for each in ours for key, value in inspect.get_annotations(each).items()}
+    # A class that says an attribute again may say it in words (PEP 563); what its base says stands.
+    said = ((key, value) for each in ours for key, value in inspect.get_annotations(each).items())
+    declared = {key: value for key, value in said if not isinstance(value, str)}
     for key, annotation in declared.items():
         if get_origin(annotation) is ClassVar and hasattr(kind, key):
             _check_attribute(kind, key, get_args(annotation)[0])
@@ -146,7 +148,7 @@ def check_complete(kind: Any, base: type[Any]) -> type[Any]:
 
 
 def _check_attribute(kind: type[Any], key: str, wanted: Any) -> None:
-    if wanted not in (bool, int, str) and get_origin(wanted) is not tuple:
+    if wanted not in (bool, int, str) and get_origin(wanted) not in (tuple, Literal):
         return
     value = getattr(kind, key)
     try:

@@ -191,6 +191,8 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
         raise InputError(f"{where}: {allowed_words(detail)}") from None
     if config.parameter and config.noise is None:
         raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
+    # The noise in the upload is meant; of one whose noise is added later, the attack would believe in none.
+    config.require_noise_at("clients")
     return config
 
 

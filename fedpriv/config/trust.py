@@ -7,8 +7,14 @@ from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from fedpriv.config.experiment import Experiment
+    from fedpriv.mechanisms.machinery.settings import NoiseAt
 
-__all__ = ["check_trust", "with_usual_sums"]
+__all__ = ["check_trust", "noise_places", "with_usual_sums"]
+
+
+def noise_places(experiment: "Experiment") -> "tuple[NoiseAt, ...]":
+    """Return where an upload of this experiment gets noise: at the client, and under masks or at the server."""
+    return ("clients", "sum" if experiment.federation.secure_aggregation else "server")
 
 
 def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,6 +46,7 @@ def check_trust(experiment: "Experiment") -> None:
         return
     secure = where == "sum"
     for key, given, allowed in (
+        ("mechanism.unit", mechanism.unit, "update"),
         ("federation.weighting", federation.weighting, "uniform"),
         ("federation.aggregation", federation.aggregation, "mean"),
         ("federation.secure_aggregation", federation.secure_aggregation, secure),
@@ -52,5 +59,9 @@ def check_trust(experiment: "Experiment") -> None:
                 f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs {key} = {wanted} "
                 f"(given: {given!r})"
             )
+    mechanism.require_noise_at(*noise_places(experiment))
+    some = mechanism.with_some_noise()
+    if not some.noise_on_mean(1, some.bound) > 0:
+        raise ValueError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
     if secure:
         mechanism.shared_by(federation.asked)

@@ -10,6 +10,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedpriv.accounting import calibrate
+from fedpriv.clients.raising import unless_raised
 from fedpriv.data.sampling import Sampling
 from fedpriv.errors import InputError
 from fedpriv.flower.arrays import arrays_of, as_sent, is_training, moved, round_of
@@ -37,15 +38,15 @@ def privatise(near: str | Path) -> Mod:
     at the client but those that ``privatise.send`` names, and num-examples is 1, so that all clients weigh alike.
     Messages other than those to train pass through untouched, and what an evaluation replies is covered by nothing.
 
-    An app that raises, or returns something that does not fit or is not finite, has an update of zero: whether it does
-    may depend on its data. The client's own log says so.
+    An app that raises, whatever it is, or returns something that does not fit or is not finite, has an update of zero:
+    whether it does may depend on its data. The client's own log says so. Only signals (Ctrl-C) still end the process.
 
     Args:
         near: a file of settings (.toml); or the ``__file__`` of the app's module, in whose folder, or one above it,
             fedpriv.toml is.
 
     Raises:
-        InputError: the settings are missing or wrong, or name no mechanism.
+        InputError: the settings are missing or wrong, name no mechanism, or one whose noise no client adds.
     """
     settings = read_settings(near)
     if not settings.mechanism.protects:
@@ -72,31 +73,37 @@ class Privatiser:
         names = moved(before, before)
         ledger = self._ledger(_client(context), tuple(before[name].numel() for name in names))
         line = ledger.charge(context.run_id, round_of(message))
-        reply, after = self._answered(message, context, call_next)
-        release = ledger.plan.release_update(_update(after, before, names), self._noise(line).stream("noise"))
+        answered = unless_raised(
+            lambda: self._answered(message, context, call_next, before, names), level=logging.ERROR
+        )
+        if answered is None:
+            _LOG.error("client %d: the app failed; its update counts as zero", line.client)
+        update, metrics = answered or (
+            {name: torch.zeros(before[name].shape) for name in names},
+            MetricRecord({WEIGHT: 1}),
+        )
+        release = ledger.plan.release_update(update, self._noise(line).stream("noise"))
         released(Released(ledger.plan.config, line))
         state = {name: as_sent(before[name].double() + value, before[name]) for name, value in release.items()}
-        content = RecordDict({self.settings.privatise.record: pack({**before, **state})})
-        content["metrics"] = self._metrics(reply)
+        content = RecordDict({self.settings.privatise.record: pack({**before, **state}), "metrics": metrics})
         return Message(content, reply_to=message)
 
     def _answered(
-        self, message: Message, context: Context, call_next: ClientAppCallable
-    ) -> tuple[Message | None, Vector]:
-        """What the app answers, and its arrays; none where it fails."""
-        try:
-            reply = call_next(message, context)
-            if reply.has_error():
-                raise RuntimeError(reply.error.reason)
-            return reply, arrays_of(reply, self.settings.privatise.record)
-        except (Exception, SystemExit):  # noqa: BLE001 - an error reply would tell of the data without noise
-            _LOG.exception("client %d: the app failed; its update counts as zero", _client(context))
-            return None, {}
+        self, message: Message, context: Context, call_next: ClientAppCallable, before: Vector, names: tuple[str, ...]
+    ) -> tuple[Vector, MetricRecord]:
+        """The update and the metrics that the app answers; all that looks at its answer is in here, and may raise."""
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        update = _update(arrays_of(reply, self.settings.privatise.record), before, names)
+        return update, self._metrics(reply)
 
     def _ledger(self, client: int, tensors: tuple[int, ...]) -> AnswerLedger:
         own = self.settings.privatise
         limits = Limits(own.rounds, own.target_epsilon)
-        return AnswerLedger(own.folder.absolute(), _plan(self.settings, client, tensors), limits, self._notes)
+        if own.folder is None:
+            raise InputError("privatise.folder is not set")
+        return AnswerLedger(own.folder, _plan(self.settings, client, tensors), limits, self._notes)
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
@@ -114,8 +121,8 @@ class Privatiser:
         secret = Secret.drawn() if seed is None else Secret.of_seed(seed)
         return secret.derived("flower answer", line.client, line.participations)
 
-    def _metrics(self, reply: Message | None) -> MetricRecord:
-        records = () if reply is None else reply.content.metric_records.values()
+    def _metrics(self, reply: Message) -> MetricRecord:
+        records = reply.content.metric_records.values()
         sent = {key: record[key] for record in records for key in self.settings.privatise.send if key in record}
         return MetricRecord({WEIGHT: 1, **sent})
 
@@ -129,8 +136,6 @@ def _client(context: Context) -> int:
 def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Plan:
     """Bind the mechanism, calibrated where the settings have a target. Of a whole update nothing is sampled."""
     config = settings.mechanism
-    if config.needs_redistribution:
-        raise InputError(f"mechanism {config.name} shares its noise out by a public model, which a mod does not know")
     draft = Plan(client, Sampling("shuffled", 1, 1), 1, config.with_some_noise(), tensors, 0)
     if not config.parameter or config.noise is not None:
         return replace(draft, config=config.with_noise(config.noise)) if config.noise is not None else draft
@@ -141,10 +146,11 @@ def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Pl
 
 
 def _update(after: Vector, before: Vector, names: tuple[str, ...]) -> Vector:
-    """After minus before in float32, and zero where an array is missing or does not fit."""
-    fits = all(name in after and after[name].shape == before[name].shape for name in names)
-    if not fits:
-        if after:
-            _LOG.error("the app returned other arrays than it was sent; its update counts as zero")
-        return {name: torch.zeros(before[name].shape) for name in names}
+    """After minus before in float32.
+
+    Raises:
+        ValueError: an array is missing or has another shape.
+    """
+    if not all(name in after and after[name].shape == before[name].shape for name in names):
+        raise ValueError("the app returned other arrays than it was sent")
     return {name: (after[name].double() - before[name].double()).float() for name in names}

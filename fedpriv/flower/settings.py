@@ -14,6 +14,11 @@ __all__ = ["FILE", "FlowerSettings", "PrivatiseSettings", "TapSettings", "read_s
 
 FILE = "fedpriv.toml"
 
+_ABSOLUTE = (
+    "allowed is an absolute path, such as /var/lib/my-app/privacy; any other is another folder for another process, "
+    "user or version of the app, and a new ledger there gives the budget back"
+)
+
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Side = Annotated[Integer, Field(ge=1)]
 
@@ -42,7 +47,9 @@ class TapSettings(Section):
 class PrivatiseSettings(Section):
     """The section ``[privatise]``."""
 
-    folder: Path = Field(Path("privacy"), description="each client's ledger, for good: it must outlive restarts")
+    folder: Path | None = Field(
+        None, description="absolute path of each client's ledger, for good: it must outlive restarts and new versions"
+    )
     record: str = Field("arrays", description="ArrayRecord with the parameters, in the message and in the reply")
     rounds: Count | None = Field(None, description="a client answers so often and then refuses; none: for ever")
     target_epsilon: Epsilon | None = Field(None, description="a client refuses once an answer would take it above")
@@ -50,6 +57,14 @@ class PrivatiseSettings(Section):
     seed: Annotated[Integer, Field(ge=0)] | None = Field(
         None, description="noise that repeats, for experiments: whoever knows the seed subtracts it"
     )
+
+    @field_validator("folder")
+    @classmethod
+    def _is_one_place(cls, folder: Path | None) -> Path | None:
+        """Where a process starts, who starts it, and where Flower unpacks the app must not begin a new ledger."""
+        if folder is not None and not folder.is_absolute():
+            raise ValueError(_ABSOLUTE)
+        return folder
 
 
 def _no_mechanism() -> MechanismSettings:
@@ -79,8 +94,15 @@ class FlowerSettings(Section):
                 f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole update and no "
                 'example; allowed is a mechanism on gradients with unit = "update"'
             )
+        config.require_noise_at("clients")
+        if config.needs_redistribution:
+            raise ValueError(
+                f"mechanism.name = {config.name!r} shares its noise out by a public model, which a mod does not know"
+            )
         if config.calibrated_epsilon is not None and self.privatise.rounds is None:
             raise ValueError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
+        if config.protects and self.privatise.folder is None:
+            raise ValueError(f"privatise.folder is not set: {_ABSOLUTE}")
         return self
 
 

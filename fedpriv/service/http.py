@@ -5,6 +5,7 @@ Questions that come in while others are computed are answered together in the ne
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from fedpriv.service.ledger import OWNER
 from fedpriv.service.served import Outcome, Question, Served
 
 __all__ = ["LARGEST_BODY", "MOST_IMAGES", "Refused", "build_app"]
+
+_LOG = logging.getLogger(__name__)
 
 LARGEST_BODY = 16 << 20
 """Bytes that a question may have."""
@@ -95,9 +98,10 @@ class _Batches:
             for each in waiting:
                 _settle(each, Refused(503, str(error)))
             return
-        except Exception as error:  # noqa: BLE001 (one batch must not end the server; its users are told)
+        except Exception:  # noqa: BLE001 (one batch must not end the server; what it raised may tell of the data)
+            _LOG.exception("questions were not answered")
             for each in waiting:
-                _settle(each, Refused(500, f"not answered: {type(error).__name__}"))
+                _settle(each, Refused(500, "not answered; the server's own log says why"))
             return
         for each, outcome in zip(waiting, outcomes, strict=True):
             _settle(each, outcome)

@@ -449,6 +449,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "mechanism": ({"mechanism": {"name": "gausian"}}, "mechanism.name: "),
     "no noise": ({"mechanism": {"name": "vmf"}}, "vmf needs exactly one of"),
     "target": ({"mechanism": {"name": "vmf", "epsilon": 3.0}}, "give the noise itself"),
+    "noise elsewhere": ({"mechanism": {"name": "central", "sigma": 1.0}}, "'central': would leave without noise here"),
     "shares": ({"mechanism": {"name": "hgm", "sigma": 1.0}}, "needs the redistribution"),
     **{
         f"{name} {value!r}": ({name: value}, f"{name} = {value!r}: ")

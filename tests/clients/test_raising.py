@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.raising import Sound, unless_raised, where_sound
+from fedpriv.clients.raising import Sound, discreet, unless_raised, where_sound
 from tests.cases import in_one_test
 
 EXAMPLES = 7
@@ -73,6 +73,15 @@ def test_whatever_the_model_raises_is_no_refusal(error: type[BaseException]) -> 
         unless_raised(model, error)
 
 
+@in_one_test("error", ERRORS)
+def test_an_error_around_the_model_is_told_in_words_that_say_nothing(error: type[BaseException]) -> None:
+    """Neither its text nor its class, both of which would be in the error that the server gets."""
+    with pytest.raises(BaseException) as caught, discreet(3):
+        raise error("example 5 is odd")
+    assert type(caught.value) is RuntimeError and str(caught.value) == "failed; the client's own log says why"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
 @pytest.fixture
 def _heard() -> Iterator[None]:
     """A shell has the processes that it starts in the background ignore Ctrl-C."""
@@ -99,6 +108,8 @@ def test_ctrl_c_ends_the_run(made_of_it: str) -> None:
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         unless_raised(model)
+    with pytest.raises(KeyboardInterrupt), discreet(3):
+        model()
     assert signal.getsignal(signal.SIGINT) is handler
 
 

@@ -85,6 +85,6 @@ def own_app(folder: Path, protected: bool = False) -> Path:
         changed = changed.replace("import tap", "import privatise, tap").replace(
             "tap(__file__)]", "tap(__file__), privatise(__file__)]"
         )
-        (folder / "fedpriv.toml").write_text(texts["protected.toml"])
+        (folder / "fedpriv.toml").write_text(texts["protected.toml"].replace("/var/lib/quickstart", str(folder)))
     code.write_text(changed)
     return folder

@@ -2,6 +2,8 @@
 
 import json
 import math
+import signal
+from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from scipy import optimize, stats
 
 from fedpriv.errors import InputError, RefusedError
 from fedpriv.flower import privatise
+from fedpriv.flower.privatise import Privatiser
+from fedpriv.flower.settings import FlowerSettings, PrivatiseSettings
+from fedpriv.mechanisms import mechanism_settings
 from tests.flower.apps import Arrays, arrays, client, context, question, settings
 
 SIGMA, CLIP = 0.5, 2.0
@@ -72,8 +77,18 @@ def test_statistics_and_whole_numbers_leave_as_they_came(tmp_path: Path) -> None
         assert name.startswith("bn") is bool((reply[name] == value).all())
 
 
-def raising(given: Arrays) -> Arrays:
-    raise SystemExit("this digit is a seven")
+class Panic(BaseException):
+    """As the panic of an extension in Rust reaches Python."""
+
+
+def raising(error: BaseException) -> Callable[[Arrays], Arrays]:
+    def trained(given: Arrays) -> Arrays:
+        raise error
+
+    return trained
+
+
+RAISED = (ValueError, SystemExit, MemoryError, KeyboardInterrupt, GeneratorExit, StopIteration, CancelledError, Panic)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +99,43 @@ def raising(given: Arrays) -> Arrays:
         lambda given: {**given, "bias": given["bias"] + np.float32("inf")},
         lambda given: {"weight": given["weight"]},
         lambda given: {**given, "bias": np.zeros(3, np.float32)},
-        raising,
+        lambda given: {**given, "bias": np.full(50, "seven")},
+        *(raising(kind("seven")) for kind in RAISED),
     ],
-    ids=["unchanged", "nan", "infinite", "missing", "other shape", "raises"],
+    ids=["unchanged", "nan", "infinite", "missing", "other shape", "texts", *(kind.__name__ for kind in RAISED)],
 )
 def test_an_update_of_zero_is_noise_and_nothing_else(trained: Callable[[Arrays], Arrays], tmp_path: Path) -> None:
     """Whatever goes wrong with the data, the server gets the same law; false alarm 1e-6."""
-    noise = released(asked(app_of(tmp_path, trained)))
+    try:
+        reply = app_of(tmp_path, trained)(question(BEFORE), context())
+    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt would end the tests
+        pytest.fail(f"the server is told {type(error).__name__}: {error}")
+    noise = released(arrays(reply))
     statistic = float((noise**2).sum()) / (SIGMA * CLIP) ** 2
     assert 5e-7 < stats.chi2.cdf(statistic, len(noise)) < 1 - 5e-7
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 1}
+    assert list(reply.content) == ["arrays", "metrics"]
+
+
+def test_why_an_app_failed_is_in_the_clients_own_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked(app_of(tmp_path, raising(Panic("this digit is a seven"))))
+    assert "this digit is a seven" in caplog.text and "its update counts as zero" in caplog.text
+
+
+def test_ctrl_c_ends_the_process_and_no_answer_leaves(tmp_path: Path) -> None:
+    """The answer is charged all the same."""
+
+    def interrupted(given: Arrays) -> Arrays:
+        signal.raise_signal(signal.SIGINT)
+        return given
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asked(app_of(tmp_path, interrupted))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len((tmp_path / "privacy" / "client-3.jsonl").read_text().splitlines()) == 2
 
 
 def test_evaluation_is_untouched_and_not_counted(tmp_path: Path) -> None:
@@ -143,7 +186,7 @@ def test_a_client_stops_at_its_epsilon_whatever_its_data(tmp_path: Path) -> None
     asked(app_of(tmp_path, longer, "target_epsilon = 60"))
     with pytest.raises(RefusedError, match=r"one more would take it above privatise\.target_epsilon = 60"):
         for _ in range(20):
-            asked(app_of(tmp_path, raising, "target_epsilon = 60"))
+            asked(app_of(tmp_path, raising(ValueError("seven")), "target_epsilon = 60"))
     assert line(tmp_path)["epsilon"] <= 60
 
 
@@ -165,6 +208,49 @@ def test_each_answer_has_noise_of_its_own_and_a_seed_repeats_it(tmp_path: Path) 
     assert any("privatise.seed" in note for note in line(tmp_path / "a")["notes"])
 
 
+def test_a_restart_elsewhere_and_a_new_version_go_on_with_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower unpacks each version of an app into a folder of its own, and runs it where the SuperNode was started."""
+    keys = f'[privatise]\nrounds = 2\nfolder = "{tmp_path / "privacy"}"'
+
+    def version(name: str) -> dict[str, np.ndarray]:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        text = f'[mechanism]\nname = "gaussian"\nsigma = 4.0\n{keys}'
+        return asked(client([privatise(settings(tmp_path / name, text))], longer))
+
+    version("one")
+    version("two")
+    with pytest.raises(RefusedError, match="client 3 has answered 2 times"):
+        version("three")
+    assert line(tmp_path)["participations"] == 2
+
+
+@pytest.mark.parametrize("noise", ["sigma = 4.0", "target_epsilon = 1.0"])
+@pytest.mark.parametrize("name", ["central", "distributed"])
+def test_noise_that_no_client_adds_is_refused_in_one_line(name: str, noise: str, tmp_path: Path) -> None:
+    """Nobody between this client and its server adds it: the clipped update would leave as it is."""
+    text = f'[mechanism]\nname = "{name}"\n{noise}\n[privatise]\nrounds = 3\nfolder = "{tmp_path / "privacy"}"'
+    with pytest.raises(InputError, match=rf"fedpriv\.toml: .*'{name}': would leave without noise here") as caught:
+        privatise(settings(tmp_path, text))
+    allowed = str(caught.value).partition("allowed: ")[2]
+    assert "gaussian" in allowed and "central" not in allowed and "distributed" not in allowed
+    assert "\n" not in str(caught.value) and not (tmp_path / "privacy").exists()
+
+
+@pytest.mark.parametrize("name", ["central", "distributed"])
+def test_nothing_is_released_where_nobody_checked_the_settings(name: str, tmp_path: Path) -> None:
+    """Whoever makes the mod by hand gets no upload, and no line in a ledger."""
+    unchecked = FlowerSettings.model_construct(
+        privatise=PrivatiseSettings(folder=tmp_path / "privacy"),
+        mechanism=mechanism_settings({"name": name, "sigma": 4.0}),
+    )
+    with pytest.raises(InputError, match=f"'{name}': would leave without noise here"):
+        asked(client([Privatiser(unchecked)], longer))
+    assert not (tmp_path / "privacy").exists()
+
+
 def test_a_ledger_is_of_one_mechanism(tmp_path: Path) -> None:
     asked(app_of(tmp_path, longer))
     with pytest.raises(InputError, match="is the ledger of another mechanism or model"):
@@ -179,6 +265,15 @@ def test_a_ledger_is_of_one_mechanism(tmp_path: Path) -> None:
         ('[mechanism]\nname = "gaussian"\nepsilon = 0.0', "epsilon"),
         ('[mechanism]\nname = "gaussian"\ntarget_epsilon = 1.0', "target_epsilon needs privatise.rounds"),
         ('[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nround = 3', "unknown key privatise.round"),
+        ('[mechanism]\nname = "hgm"\nsigma = 1.0', "'hgm' shares its noise out by a public model"),
+        ('[mechanism]\nname = "gaussian"\nsigma = 1.0', "privatise.folder is not set: allowed is an absolute path"),
+        *(
+            (
+                f'[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nfolder = "{folder}"',
+                f"privatise.folder = '{folder}' is not allowed; allowed is an absolute path",
+            )
+            for folder in ("privacy", "./privacy", "~/privacy", "")
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(text: str, expected: str, tmp_path: Path) -> None:
@@ -190,7 +285,7 @@ def test_wrong_settings_are_one_line(text: str, expected: str, tmp_path: Path) -
 def test_settings_are_looked_for_from_the_module_upwards(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"fedpriv.toml is neither in .* nor in a folder above it"):
         privatise(tmp_path / "app" / "client_app.py")
-    settings(tmp_path, '[mechanism]\nname = "gaussian"\nsigma = 1.0')
+    settings(tmp_path, f'[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nfolder = "{tmp_path}"')
     assert privatise(tmp_path / "app" / "client_app.py")
 
 

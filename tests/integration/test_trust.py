@@ -2,25 +2,38 @@
 
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 
 from fedpriv.accounting import running_epsilon
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
 from fedpriv.budget import Budget
+from fedpriv.clients.app import client_app
 from fedpriv.config import Experiment
+from fedpriv.config.trust import check_trust
+from fedpriv.data.sampling import Sampling
+from fedpriv.engines.inline import simulated
+from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.trust import LISTS_PARTICIPANTS, views
-from fedpriv.plan import participants
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.mechanisms.central import CentralSettings
+from fedpriv.mechanisms.gaussian import GaussianSettings
+from fedpriv.mechanisms.machinery.settings import NoiseAt
+from fedpriv.plan import Plan, participants
 from fedpriv.progress import Silent
 from fedpriv.randomness import Secret
 from fedpriv.records import Asked, LedgerLine
+from fedpriv.registry import check_complete
 from fedpriv.report import reported
 from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
+from fedpriv.server.exchange import question
 from fedpriv.server.released import released_rounds, replay
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
@@ -225,6 +238,69 @@ def test_a_run_with_distributed_noise(tmp_path: Path) -> None:
     (view,) = folder.ledger().views
     assert view.sees.startswith("the sum")
     assert view.guarantee.epsilon == folder.ledger().worst.epsilon
+
+
+class ElsewhereSettings(CentralSettings):
+    """As a package of somebody else's may have it: no code of ours adds noise at that place."""
+
+    noise_at: ClassVar[NoiseAt] = "proxy"  # type: ignore[assignment]
+
+
+class SilentSettings(GaussianSettings):
+    """Noise at the server, of which the mechanism does not say how much: an upload would leave as it is."""
+
+    noise_at: ClassVar[NoiseAt] = "server"
+
+    @property
+    def bound(self) -> float:
+        return self.clip_norm
+
+
+class UnboundedSettings(GaussianSettings):
+    """The same, and nothing bounds an update in the sum."""
+
+    noise_at: ClassVar[NoiseAt] = "server"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            ElsewhereSettings(sigma=1.0),
+            r"would leave without noise here, since it is added at 'proxy'; allowed: .*central",
+        ),
+        (SilentSettings(sigma=1.0, unit="update"), "does not say how much noise a sum gets"),
+        (UnboundedSettings(sigma=1.0, unit="update"), "bounds no norm of updates in a sum"),
+        (SilentSettings(sigma=1.0), "needs mechanism.unit = 'update'"),
+    ],
+    ids=["another place", "no amount", "no bound", "examples"],
+)
+def test_a_mechanism_of_a_package_that_is_noised_nowhere_is_refused(config: MechanismSettings, said: str) -> None:
+    run = settings(CENTRAL).model_copy(update={"mechanism": config})
+    with pytest.raises(ValueError, match=said):
+        check_trust(run)
+
+
+def test_a_package_cannot_enter_a_place_that_there_is_not() -> None:
+    with pytest.raises(TypeError, match=r"noise_at = 'proxy' is no .*server"):
+        check_complete(ElsewhereSettings, MechanismSettings)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("distributed", "train"), ("central", "train.masked")])
+def test_a_client_is_not_asked_in_a_way_that_adds_no_noise(name: str, kind: str) -> None:
+    """A server that asks for a share in the clear, or for a clipped update under a mask, gets a refusal."""
+    run = settings({"name": name, "sigma": 0.5, "clip_norm": 0.4})
+    world, grid = build_world(run), simulated(client_app(Secret.of_seed(0)), 4)
+    message = Message(question(world.initial, run.to_json(), 1), 1, kind, group_id="1")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.has_error() and f"mechanism.name = '{name}': would leave without noise here" in reply.error.reason
+
+
+@pytest.mark.parametrize("name", ["central", "distributed"])
+def test_a_plan_that_nobody_told_of_a_server_or_masks_is_refused(name: str) -> None:
+    config = mechanism_settings({"name": name, "sigma": 1.0})
+    with pytest.raises(InputError, match=f"'{name}': would leave without noise here"):
+        Plan(0, Sampling("shuffled", 1, 1), 1, config, (3,), 0)
 
 
 def test_the_sweep_compares_the_places_of_the_noise_at_one_epsilon() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,26 @@ def test_a_ledger_that_was_taken_away_answers_nothing(tmp_path: Path) -> None:
         found = client.post("/answers", content=npy(images(1)), headers=NPY)
         assert found.status_code == 503 and "was replaced" in found.json()["detail"]
         assert client.get("/health").status_code == 200
+
+
+def test_what_goes_wrong_inside_is_in_the_servers_own_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The text of an error, or its class, may tell of what the answers are computed from."""
+
+    class OddWeights(RuntimeError): ...
+
+    def raising(images: torch.Tensor) -> Scores:
+        raise OddWeights("weight 7 is odd")
+
+    own = served(tmp_path)
+    own.oracle = replace(own.oracle, scores=raising)
+    with TestClient(build_app(own, (), {})) as client:
+        response = client.post("/answers", json={"images": images(1).tolist()})
+        assert (response.status_code, response.json()) == (
+            500,
+            {"detail": "not answered; the server's own log says why"},
+        )
+        assert client.get("/health").status_code == 200
+    assert "weight 7 is odd" in caplog.text
 
 
 def test_a_body_that_was_cut_off_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """What the settings of every mechanism have in common, and what all others ask of a mechanism through them."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.errors import InputError
 from fedpriv.names import AdjacencyName, CalibrationName, UnitName
 from fedpriv.registry import MECHANISMS
 from fedpriv.settings import Choice, Epsilon, Real, Section, enumerated
@@ -39,6 +40,12 @@ PublicModel = Callable[[int], "tuple[nn.Module, Tensor]"]
 
 NoiseAt = Literal["clients", "sum", "server"]
 """Where the noise is whole: in each upload, in the sum of a round's uploads alone, or where the server adds it."""
+
+_ADDED_BY: Mapping[str, str] = {
+    "clients": "each client adds it to its own upload",
+    "sum": "each client adds a share of it to a masked sum (federation.secure_aggregation)",
+    "server": "a trusted server of fedpriv run adds it to the sum of a round",
+}
 
 Contender = tuple[str, tuple[int, ...]]
 """A label and the dimensions of the blocks, for ``fedpriv account compare``."""
@@ -93,6 +100,24 @@ class MechanismSettings(Section):
         Raises:
             ValueError: the noise is a target still, what is redistributed is missing, or numbers are out of range.
         """
+
+    def require_noise_at(self, *places: NoiseAt) -> None:
+        """Refuse to release where nobody adds this mechanism's noise; whatever lets data out calls this first.
+
+        Args:
+            places: where noise is added to what is about to leave, before anybody else reads it.
+
+        Raises:
+            InputError: the noise is added elsewhere.
+        """
+        if not self.protects or self.noise_at in places:
+            return
+        alike = {name: kind for name, kind in MECHANISMS.items() if kind.protects and kind.on_gradients}
+        fitting = (name for name, kind in alike.items() if kind.noise_at in places)
+        raise InputError(
+            f"mechanism.name = {self.name!r}: would leave without noise here, since "
+            f"{_ADDED_BY.get(self.noise_at, f'it is added at {self.noise_at!r}')}; allowed: {', '.join(fitting)}"
+        )
 
     @property
     def protects_examples(self) -> bool:
@@ -188,7 +213,12 @@ class MechanismSettings(Section):
         Args:
             clients: whose uploads are in the sum.
             divisor: of the sum.
+
+        Raises:
+            ValueError: the noise is added to a sum, and the mechanism does not say how much.
         """
+        if self.noise_at != "clients":
+            raise ValueError(f"mechanism.name = {self.name!r} does not say how much noise a sum gets (noise_on_mean)")
         return 0.0
 
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
