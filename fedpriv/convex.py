@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Minimum", "Objective", "minimised", "softmax", "spread_noise"]
+__all__ = ["MOST_STEPS", "Minimum", "Objective", "descent_steps", "minimised", "softmax", "spread_noise"]
 
 Array = TypeAliasType("Array", "NDArray[np.float64]")
+
+MOST_STEPS = 10_000_000
+"""Of gradient descent: a problem that may need more is not solved."""
 
 _NEWTON = 30
 # Arithmetic in float64 is not exact: training stops at half of the tolerance that is claimed.
@@ -107,7 +110,8 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
 
     Raises:
         InputError: an example's features are longer than R, or a number is not finite.
-        RunFailedError: the tolerance is below what float64 can reach.
+        RunFailedError: the tolerance is below what float64 can reach, or takes more than ``MOST_STEPS``. Whether it
+            does depends on the data, unless :func:`fedpriv.accounting.erm.is_solvable` ruled it out beforehand.
     """
     import numpy as np
     from scipy import optimize
@@ -153,29 +157,41 @@ def _newton(objective: Objective, weights: Array) -> Array:
 
 
 def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> Minimum:
-    """Gradient descent to the end.
-
-    Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`fedpriv.accounting.erm.least_tolerance`),
-    which starts below |gradient|^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short
-    enough.
-    """
+    """Gradient descent to the end."""
     import numpy as np
 
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
     length = float(np.linalg.norm(gradient))
-    ratio = smoothness / objective.regularisation
-    left = 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1
+    needed = descent_steps(smoothness, objective.regularisation, length, tolerance)
+    left = min(needed, MOST_STEPS)
     while length > _STOP * tolerance and left > 0:
         weights = weights - gradient / smoothness
         gradient, left = objective.gradient(weights), left - 1
         length = float(np.linalg.norm(gradient))
     if length > _STOP * tolerance:
+        ended = f"after {MOST_STEPS:,} steps" if needed > MOST_STEPS else "float64 ends there"
         raise RunFailedError(
-            f"the convex model's gradient stays at {length:.3g}, above the tolerance {tolerance:g}: float64 ends "
-            "there; choose a larger tolerance"
+            f"the convex model's gradient stays at {length:.3g}, above the tolerance {tolerance:g}: {ended}; choose a "
+            "larger tolerance or regularisation"
         )
     return Minimum(weights, length)
+
+
+def descent_steps(smoothness: float, regularisation: float, length: float, tolerance: float) -> float:
+    """Return how many steps of gradient descent are enough.
+
+    Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`fedpriv.accounting.erm.least_tolerance`),
+    which starts below length^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
+
+    Args:
+        smoothness: the largest curvature of F.
+        regularisation: lambda, the least one.
+        length: of the gradient where descent begins.
+        tolerance: tau, above 0.
+    """
+    ratio = smoothness / regularisation
+    return 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1
 
 
 def softmax(logits: Array) -> Array:

@@ -7,22 +7,31 @@ classes one vector w is trained (logistic regression), and the network's two row
 
 import logging
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.erm import Problem
+from fedpriv.accounting.erm import Problem, is_solvable, least_tolerance, most_steps
 from fedpriv.config.erm import ErmConfig
-from fedpriv.convex import Objective, minimised
+from fedpriv.convex import MOST_STEPS, Objective, minimised
 from fedpriv.data.datasets import Dataset
-from fedpriv.errors import RunFailedError
+from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
 
-__all__ = ["bounded_features", "longest_parameters", "problem_of", "trained_parameters", "usual_length"]
+__all__ = [
+    "bounded_features",
+    "longest_parameters",
+    "problem_of",
+    "refuse_unsolvable",
+    "trained_parameters",
+    "usual_length",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,6 +40,38 @@ def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
     """Return the public sizes of the problem of a client who holds so many examples of a data set."""
     features = math.prod(dataset.shape) + 1
     return Problem(examples, features, dataset.classes, erm.regularisation, erm.tolerance)
+
+
+def refuse_unsolvable(
+    problem: Problem, section: str, about: str, solved: Callable[[Problem], tuple[Problem, float]]
+) -> None:
+    """Refuse public sizes with which the solver might end early, for some data only.
+
+    A model that is not trained to its tolerance may be further from its neighbour's than is proven, and a refusal once
+    the data are seen would tell something of them.
+
+    Args:
+        problem: the public sizes.
+        section: of the settings, that has the keys ``tolerance`` and ``regularisation``.
+        about: whose problem it is, in words.
+        solved: what the solver is given for such a problem: sizes with features of length 1, and the length of a term.
+
+    Raises:
+        InputError: naming the key and, where there is one, a value that is allowed.
+    """
+    given, tilt = solved(problem)
+    if is_solvable(given, tilt):
+        return
+    if least_tolerance(given, tilt) > given.tolerance:
+        key, most, reason = "tolerance", 1.0, "float64 may end above it"
+    else:
+        key, most = "regularisation", 1e9
+        reason = f"the solver may take {most_steps(given, tilt):.0e} steps, {MOST_STEPS:,} are allowed"
+    value = getattr(problem, key)
+    while value <= most and not is_solvable(*solved(replace(problem, **{key: value}))):
+        value = float(f"{1.2 * value:.1e}")
+    way = f"set {section}.{key} to {value:.1e} or more" if value <= most else f"raise {section}.regularisation too"
+    raise InputError(f"{section}.{key} = {getattr(problem, key):g}: {reason}, for {about}; {way}")
 
 
 def usual_length(inputs: Tensor) -> float:
@@ -76,7 +117,7 @@ def trained_parameters(
     Raises:
         RunFailedError: without noise: float64 ends above the tolerance. With noise the model counts as zero then: a
             refusal would tell something of the data. Settings with which that could happen are refused beforehand
-            (:func:`fedpriv.accounting.erm.least_tolerance`).
+            (:func:`refuse_unsolvable`).
     """
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.accounting.erm import Problem
 from fedpriv.config import Experiment
 from fedpriv.data.datasets import Dataset
-from fedpriv.erm import problem_of
+from fedpriv.erm import problem_of, refuse_unsolvable
 from fedpriv.errors import InputError
 from fedpriv.federated import example_losses
 from fedpriv.gradients import refuse_mixed_examples
@@ -92,23 +91,13 @@ def check_shares(experiment: Experiment, dataset: Dataset, sizes: np.ndarray) ->
     config = experiment.mechanism
     if experiment.erm is not None and isinstance(config, ModelNoiseSettings):
         for examples in np.unique(sizes).tolist():
-            _refuse_unsolvable(config, problem_of(experiment.erm, dataset, examples))
-
-
-def _refuse_unsolvable(config: ModelNoiseSettings, problem: Problem) -> None:
-    """A solver that ends early would release something else than what is proven, and for some data only."""
-    config.scale(problem)
-    least = config.least_tolerance(problem)
-    if least <= problem.tolerance:
-        return
-    # Rounded up, and no tolerance above 1 is allowed.
-    named = f"set erm.tolerance to {1.1 * least:.1e} or more"
-    way = named if 1.1 * least <= 1 else "raise one of these two"
-    raise InputError(
-        f"erm.tolerance = {problem.tolerance:g}: float64 may end above it, for a client of {problem.examples} examples "
-        f"with mechanism.target_epsilon = {config.target_epsilon:g} and erm.regularisation = "
-        f"{problem.regularisation:g}; {way}"
-    )
+            problem = problem_of(experiment.erm, dataset, examples)
+            config.scale(problem)  # says what nothing is proven of
+            about = (
+                f"a client of {examples} examples with mechanism.target_epsilon = {config.target_epsilon:g} and "
+                f"erm.regularisation = {problem.regularisation:g}"
+            )
+            refuse_unsolvable(problem, "erm", about, config.solved)
 
 
 def _refuse_not_convex(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:

@@ -121,7 +121,8 @@ def sanitised_epsilon(world: World, poll: Poll, answers: Sequence[VotedAnswer]) 
     """Return what these answers cost on these votes, as it may be shown (Papernot et al. 2018, appendix B)."""
     pate = world.experiment.pate_settings
     sanitiser, aggregator = pate.sanitiser, pate.aggregator_of(world.teachers)
-    cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, world.teachers)
+    # Who failed to vote is known; the counts are of the others.
+    cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, len(poll.votes))
     normal = float(_secret(world, poll).stream("sanitised").numpy().normal())
     return sanitiser.epsilon(cost, smooth_sensitivity(local, sanitiser.beta), pate.delta, normal)
 
@@ -132,6 +133,13 @@ def data_dependent_cost(
     """Return the Renyi cost of the answers on these votes, and its local sensitivity by distance: both private.
 
     As Papernot et al. count: a threshold for each question, a noisy maximum for each answer given.
+
+    Args:
+        aggregator: with its noise in votes.
+        order: of the Renyi divergence.
+        counts: (Q, K) votes on each question.
+        answers: in the order of the questions.
+        voters: how many votes each question has.
 
     Raises:
         ValueError: the noise is Laplace's, for which no smooth sensitivity is known.

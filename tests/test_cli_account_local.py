@@ -1,6 +1,7 @@
 """`fedpriv account response` and `erm` as a user meets them: printed figures, one line for bad input, exit code 2."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -44,11 +45,17 @@ def test_response(account: Call) -> None:
 
 
 def test_erm(account: Call) -> None:
-    found = read(account, "erm --examples 10000 --features 1 --regularisation 0.01 --epsilon 1")
+    found = read(account, "erm --examples 10000 --features 1 --regularisation 0.01 --epsilon 1 --tolerance 0")
     assert found["sensitivity"] == pytest.approx(0.02)
     assert found["sigma"] == pytest.approx(0.0746, abs=5e-5)
     assert found["classic_sigma"] == pytest.approx(0.0969, abs=5e-5)
     assert found["objective_epsilon"] == pytest.approx(0.995006, abs=5e-7)
+    assert found["objective_cover"] == 0
+    # Unset, the tolerance is that of a run: sqrt(n tau) = 0.01, so that the solver's error has 1 / 101 of epsilon.
+    run = read(account, "erm --examples 10000 --features 1 --regularisation 0.01 --epsilon 1")
+    assert run["sensitivity"] == pytest.approx(0.02 + 2e-6)
+    assert run["objective_epsilon"] == pytest.approx(100 / 101 - 2 * math.log1p(0.25 / 100))
+    assert run["objective_cover"] == pytest.approx(2 * 1e-8 / 0.01 * 101)
     ten = read(account, "erm --examples 1437 --regularisation 0.01 --epsilon 8 --classes 10 --features 65")
     assert "objective_scale" not in ten
     assert ten["mean_length"] == pytest.approx(650 * ten["scale"])

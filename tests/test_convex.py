@@ -9,7 +9,7 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.accounting.answers import head_sensitivity, probability_change
-from fedpriv.convex import Objective, minimised
+from fedpriv.convex import Objective, _descended, minimised
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
@@ -120,3 +120,15 @@ def test_what_cannot_be_certified_is_refused() -> None:
         minimised(objective, 0.5, 1e-6)
     with pytest.raises(RunFailedError, match="float64 ends there; choose a larger tolerance"):
         minimised(objective, 1.0, 1e-19)
+
+
+@in_one_test("regularisation", [1.0, 1e-2, 1e-3])
+def test_descent_alone_ends_within_its_steps(regularisation: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From zero, without L-BFGS and Newton; where fewer steps are allowed it says so, and returns no weights."""
+    objective = problem(20, 3, 3, regularisation, 4)
+    origin = np.zeros((3, 3))
+    assert _descended(objective, origin, 1.0, 1e-6).gradient_norm <= 0.5e-6
+    with monkeypatch.context() as fewer:
+        fewer.setattr("fedpriv.convex.MOST_STEPS", 3)
+        with pytest.raises(RunFailedError, match="after 3 steps; choose a larger tolerance or regularisation"):
+            _descended(objective, origin, 1.0, 1e-6)

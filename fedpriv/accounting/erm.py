@@ -9,7 +9,11 @@ c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is publi
   2 tau / lambda more. Without the term lambda/2 |w|^2 there is no such bound. Noise of density exp(-|b| / scale) gives
   pure epsilon, normal noise (epsilon, delta).
 - Objective perturbation (the same, Algorithm 2 and Theorem 9; two classes): J + <b, w> / n is minimised, b of density
-  exp(-epsilon' |b| / 2). It assumes the exact minimum.
+  exp(-epsilon' |b| / 2). The theorem is about the exact minimum: its proof needs b to follow from the minimum and the
+  data. Where a solver stops does not determine b, and however small its tolerance, two data sets can lead to points
+  that the other one never leads to. So noise on the weights covers the solver's error, with its own part of epsilon
+  (approximate minima perturbation, Iyengar et al. 2019, Algorithm 1; here with a pure epsilon): given the exact
+  minimum, the solver's point is a function of the data within tau / lambda of it, so that it moves by 2 tau / lambda.
 """
 
 import math
@@ -23,6 +27,7 @@ from typing_extensions import override
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
+from fedpriv.convex import MOST_STEPS, descent_steps
 from fedpriv.errors import InputError
 
 __all__ = [
@@ -32,7 +37,9 @@ __all__ = [
     "ObjectiveTerms",
     "OutputProof",
     "Problem",
+    "is_solvable",
     "least_tolerance",
+    "most_steps",
     "objective_terms",
     "output_scale",
 ]
@@ -49,9 +56,10 @@ _CONVERGED = (
     "data; what rounding does to the released numbers is outside the theorem."
 )
 _EXACT = (
-    "The theorem assumes the exact minimum; the solver stops at a gradient of length erm.tolerance. That it gets there "
-    "is checked beforehand for float64, for all noise but the longest, of probability 1e-30: then the model may be "
-    "zero, and the claim holds but for that probability."
+    "The theorem is about the exact minimum; the solver stops at a gradient of length erm.tolerance, and noise on the "
+    "weights covers that, with a part of epsilon. That the solver gets there is checked beforehand for float64, for "
+    "all noise but the longest, of probability 1e-30: then the model may be zero, and the claim holds but for that "
+    "probability. What rounding does to the released numbers is outside the theorem."
 )
 
 
@@ -144,6 +152,27 @@ def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
     return 8 * sys.float_info.epsilon * (sums + logits + terms)
 
 
+def most_steps(problem: Problem, tilt: float = 0.0) -> float:
+    """Return how many steps of gradient descent the solver of :mod:`fedpriv.convex` may need, whatever the data.
+
+    Descent starts where the objective is no larger than at zero. There its excess over the minimum is at most
+    log K + tilt^2 / (2 lambda), since losses are positive, and its gradient's square at most twice the smoothness times
+    that.
+
+    Args:
+        problem: its regularisation is that of the objective which is minimised, its tolerance is above 0.
+        tilt: length of b/n, of the term <b, w>/n in the objective.
+    """
+    smoothness = 0.5 + 2 * problem.regularisation  # two classes are trained as two rows with 2 lambda
+    excess = math.log(problem.classes) + tilt**2 / (2 * problem.regularisation)
+    return descent_steps(smoothness, problem.regularisation, math.sqrt(2 * smoothness * excess), problem.tolerance)
+
+
+def is_solvable(problem: Problem, tilt: float = 0.0) -> bool:
+    """Whether the solver reaches the tolerance, whatever the data: in float64, and within ``MOST_STEPS``."""
+    return least_tolerance(problem, tilt) <= problem.tolerance and most_steps(problem, tilt) <= MOST_STEPS
+
+
 def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) -> float:
     """Return the scale of the noise on the weights: a deviation for normal noise, else that of exp(-length / scale).
 
@@ -158,21 +187,32 @@ def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) 
 
 @dataclass(frozen=True)
 class ObjectiveTerms:
-    """What is added to the objective.
+    """What is added to the objective, and to the weights at which the solver stops.
 
     Attributes:
         regularisation: of the perturbed objective, at least lambda.
-        epsilon: epsilon', what is left for the noise.
+        epsilon: epsilon', what is left for the noise in the objective.
         scale: 2 / epsilon', of the density exp(-|b| / scale) of b.
+        cover: of the density exp(-length / cover) of noise on the weights, which covers the solver's error; 0: none is
+            needed.
     """
 
     regularisation: float
     epsilon: float
     scale: float
+    cover: float
 
 
 def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
-    """Return the terms of Algorithm 2 of Chaudhuri, Monteleoni and Sarwate 2011.
+    """Return the terms of Algorithm 2 of Chaudhuri, Monteleoni and Sarwate 2011, and the noise for the solver's error.
+
+    Of epsilon, the exact minimum takes epsilon / (1 + s) and the solver's error the rest, s = sqrt(n tau). In one
+    dimension the two kinds of noise on the weights, 2 / (n lambda epsilon_1) and 2 tau / (lambda epsilon_2), are
+    together least then. Both are pure and add up.
+
+    Args:
+        problem: the client's; with a tolerance of 0 all of epsilon is the exact minimum's.
+        epsilon: of the release.
 
     Raises:
         InputError: more than two classes, for which the theorem is not stated.
@@ -182,11 +222,15 @@ def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
             f"objective perturbation is proven for two classes, and these data have {problem.classes}; use output "
             "perturbation"
         )
-    left = epsilon - 2 * math.log1p(problem.curvature / (problem.examples * problem.regularisation))
-    if left > 0:
-        return ObjectiveTerms(problem.regularisation, left, 2 / left)
-    more = problem.curvature / (problem.examples * math.expm1(epsilon / 4))
-    return ObjectiveTerms(more, epsilon / 2, 4 / epsilon)
+    part = math.sqrt(problem.examples * problem.tolerance)
+    exact, solver = epsilon / (1 + part), epsilon * part / (1 + part)
+    regularisation = problem.regularisation
+    left = exact - 2 * math.log1p(problem.curvature / (problem.examples * regularisation))
+    if left <= 0:
+        left = exact / 2
+        regularisation = problem.curvature / (problem.examples * math.expm1(exact / 4))
+    cover = 2 * problem.tolerance / (regularisation * solver) if solver else 0.0
+    return ObjectiveTerms(regularisation, left, 2 / left, cover)
 
 
 class _ModelProof(Proof):
@@ -260,7 +304,10 @@ class ObjectiveProof(_ModelProof):
     @property
     @override
     def theorem(self) -> str:
-        return "objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2 and Theorem 9)"
+        return (
+            "objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2 and Theorem 9), and noise on "
+            "the weights for the solver's error (after Iyengar et al. 2019, Algorithm 1)"
+        )
 
     @override
     def notes(self) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """What may be shown of costs that depend on votes: the cost plus noise scaled to its smooth sensitivity.
 
-Papernot et al. 2018 (arXiv 1802.08908), theorem 23; the sensitivities are those of :mod:`fedpriv.accounting.votes`.
+The mechanism is that of Papernot et al. 2018 (arXiv 1802.08908, appendix B); the sensitivities are those of
+:mod:`fedpriv.accounting.votes`. Its cost is the exact divergence. Their Theorem 23 states less than that once
+2 order beta exceeds about 0.6.
 """
 
 import math
@@ -19,16 +21,35 @@ Array = NDArray[np.float64]
 
 
 def gnss_rdp(order: ArrayLike, beta: float, noise: float) -> Array:
-    """Return what a figure costs with normal noise scaled to its smooth sensitivity (2018, Thm 23).
+    """Return what a figure costs with normal noise scaled to its smooth sensitivity, in Renyi divergence: exactly.
+
+    In units of one neighbour's smooth sensitivity the two laws are N(0, noise^2) and N(m, (r noise)^2) with
+    exp(-beta) <= r <= exp(beta) and |m| <= min(1, r), since both smooth sensitivities bound the difference. Their
+    divergence (Gil, Alajaji and Linder 2013, Table 2) grows with |m|. At |m| = min(1, r) it falls in r up to r = 1;
+    from there on it falls and then grows. So it is largest at an end of the range of r, and there it is
+
+        order m^2 / (2 noise^2 v) + log r - log(v / r^2) / (2 (order - 1)),   v = order r^2 + 1 - order.
+
+    It is infinite where v is not positive. The other direction is the same with 1/r.
 
     Args:
-        order: above 1 and below 1 / (2 beta).
+        order: above 1.
         beta: smoothness of the sensitivity, above 0.
         noise: deviation of the noise, in smooth sensitivities, above 0.
     """
     orders = np.asarray(order, np.float64)
-    spread = orders * math.exp(2 * beta) / noise**2
-    cost: Array = spread + (beta * orders - 0.5 * np.log1p(-2 * orders * beta)) / (orders - 1)
+    cost: Array = np.maximum(_divergence(orders, -beta, noise), _divergence(orders, beta, noise))
+    return cost
+
+
+def _divergence(orders: Array, log_ratio: float, noise: float) -> Array:
+    """The divergence at one end of the range of r, from v / r^2 without cancellation near order 1."""
+    less = -(orders - 1) * math.expm1(-2 * log_ratio)  # v / r^2 = 1 + less
+    shift = min(1.0, math.exp(-log_ratio))  # |m| / r
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        means = orders * np.square(shift / noise) / (2 * (1 + less))
+        found = means + log_ratio - np.log1p(less) / (2 * (orders - 1))
+    cost: Array = np.where(less > -1, found, np.inf)
     return cost
 
 
@@ -58,18 +79,18 @@ class Sanitiser:
 
     @property
     def cost(self) -> float:
-        """What showing the figure itself costs, in Renyi divergence (2018, Thm 23)."""
+        """What showing the figure itself costs, in Renyi divergence."""
         return float(gnss_rdp(self.order, self.beta, self.noise))
 
     def shown_with(self, mu: float, delta: float) -> Claim:
         """What is proven of answers that are Gaussian differential privacy of ``mu``, and the figure beside them."""
-        orders = ORDERS[2 * self.beta * ORDERS < 1]
-        rdp = orders * mu**2 / 2 + gnss_rdp(orders, self.beta, self.noise)
+        rdp = ORDERS * mu**2 / 2 + gnss_rdp(ORDERS, self.beta, self.noise)
         theorem = (
-            "normal noise on counts of votes, and a sanitised figure shown beside the answers (Papernot et al. 2018, "
-            f"Thm 23), Renyi accounting{RENYI_TO_EPSILON}"
+            "normal noise on counts of votes, and a sanitised figure shown with the answers (normal noise scaled to a "
+            "smooth sensitivity, Papernot et al. 2018, appendix B, by the exact Renyi divergence of two normal laws), "
+            f"Renyi accounting{RENYI_TO_EPSILON}"
         )
-        return Claim(rdp_to_epsilon(orders, rdp, delta), theorem)
+        return Claim(rdp_to_epsilon(ORDERS, rdp, delta), theorem)
 
     def epsilon(self, cost: float, sensitivity: float, delta: float, normal: float) -> float:
         """Return the sanitised epsilon, its own cost included; an estimate, which is above the true one or below it.

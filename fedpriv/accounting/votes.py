@@ -195,9 +195,10 @@ def noisy_max_cost(counts: ArrayLike, sigma: float, order: float) -> Array:
 def noisy_max_local_sensitivity(counts: Sequence[int], voters: int, sigma: float, order: float) -> Array:
     """Return by how much the cost of a noisy maximum can change with one more vote, d votes away from these.
 
-    The cost grows with q, and from q0 on it is the one of any votes. A vote changes q to no more than B_U(q) and no
-    less than B_L(q); the change is largest between q1 = B_L(q0) and q0, where it is taken for that at q1. Elsewhere the
-    poll d votes away is taken whose q is nearest to that range (2018, Appendix B). It holds where :func:`is_smooth`.
+    The cost grows with q, and from q0 on it is the one of any votes, which may be a jump. A vote changes q to no more
+    than B_U(q) and no less than B_L(q); the change is largest between q1 = B_L(q0) and q0, where it is taken for that
+    from q1 to q0, jump included. Elsewhere the poll d votes away is taken whose q is nearest to that range (2018,
+    Appendix B). It holds where :func:`is_smooth`.
 
     Args:
         counts: (K,) votes.
@@ -210,8 +211,10 @@ def noisy_max_local_sensitivity(counts: Sequence[int], voters: int, sigma: float
     """
     classes = len(counts)
     log_q0 = _log_q0(sigma, order)
-    log_q1 = float(_below(np.array(log_q0), sigma, classes))
-    sensitivity = np.full(voters, float(_step(np.array(log_q1), sigma, order, classes)))
+    log_q1 = _log_q1(sigma, order, classes)
+    # B_U(q1) = q0 but for rounding, so that the cost at q0 is named and not computed from q1.
+    largest = gaussian_rdp(order, sigma / _SQRT2) - unlikely_rdp(order, log_q1, sigma)
+    sensitivity = np.full(voters, float(largest))
     log_q = float(noisy_max_log_q(counts, sigma))
     if log_q1 <= log_q <= log_q0:
         return sensitivity
@@ -264,10 +267,9 @@ def is_smooth(sigma: float, order: float, classes: int) -> bool:
     """Whether :func:`noisy_max_local_sensitivity` holds: its two conditions, verified on a grid of q from 1e-300 on.
 
     The cost grows with q up to q0, and up to q1 a vote changes it the more the larger q is (2018, conditions C5 and
-    C6). A grid is no proof.
+    C6). At q1 the change has the jump at q0 and is no smaller than before it. A grid is no proof.
     """
-    log_q0 = _log_q0(sigma, order)
-    log_q1 = float(_below(np.array(log_q0), sigma, classes))
+    log_q0, log_q1 = _log_q0(sigma, order), _log_q1(sigma, order, classes)
     cost = unlikely_rdp(order, _grid(log_q0), sigma)
     up = _step_up(_grid(log_q1), sigma, order, classes)
     rounding = 1e-13 * order / sigma**2
@@ -291,6 +293,11 @@ def _log_q0(sigma: float, order: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if float(unlikely_rdp(order, middle, sigma)) < free else (low, middle)
     return low
+
+
+def _log_q1(sigma: float, order: float, classes: int) -> float:
+    """The log of q1, a hair lower: a poll whose neighbour is at q0 but for rounding counts as one that reaches it."""
+    return float(_below(np.array(_log_q0(sigma, order)), sigma, classes)) * (1 + 1e-12)
 
 
 def _above(log_q: Array, sigma: float, classes: int) -> Array:

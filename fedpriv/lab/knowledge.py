@@ -114,6 +114,11 @@ def votes_warnings(world: World) -> tuple[str, ...]:
 def _check(world: World) -> None:
     pate, teachers = world.experiment.pate_settings, world.teachers
     aggregator = pate.aggregator_of(teachers)
+    if pate.sanitised and not is_smooth(pate.sigma2 * teachers, pate.sanitised_order, world.dataset.classes):
+        raise InputError(
+            f"pate.sanitised: with {teachers} teachers, sigma2 = {pate.sigma2:g} and sanitised_order = "
+            f"{pate.sanitised_order:g} the conditions of its proof fail; more noise or a lower order may do"
+        )
     if pate.target_epsilon is None:
         return
     if not pate.is_affordable(teachers, 1, 1):
@@ -127,11 +132,6 @@ def _check(world: World) -> None:
         raise InputError(
             f"pate.target_epsilon = {pate.target_epsilon:g} allows {most} questions, and with noise_at = 'clients' all "
             f"counts are released at once: set pate.queries = {most} or less"
-        )
-    if pate.sanitised and not is_smooth(pate.sigma2 * teachers, pate.sanitised_order, world.dataset.classes):
-        raise InputError(
-            f"pate.sanitised: with {teachers} teachers, sigma2 = {pate.sigma2:g} and sanitised_order = "
-            f"{pate.sanitised_order:g} the conditions of its proof fail; more noise or a lower order may do"
         )
 
 

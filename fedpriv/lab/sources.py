@@ -11,7 +11,7 @@ from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.lab.learnt import Learnt, head_features, learnt_network
-from fedpriv.lab.voters import CLIENT, Voters, shards_of, train_voters
+from fedpriv.lab.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
 from fedpriv.records import HeadFacts, Service
 from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
@@ -63,8 +63,9 @@ def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service 
         known: what the run's endpoint is; ``None``: none was made.
 
     Raises:
-        InputError: the policy needs something that the run, or the run that its features are of, does not have.
-        RunFailedError: the convex head cannot be certified, or a voter diverged.
+        InputError: the policy needs something that the run, or the run that its features are of, does not have, or the
+            solver of a convex head might not reach its tolerance.
+        RunFailedError: a voter diverged.
     """
     if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
         raise InputError(
@@ -86,6 +87,7 @@ def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
     rows = np.sort(np.concatenate(world.partitions))
     features = get(world.dataset.x_train[torch.from_numpy(rows)])
     labels = world.dataset.y_train.numpy()[rows]
+    refuse_unsolvable_head(policy, len(labels), features.shape[1], world.dataset.classes)
     objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
     minimum = minimised(objective, policy.feature_norm, policy.tolerance)
     about = HeadFacts(

@@ -1,24 +1,26 @@
 """Models on disjoint shares of the data, which vote: convex heads, or networks like the run's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.accounting.erm import Problem
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.convex import Objective, minimised
+from fedpriv.erm import refuse_unsolvable
 from fedpriv.errors import InputError, RunFailedError
 from fedpriv.optimizers import make_optimizer
 from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import public_features
-from fedpriv.service.policies import Scores
+from fedpriv.service.policies import HeadKeys, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.world import World
 
-__all__ = ["CLIENT", "Voters", "shards_of", "train_voters", "vote_counts"]
+__all__ = ["CLIENT", "Voters", "refuse_unsolvable_head", "shards_of", "train_voters", "vote_counts"]
 
 CLIENT = "replace-one: all data of one client are others; their number is public"
 
@@ -68,7 +70,7 @@ def train_voters(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.i
         shards: the training rows of each.
 
     Raises:
-        InputError: the network cannot be trained in stacks.
+        InputError: the network cannot be trained in stacks, or the solver of a head might not reach its tolerance.
         RunFailedError: a model diverged.
     """
     return _networks(world, policy, shards) if policy.voters == "network" else _heads(world, policy, shards)
@@ -105,8 +107,27 @@ def _heads(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]
         images = world.dataset.x_train[torch.from_numpy(rows)]
         labels = world.dataset.y_train.numpy()[rows]
         objective = Objective(features(images), labels, world.dataset.classes, policy.regularisation)
+        refuse_unsolvable_head(policy, len(labels), objective.features.shape[1], world.dataset.classes)
         weights.append(minimised(objective, policy.feature_norm, policy.tolerance).weights)
     return Voters({_WEIGHTS: np.stack(weights)})
+
+
+def refuse_unsolvable_head(policy: HeadKeys, examples: int, features: int, classes: int) -> None:
+    """Refuse public sizes with which the solver of a convex head might not reach its tolerance.
+
+    Raises:
+        InputError: naming the key and a value that is allowed.
+    """
+
+    def of_length_one(problem: Problem) -> tuple[Problem, float]:
+        # The weights times R are those of features of length 1, with a regularisation of lambda / R^2.
+        norm = policy.feature_norm
+        shorter = problem.tolerance / norm
+        return replace(problem, regularisation=problem.regularisation / norm**2, tolerance=shorter), 0.0
+
+    problem = Problem(examples, features, classes, policy.regularisation, policy.tolerance)
+    about = f"a convex head on {examples} examples with service.feature_norm = {policy.feature_norm:g}"
+    refuse_unsolvable(problem, "service", about, of_length_one)
 
 
 def _networks(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:

@@ -1,4 +1,7 @@
-"""Objective perturbation: a random term in the objective (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2)."""
+"""Objective perturbation: a random term in the objective (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2).
+
+Noise on the weights covers the solver's error (Iyengar et al. 2019, Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -50,16 +53,18 @@ class ObjectiveSettings(ModelNoiseSettings):
         from fedpriv.accounting.erm import objective_terms
 
         terms = objective_terms(problem, self.target_epsilon)
-        tilt = spread_noise("laplace", terms.scale, (problem.rows, problem.features), generator)
-        return fit(terms.regularisation, tilt / problem.examples)
+        shape = problem.rows, problem.features
+        tilt = spread_noise("laplace", terms.scale, shape, generator)
+        weights = fit(terms.regularisation, tilt / problem.examples)
+        return weights + spread_noise("laplace", terms.cover, shape, generator)
 
     @override
-    def least_tolerance(self, problem: Problem) -> float:
-        from fedpriv.accounting.erm import SOLVER_TAIL, least_tolerance, objective_terms
+    def solved(self, problem: Problem) -> tuple[Problem, float]:
+        from fedpriv.accounting.erm import SOLVER_TAIL, objective_terms
 
         terms = objective_terms(problem, self.target_epsilon)
         length = length_of_noise("laplace", terms.scale, problem.dimension, SOLVER_TAIL)
-        return least_tolerance(replace(problem, regularisation=terms.regularisation), length / problem.examples)
+        return replace(problem, regularisation=terms.regularisation), length / problem.examples
 
     @override
     def shift(self, problem: Problem, tail: float) -> float:
@@ -67,8 +72,9 @@ class ObjectiveSettings(ModelNoiseSettings):
 
         # The gradient changes by b / n everywhere, and the objective is strongly convex.
         terms = objective_terms(problem, self.target_epsilon)
-        length = length_of_noise("laplace", terms.scale, problem.dimension, tail)
-        return length / (problem.examples * terms.regularisation)
+        length = length_of_noise("laplace", terms.scale, problem.dimension, tail / 2)
+        cover = length_of_noise("laplace", terms.cover, problem.dimension, tail / 2)
+        return length / (problem.examples * terms.regularisation) + cover
 
     @override
     def longest(self, problem: Problem, tail: float) -> float:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.erm import Problem, least_tolerance, objective_terms, output_scale
+from fedpriv.accounting.erm import Problem, least_tolerance, most_steps, objective_terms, output_scale
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import Release
-from fedpriv.convex import spread_noise
+from fedpriv.convex import Objective, descent_steps, spread_noise
 from fedpriv.erm import _minimum, bounded_features, trained_parameters, usual_length
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
@@ -136,8 +136,51 @@ def test_objective_noise_solves_the_perturbed_problem() -> None:
     def fit(regularisation: float, offset: Array | None) -> Array:
         return _minimum(problem, features, labels, regularisation, offset)
 
+    draws = np.random.default_rng(9)
+    spread_noise("laplace", terms.scale, (1, 3), draws)
+    cover = spread_noise("laplace", terms.cover, (1, 3), draws)
     found = config.released(problem, fit, np.random.default_rng(9))
-    np.testing.assert_allclose(found[0], wanted, atol=1e-6)
+    np.testing.assert_allclose((found - cover)[0], wanted, atol=1e-6)
+
+
+def test_the_solvers_error_has_its_part_of_epsilon() -> None:
+    """The parts add up to epsilon; no other share of it gives less noise on the weights in one dimension."""
+    problem, epsilon = Problem(10_000, 5, 2, 0.01, 1e-4), 2.0
+    terms = objective_terms(problem, epsilon)
+    exact = terms.epsilon + 2 * math.log1p(0.25 / (10_000 * terms.regularisation))
+    solver = 2 * problem.tolerance / (terms.regularisation * terms.cover)
+    assert exact + solver == pytest.approx(epsilon)
+
+    def noise(part: float) -> float:
+        return 2 / (10_000 * 0.01 * (epsilon - part)) + 2 * problem.tolerance / (0.01 * part)
+
+    assert solver == pytest.approx(optimize.minimize_scalar(noise, bounds=(1e-3, 1.999), method="bounded").x, rel=1e-4)
+    # Where the regularisation is raised, too: the change of volume, the noise and the solver's error add up.
+    tight = objective_terms(replace(problem, regularisation=1e-6), epsilon)
+    volume = 2 * math.log1p(0.25 / (10_000 * tight.regularisation))
+    solver = 2 * problem.tolerance / (tight.regularisation * tight.cover)
+    assert tight.epsilon + volume + solver == pytest.approx(epsilon)
+
+
+@in_one_test("classes", [2, 5])
+@in_one_test("regularisation", [10.0, 1e-3, 1e-6])
+@in_one_test("tilt", [0.0, 1.0, 1e5])
+def test_descent_never_needs_more_steps_than_public_sizes_say(classes: int, regularisation: float, tilt: float) -> None:
+    """Counted from the gradient where descent may begin: at zero, or wherever the objective is no larger."""
+    features, labels = examples(60, 4, classes, 5)
+    problem = Problem(60, 4, classes, regularisation, 1e-6)
+    draws = np.random.default_rng(7)
+    offset = draws.normal(size=(problem.rows, 4))
+    offset *= tilt / np.linalg.norm(offset)
+    pair = np.concatenate([-offset, offset]) if classes == 2 else offset
+    objective = Objective(features, labels, classes, regularisation * (2 if classes == 2 else 1), pair)
+    starts = [np.zeros((classes, 4)), *(scale * draws.normal(size=(classes, 4)) for scale in (0.1, 1.0, 10.0))]
+    allowed = [start for start in starts if objective.value(start) <= objective.value(starts[0])]
+    for start in allowed:
+        length = float(np.linalg.norm(objective.gradient(start)))
+        smoothness = 0.5 + objective.regularisation
+        steps = descent_steps(smoothness, objective.regularisation, length, 1e-6)
+        assert steps <= most_steps(problem, tilt)
 
 
 @in_one_test("classes", [2, 5])

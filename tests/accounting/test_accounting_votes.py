@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedpriv.accounting import rdp_to_epsilon
-from fedpriv.accounting.sanitiser import Sanitiser
+from fedpriv.accounting.sanitiser import Sanitiser, gnss_rdp
 from fedpriv.accounting.votes import (
     gaussian_mu,
     is_smooth,
@@ -78,10 +78,45 @@ def test_conditions_of_smooth_sensitivity() -> None:
 
 
 def test_cost_of_showing_a_sanitised_figure() -> None:
-    assert Sanitiser(15, 0.02, 6).cost == pytest.approx(0.487824, abs=5e-7)
+    # Theorem 23 of Papernot et al. 2018 gives 0.487824, which is below the divergence.
+    assert Sanitiser(15, 0.02, 6).cost == pytest.approx(0.496277, abs=5e-7)
 
 
 # ---- mpmath ---------------------------------------------------------------------------------------------------------
+
+
+def normal_divergence(order: float, log_ratio: float, noise: float) -> float:
+    """Of N(0, noise^2) from N(min(1, r), (r noise)^2), by the trapezoidal rule, exact to 30 digits here."""
+    with mpmath.workdps(30):
+        a, one, ratio = mpmath.mpf(order), mpmath.mpf(noise), mpmath.exp(mpmath.mpf(log_ratio))
+        m, two = min(mpmath.mpf(1), ratio), ratio * one
+
+        def exponent(x: mpmath.mpf) -> mpmath.mpf:
+            p, q = -((x / one) ** 2) / 2 - mpmath.log(one), -(((x - m) / two) ** 2) / 2 - mpmath.log(two)
+            return a * p + (1 - a) * q
+
+        curve = exponent(mpmath.mpf(1)) + exponent(mpmath.mpf(-1)) - 2 * exponent(mpmath.mpf(0))
+        if curve >= 0:
+            return math.inf
+        top = -(exponent(mpmath.mpf(1)) - exponent(mpmath.mpf(-1))) / 2 / curve
+        step = 1 / (2 * mpmath.sqrt(-curve))
+        area = step * mpmath.fsum(mpmath.exp(exponent(top + k * step) - exponent(top)) for k in range(-24, 25))
+        return float((mpmath.log(area / mpmath.sqrt(2 * mpmath.pi)) + exponent(top)) / (a - 1))
+
+
+@in_one_test("beta", [1e-4, 0.02, 0.1, 0.45])
+@in_one_test("noise", [0.1, 1.0, 6.0, 1e3])
+def test_a_figure_costs_the_divergence_of_the_worst_two_normal_laws(beta: float, noise: float) -> None:
+    """Up to the largest order that is accepted, and to the one from which it is infinite; over the ratio's range."""
+    accepted, finite = 1 / (2 * beta), 1 / -math.expm1(-2 * beta)
+    for order in (1.001, (1 + accepted) / 2, 0.999 * accepted, (accepted + finite) / 2):
+        bound = float(gnss_rdp(order, beta, noise))
+        found = [normal_divergence(order, part * beta, noise) for part in (-1.0, -0.7, -0.1, 0.0, 0.3, 0.9, 1.0)]
+        assert bound == pytest.approx(max(found), rel=1e-9)
+        assert bound == pytest.approx(max(found[0], found[-1]), rel=1e-9)
+    beyond = 1.0001 * finite
+    assert math.isinf(float(gnss_rdp(beyond, beta, noise)))
+    assert math.isinf(normal_divergence(beyond, -beta, noise))
 
 
 def exact_log_q(counts: tuple[int, ...], sigma: float) -> mpmath.mpf:
@@ -251,12 +286,44 @@ def test_smooth_sensitivity_covers_every_poll_within_reach() -> None:
             assert smooth[other] <= math.exp(beta) * smooth[poll] * (1 + 1e-9)
 
 
+# Noise and orders: with those near order 1 the cost has a jump at q0.
+NOISE = [(0.3, 1.05), (0.3, 1.5), (0.5, 1.5), (0.8, 1.05), (0.8, 2.0), (1.0, 1.5), (1.5, 2.0), (3.0, 3.0), (5.0, 3.0)]
+
+
+@pytest.mark.essential
+@in_one_test("size", [(2, 6), (2, 13), (3, 10), (4, 7)])
+@in_one_test("noise", NOISE)
+def test_no_poll_within_reach_has_a_larger_sensitivity(size: tuple[int, int], noise: tuple[float, float]) -> None:
+    """By brute force over all polls: at every distance the bound is no less than any change by one vote more.
+
+    And a neighbour's is no less one vote further away, which makes it smooth.
+    """
+    (classes, voters), (sigma, order) = size, noise
+    assert is_smooth(sigma, order, classes)
+    counts = itertools.product(range(voters + 1), repeat=classes)
+    polls = [poll for poll in counts if sum(poll) == voters and list(poll) == sorted(poll, reverse=True)]
+    near = {poll: {tuple(sorted(other, reverse=True)) for other in neighbours(poll)} for poll in polls}
+    costs = dict(zip(polls, noisy_max_cost(np.array(polls), sigma, order).tolist(), strict=True))
+    largest = {poll: max(abs(costs[poll] - costs[other]) for other in near[poll]) for poll in polls}
+    bounds = {poll: noisy_max_local_sensitivity(poll, voters, sigma, order) for poll in polls}
+    for poll, other in itertools.chain.from_iterable(itertools.product([poll], near[poll]) for poll in polls):
+        assert (bounds[poll][:-1] <= bounds[other][1:] * (1 + 1e-9) + 1e-12).all()
+    for distance in range(voters):
+        for poll in polls:
+            assert largest[poll] <= bounds[poll][distance] * (1 + 1e-9) + 1e-12
+        largest = {poll: max(largest[poll], *(largest[other] for other in near[poll])) for poll in polls}
+
+
 def test_a_sanitised_figure_is_the_cost_with_noise_and_its_own_cost() -> None:
     sanitiser = Sanitiser(15, 0.02, 6)
     for normal in (-0.5, 0.0, 2.0):
         expected = rdp_to_epsilon([15], [0.3 + 0.01 * 6 * normal + sanitiser.cost], 1e-5)
         assert sanitiser.epsilon(0.3, 0.01, 1e-5, normal) == expected
     assert sanitiser.epsilon(0.3, 1e6, 1e-5, -1.0) == rdp_to_epsilon([15], [sanitiser.cost], 1e-5)
+
+
+def test_no_noise_proves_nothing() -> None:
+    assert math.isinf(Sanitiser(15, 0.02, 1e-200).shown_with(1.0, 1e-5).epsilon)
 
 
 @in_one_test("settings", [(1.0, 0.02, 6.0), (15.0, 0.0, 6.0), (15.0, 0.02, 0.0), (25.0, 0.02, 6.0)])

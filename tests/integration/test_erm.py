@@ -248,6 +248,19 @@ def test_what_float64_might_not_solve_is_refused_beforehand(tmp_path: Path) -> N
         build_world(convex(1, data=data, mechanism=OUTPUT, erm={"tolerance": 1e-12}))
 
 
+@pytest.mark.parametrize("mechanism", [OUTPUT, {"name": "objective", "target_epsilon": 1e5}])
+def test_what_the_solver_may_take_forever_for_is_refused_beforehand(
+    mechanism: dict[str, object], tmp_path: Path
+) -> None:
+    """And the regularisation that is named instead is enough."""
+    data = {"name": "npz", "path": str(parity(tmp_path))}
+    with pytest.raises(InputError, match=r"erm.regularisation = 1e-09: the solver may take 4e\+10 steps") as refusal:
+        build_world(convex(1, data=data, mechanism=mechanism, erm={"regularisation": 1e-9, "tolerance": 1e-6}))
+    named = float(str(refusal.value).partition("set erm.regularisation to ")[2].split()[0])
+    assert named < 1e-5
+    build_world(convex(1, data=data, mechanism=mechanism, erm={"regularisation": named, "tolerance": 1e-6}))
+
+
 def test_noise_on_models_is_for_erm() -> None:
     with pytest.raises(ValueError, match="noise on a convex model, which clients train with"):
         experiment(mechanism=OUTPUT)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,23 @@ def test_a_sanitised_figure_is_shown_and_counted(tmp_path: Path) -> None:
     assert any(sentence.startswith("Sanitised: ") for sentence in summary.verdict)
 
 
+def test_a_sanitised_figure_is_of_those_who_voted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that failed has no vote, so that the largest count may be any number up to that of the others."""
+    settings = votes({"sanitised": True, "sanitised_order": 4.0, "sigma1": 1.0, "sigma2": 1.0})
+    world, poll = build_world(settings), RunFolder.open(finished).poll()
+    assert poll is not None
+    fewer = np.stack([np.bincount(column, minlength=10) for column in poll.votes[1:].T]).astype(np.float64)
+    poll, asked = replace(poll, votes=poll.votes[1:], clients=poll.clients[1:], counts=fewer), []
+
+    def counted(*given: Any) -> tuple[float, Any]:
+        asked.append(given[-1])
+        return 0.0, np.zeros(given[-1])
+
+    monkeypatch.setattr(server_module, "data_dependent_cost", counted)
+    server_module.sanitised_epsilon(world, poll, ())
+    assert asked == [world.teachers - 1]
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +399,7 @@ def test_the_section_is_for_votes_only() -> None:
         ({"teachers_per_client": 400}, "a client has 239 examples only"),
         ({"target_epsilon": 0.01}, "allows no answer"),
         ({"sanitised": True, "sigma2": 0.05, "target_epsilon": 500.0}, "the conditions of its proof fail"),
+        ({"sanitised": True, "sigma2": 0.05, "target_epsilon": None}, "the conditions of its proof fail"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_anything_is_written(

@@ -1,10 +1,12 @@
 """The endpoint of a finished run: made once, fixed from then on, and its figures in the folder."""
 
 import json
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from fedpriv.convex import Objective, minimised
 from fedpriv.errors import InputError
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, in_process, open_service
+from fedpriv.lab.voters import refuse_unsolvable_head
 from fedpriv.progress import Silent
 from fedpriv.report.answers import endpoint_facts
 from fedpriv.report.view import Endpoint
@@ -28,7 +31,9 @@ from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.made import made_service, users
+from fedpriv.service.policies import HeadKeys
 from fedpriv.world import build_world
+from tests.cases import in_one_test
 from tests.integration.small import experiment
 
 BARE: dict[str, dict[str, object]] = {
@@ -97,6 +102,28 @@ def test_another_policy_or_model_is_refused(run: RunFolder, tmp_path: Path) -> N
     path.write_text(json.dumps({**json.loads(path.read_text()), "model": "00"}))
     with pytest.raises(InputError, match="is of another model than the run's"):
         open_service(folder, None, Silent())
+
+
+@in_one_test(
+    "wanted",
+    [
+        config("model", target_epsilon=2.0, features="pooled:4", regularisation=1e-9),
+        config("votes", target_epsilon=2.0, features="pooled:4", shards=4, regularisation=1e-9),
+        config("model", target_epsilon=2.0, features="pooled:4", tolerance=1e-4, feature_norm=1e3, regularisation=1.0),
+        config("label", target_epsilon=2.0, features="pooled:4", regularisation=1.0, tolerance=1e-12),
+    ],
+)
+def test_a_head_that_might_not_be_solved_is_refused_whatever_the_data(wanted: ServiceConfig, run: RunFolder) -> None:
+    """Nothing is written, and the value that is named instead is enough."""
+    with TemporaryDirectory() as place:
+        folder = copied(run, Path(place) / "run")
+        with pytest.raises(InputError, match=r"^service\.(tolerance|regularisation) = .*; set service\.") as refusal:
+            open_service(folder, wanted, Silent())
+        assert not (folder.path / "service" / "service.json").exists()
+        key, value = re.findall(r"set service\.(\w+) to (\S+) or more", str(refusal.value))[0]
+        policy = wanted.model_copy(update={key: float(value)}).policy
+        assert isinstance(policy, HeadKeys)
+        refuse_unsolvable_head(policy, 359, 16, 10)  # of the shards, too
 
 
 def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None:

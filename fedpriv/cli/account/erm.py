@@ -35,8 +35,12 @@ def erm(
     delta: Delta = 1e-5,
     classes: Annotated[int, typer.Option("--classes", help="Number of classes.")] = 2,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Largest length of the objective's gradient at the end of training.")
-    ] = 0.0,
+        float,
+        typer.Option(
+            "--tolerance",
+            help="Largest length of the objective's gradient at the end of training, as erm.tolerance; 0: exact.",
+        ),
+    ] = 1e-8,
     as_json: Json = False,
 ) -> None:
     """Private empirical risk minimisation: how far one example moves a convex model, and the noise that hides it."""
@@ -50,7 +54,10 @@ def erm(
     if not (0 < epsilon < math.inf and 0 < delta < 1):
         raise InputError(f"--epsilon {epsilon:g} --delta {delta:g}: allowed are above 0, and between 0 and 1")
     rows = _figures(problem, epsilon, delta)
-    theorem = "Chaudhuri, Monteleoni and Sarwate 2011, Theorems 6 and 9; normal noise: Balle and Wang 2018"
+    theorem = (
+        "Chaudhuri, Monteleoni and Sarwate 2011, Theorems 6 and 9; the solver's error, in objective perturbation: "
+        "Iyengar et al. 2019, Algorithm 1; normal noise: Balle and Wang 2018"
+    )
     if as_json:
         print_json(_values(problem, epsilon, delta, rows, theorem))
     else:
@@ -64,7 +71,11 @@ def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str
 
     pure = output_scale(problem, epsilon, "laplace", delta)
     rows: list[tuple[str, float | None, str]] = [
-        ("sensitivity", problem.sensitivity, "how far replacing one example moves the weights: 2 L / (n lambda)"),
+        (
+            "sensitivity",
+            problem.sensitivity,
+            "how far replacing one example moves the weights: 2 L / (n lambda) + 2 tau / lambda",
+        ),
         ("sigma", output_scale(problem, epsilon, "gaussian", delta), f"output, normal noise, at delta = {delta:g}"),
     ]
     if epsilon <= 1:
@@ -82,6 +93,7 @@ def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str
         ("objective epsilon", terms.epsilon, "objective, pure: what is left for the noise"),
         ("objective lambda", terms.regularisation, "objective: the regularisation that it needs"),
         ("objective scale", terms.scale, "objective: of the noise b in <b, w> / n"),
+        ("objective cover", terms.cover, "objective: of the noise on the weights, for the solver's error"),
     ]
 
 
