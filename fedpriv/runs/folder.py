@@ -127,7 +127,7 @@ class RunFolder(Findings):
 
     def remove_parts(self) -> None:
         """Remove what a killed process left of files and lines that it was writing; nobody else may be writing here."""
-        others = (self.path / name for name in ("membership", "robustness", "probe", "private"))
+        others = (self.path / name for name in ("membership", "robustness", "probe", "private", "referee"))
         remove_parts(self.path, *self._parts, *others)
         # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
         drop_cut_line(self.path / "asked.jsonl")
