@@ -179,7 +179,7 @@ def test_names_of_clients_are_read_as_they_were_written() -> None:
 def test_a_hundred_thousand_clients_cost_what_the_asked_ones_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More clients than examples: the first thousand have a row in referee/partition.json, and the asked ones are looked at."""
+    """More clients than examples: the first thousand have a row in partition.json, and the asked ones are looked at."""
     looked_at = set()
     counts_of = World.class_counts_of
 

@@ -1,9 +1,10 @@
-"""What docs/files.md says of the files of a run: each is sorted, and only the laboratory's hold exact figures of data."""
+"""What docs/files.md says of a run's files: each is sorted, and only the laboratory's hold exact figures of data."""
 
 import json
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -56,18 +57,23 @@ def public_files(folder: Path) -> dict[str, bytes]:
     return {name: without_times((folder / name).read_bytes()) for name in shown}
 
 
-@pytest.fixture
-def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two runs on other labels, which clients changed to the same ones: all that leaves them is the same."""
-    monkeypatch.setattr("fedpriv.world.changed_labels", lambda labels, *_: torch.arange(len(labels)) % CLASSES)
-    folders = []
+@pytest.fixture(scope="module")
+def same_release() -> Iterator[None]:
+    """Whatever the labels are, clients change them to the same ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpriv.world.changed_labels", lambda labels, *_: torch.arange(len(labels)) % CLASSES)
+        yield
+
+
+@pytest.fixture(scope="module")
+def neighbours(same_release: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs on other labels, of which all that leaves the clients is the same."""
+    place, folders = tmp_path_factory.mktemp("neighbours"), []
     for number, labels in enumerate((EVEN, SKEWED)):
-        data(tmp_path / "own.npz", labels)
+        data(place / "own.npz", labels)
         attacked = {"attacks": ["idlg"], "victims": 1, "rounds": [1]}
-        run = settings(
-            tmp_path / "own.npz", data={"label_epsilon": 1.0}, training={"batch_size": 1}, adversary=attacked
-        )
-        folders.append(tmp_path / str(number))
+        run = settings(place / "own.npz", data={"label_epsilon": 1.0}, training={"batch_size": 1}, adversary=attacked)
+        folders.append(place / str(number))
         start_run(run, folders[-1], "fedpriv run x", Silent())
         write_report(folders[-1])
     return folders
@@ -105,7 +111,7 @@ def test_the_referees_files_are_for_their_owner(neighbours: list[Path]) -> None:
     ids=lambda mechanism: mechanism["name"],
 )
 def test_the_ledger_depends_on_no_label(mechanism: dict[str, object], tmp_path: Path) -> None:
-    """Which clients are alike included: a client whose classes are as frequent as another's is not told apart by that."""
+    """Which clients share a line included: that, too, must not tell whose classes are equally frequent."""
     ledgers = []
     for number, labels in enumerate((EVEN, SKEWED, [0] * 60)):
         data(tmp_path / "own.npz", labels)
