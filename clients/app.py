@@ -202,11 +202,11 @@ def _world(text: str, name: str, run: _Run, _: int) -> World:
     """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object.
 
     Raises:
-        RefusedError: data or code are no longer those that the run began with.
+        RefusedError: data or network are no longer those that the run began with.
     """
     world = build_world(*kept_for(text, name, run.secret))
     if run.origin is not None and world.origin != run.origin:
-        raise RefusedError("the data, or the network's code, were changed after the run had begun")
+        raise RefusedError("the data, or the network, were changed after the run had begun")
     return world
 
 

@@ -27,7 +27,7 @@ from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.block_sum import makes_programs
-from fedpriv.models.machinery.build import code_digest, model_digest
+from fedpriv.models.machinery.build import model_digest
 from fedpriv.network import network_of, precision_of, redistribution_of, smoothing_of
 from fedpriv.plan import Plan
 from fedpriv.plans import Plans, kinds_of
@@ -186,12 +186,8 @@ class World:
 
     @cached_property
     def origin(self) -> bytes:
-        """What a run reads from files that may be replaced meanwhile: its data, and the code of its network.
-
-        Raises:
-            InputError: the code was changed since this process imported it.
-        """
-        return sha256(self.dataset.digest + code_digest(self.model, self.experiment.model.module)).digest()
+        """The digest of what a run reads from files that may be replaced meanwhile: its data and its network."""
+        return sha256(self.dataset.digest + self.model_digest).digest()
 
     @cached_property
     def unprotected(self) -> "World":
@@ -334,16 +330,19 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     """
     dataset = load_dataset(experiment.data, experiment.seed)
     weights = files_digest(experiment.model.files(place_of(experiment.data).root))
-    world, code = _built(experiment, secret, dataset, weights)
-    if code_digest(world.model, experiment.model.module) == code:
-        return world
-    _built.cache_clear()  # the code was changed, and imported again
-    return _built(experiment, secret, dataset, weights)[0]
+    world = _built(experiment, secret, dataset, weights)
+    if experiment.model.is_own:
+        # What its code reads nobody knows: built anew, it says whether it is the same.
+        now = model_digest(network_of(experiment, dataset), experiment.model.module)
+        if now != world.model_digest:
+            _built.cache_clear()
+            return _built(experiment, secret, dataset, weights)
+    return world
 
 
 @lru_cache(maxsize=2)
-def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> tuple[World, bytes]:
-    """The world, and the digest of its network's code; the digest of pretrained weights tells replaced ones apart."""
+def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> World:
+    """``_``: the digest of pretrained weights, by which replaced ones are told from those before."""
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
@@ -362,7 +361,7 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = smoothing_of(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
-    return world.with_labels_changed(range(clients), secret), code_digest(model, experiment.model.module)
+    return world.with_labels_changed(range(clients), secret)
 
 
 def _numbers(state: State) -> tuple[int, ...]:

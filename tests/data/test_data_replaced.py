@@ -277,6 +277,28 @@ def test_code_that_was_edited_is_not_taken_for_what_computes(tmp_path: Path, mon
     monkeypatch.delitem(sys.modules, "mine_for_replaced")
 
 
+def test_weights_that_own_code_reads_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows which files it reads."""
+    weights = tmp_path / "weights"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reads_for_replaced.py").write_text(
+        NETWORK
+        + "def read(shape, classes):\n"
+        + "    net = network(shape, classes)\n"
+        + f"    net[1].bias.data.fill_(float(open({str(weights)!r}).read()))\n"
+        + "    return net\n"
+    )
+    archive(tmp_path / "own.npz", 10)
+    found = []
+    for number in ("1", "2", "2"):
+        weights.write_text(number)
+        world = build_world(settings(tmp_path / "own.npz", "reads_for_replaced:read"))
+        found.append(world.initial.parameters["1.bias"].unique().tolist())
+    assert found == [[1.0], [2.0], [2.0]]
+    assert build_world(settings(tmp_path / "own.npz", "reads_for_replaced:read")) is world
+    monkeypatch.delitem(sys.modules, "reads_for_replaced")
+
+
 def test_pretrained_weights_that_were_replaced_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that reads its numbers from a file."""
     kind = type(model_settings({"name": "logistic"}))

@@ -14,7 +14,7 @@ from fedpriv.errors import InputError, reason_of
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
 from fedpriv.randomness import seeded_generators, torch_stream
 
-__all__ = ["build_model", "code_digest", "model_digest"]
+__all__ = ["build_model", "model_digest"]
 
 # Module -> as what it was imported, and the file that it was read from then.
 _IMPORTED: dict[str, tuple[ModuleSpec | None, bytes]] = {}
@@ -65,7 +65,7 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
         builder: the module that builds it, :attr:`ModelSettings.module`.
 
     Raises:
-        InputError: as for :func:`code_digest`.
+        InputError: a file was changed since this process imported it, so that it is not the code that computes here.
     """
     digest = sha256()
     for key, value in (*model.named_parameters(), *model.named_buffers()):
@@ -73,18 +73,10 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
         digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
     for key, layer in model.named_modules():
         digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
-    digest.update(code_digest(model, builder))
+    for module in sorted({builder} | {type(layer).__module__ for layer in model.modules()}):
+        if module.partition(".")[0] not in ("fedpriv", "torch"):
+            digest.update(_code(module))
     return digest.digest()
-
-
-def code_digest(model: nn.Module, builder: str) -> bytes:
-    """Return the digests of the files of your own that define a network and its layers, one after the other.
-
-    Raises:
-        InputError: one was changed since this process imported it, so that it is not the code that computes here.
-    """
-    modules = sorted({builder} | {type(layer).__module__ for layer in model.modules()})
-    return b"".join(_code(module) for module in modules if module.partition(".")[0] not in ("fedpriv", "torch"))
 
 
 def _code(module: str) -> bytes:
