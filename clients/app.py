@@ -26,16 +26,14 @@ from fedpriv.world import State, World, build_world
 __all__ = ["app", "client_app"]
 
 
-def client_app(secret: Secret | None, origin: bytes | None = None) -> CohortApp:
+def client_app(secret: Secret | None) -> CohortApp:
     """Return the app of a run.
 
     Args:
         secret: the run's, where all clients have one, as in a simulation. It reaches them with the app itself, and is
             in no message. ``None``: whatever this machine keeps of the run, and each client's noise has its own.
-        origin: :attr:`World.origin` of the run, where clients may read none but the server's data, as in a simulation.
-            ``None``: each client has its own, which it goes on with for the whole run.
     """
-    bound, run = CohortApp(), _Run(secret, origin)
+    bound = CohortApp()
 
     @bound.train()
     def train(message: Message, context: Context) -> Message:
@@ -47,7 +45,7 @@ def client_app(secret: Secret | None, origin: bytes | None = None) -> CohortApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload, _ = _trained(message, context, run, bound.cohort)
+        world, upload, _ = _trained(message, context, _Run(secret, bound.origin), bound.cohort)
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -57,7 +55,7 @@ def client_app(secret: Secret | None, origin: bytes | None = None) -> CohortApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload, own = _trained(message, context, run, bound.cohort)
+        world, upload, own = _trained(message, context, _Run(secret, bound.origin), bound.cohort)
         with _discreet(world.experiment, context):
             reply = masked_upload(message, context, world, upload, own)
         reply["client"] = _trained_with(world, _partition(context))
@@ -66,7 +64,7 @@ def client_app(secret: Secret | None, origin: bytes | None = None) -> CohortApp:
     @bound.train("votes")
     def vote(message: Message, context: Context) -> Message:
         """Train this client's teachers and reply with their votes on the images in the message (PATE)."""
-        world, _, votes = _voted(message, context, run)
+        world, _, votes = _voted(message, context, _Run(secret, bound.origin))
         if world.experiment.pate_settings.noise_at == "clients":
             raise ValueError("the settings say that nobody sees votes; these were asked for as they are")
         reply = RecordDict({"upload": pack({"votes": votes})})
@@ -76,7 +74,7 @@ def client_app(secret: Secret | None, origin: bytes | None = None) -> CohortApp:
     @bound.train("masked_votes")
     def vote_masked(message: Message, context: Context) -> Message:
         """Vote as above, and reply with noisy counts of which the server can read the sum only."""
-        world, own, votes = _voted(message, context, run)
+        world, own, votes = _voted(message, context, _Run(secret, bound.origin))
         clients = world.experiment.federation.clients
         words = masked_counts(votes, world.dataset.classes, world.noise_of_votes, clients, own.stream("votes"))
         reply = masked(message, context, words, least_survivors(clients))

@@ -142,7 +142,8 @@ def _simulation(experiment: Experiment) -> Engine:
     """The engine that the experiment names."""
 
     def run(world: World, folder: RunFolder, progress: Progress) -> None:
-        clients = client_app(world.secret, world.origin)
+        clients = client_app(world.secret)
+        clients.origin = world.origin
         run_engine(server_app(world, folder, progress), clients, experiment.federation.clients, experiment.engine)
 
     return Engine(choose_engine(experiment.engine), run)
