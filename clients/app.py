@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedpriv.clients.cohort import Cohort, CohortApp
 from fedpriv.clients.knowledge import asked_about, masked_counts, teachers_votes
-from fedpriv.clients.memory import check_question, own_secret, secret_for
+from fedpriv.clients.memory import check_data, check_question, own_secret, secret_for
 from fedpriv.clients.raising import discreet
 from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret, local_upload
@@ -45,7 +46,8 @@ def client_app(secret: Secret | None) -> CohortApp:
             RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
                 code wants to end the process; this client fails, and no other.
         """
-        world, upload, _ = _trained(message, context, secret, bound.cohort, ("clients", "server"))
+        run = _Run(secret, bound.origin)
+        world, upload, _ = _trained(message, context, run, bound.cohort, ("clients", "server"))
         if world.experiment.federation.secure_aggregation:
             raise ValueError("the settings say that uploads are masked; this one was asked for as it is")
         reply = RecordDict({"upload": pack(upload.parameters), "buffers": pack(upload.buffers)})
@@ -55,7 +57,8 @@ def client_app(secret: Secret | None) -> CohortApp:
     @bound.train("masked")
     def train_masked(message: Message, context: Context) -> Message:
         """Train as above, and reply with an upload of which the server can read the sum only."""
-        world, upload, own = _trained(message, context, secret, bound.cohort, ("clients", "sum"))
+        run = _Run(secret, bound.origin)
+        world, upload, own = _trained(message, context, run, bound.cohort, ("clients", "sum"))
         with _discreet(world.experiment, context):
             reply = masked_upload(message, context, world, upload, own)
         reply["client"] = _trained_with(world, _partition(context))
@@ -64,7 +67,7 @@ def client_app(secret: Secret | None) -> CohortApp:
     @bound.train("votes")
     def vote(message: Message, context: Context) -> Message:
         """Train this client's teachers and reply with their votes on the images in the message (PATE)."""
-        world, _, votes = _voted(message, context, secret)
+        world, _, votes = _voted(message, context, _Run(secret, bound.origin))
         if world.experiment.pate_settings.noise_at == "clients":
             raise ValueError("the settings say that nobody sees votes; these were asked for as they are")
         reply = RecordDict({"upload": pack({"votes": votes})})
@@ -74,7 +77,7 @@ def client_app(secret: Secret | None) -> CohortApp:
     @bound.train("masked_votes")
     def vote_masked(message: Message, context: Context) -> Message:
         """Vote as above, and reply with noisy counts of which the server can read the sum only."""
-        world, own, votes = _voted(message, context, secret)
+        world, own, votes = _voted(message, context, _Run(secret, bound.origin))
         if world.experiment.pate_settings.noise_at != "clients":
             raise ValueError("the settings say that the server adds the noise to votes; these were asked for masked")
         clients = world.experiment.federation.clients
@@ -95,8 +98,15 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({"client": MetricRecord({"partition": _partition(context)})}), reply_to=message)
 
 
+class _Run(NamedTuple):
+    """What clients of a simulation know with the app: the run's secret, and the digest of what is read from files."""
+
+    secret: Secret | None
+    origin: bytes | None
+
+
 def _trained(
-    message: Message, context: Context, secret: Secret | None, cohort: Cohort, places: tuple[NoiseAt, ...]
+    message: Message, context: Context, run: _Run, cohort: Cohort, places: tuple[NoiseAt, ...]
 ) -> tuple[World, State, Secret | None]:
     """The experiment, what this client computes in the message's round, and the secret of that answer's noise.
 
@@ -105,14 +115,14 @@ def _trained(
     """
     task = record_in(message.content, "task", ConfigRecord)
     before = cohort.sent(message)
-    known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
-    experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
+    known = str(task["experiment"]), str(context.run_config.get("seed", ""))
+    experiment, round_number = kept_for(*known, run.secret).experiment, int(str(task["round"]))
     experiment.mechanism.require_noise_at(*places)
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
-        world = _own_world(context, *known)
+        world = _own_world(context, *known, run)
         with cpu_threads(world.experiment.engine.threads):
-            return world, *_answer(world, context, before, round_number, cohort, secret is not None)
+            return world, *_answer(world, context, before, round_number, cohort, run.secret is not None)
 
 
 @contextmanager
@@ -129,19 +139,19 @@ def _discreet(experiment: Experiment, context: Context) -> Iterator[None]:
         raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
 
 
-def _voted(message: Message, context: Context, secret: Secret | None) -> tuple[World, Secret, Tensor]:
+def _voted(message: Message, context: Context, run: _Run) -> tuple[World, Secret, Tensor]:
     """The experiment, a secret of this answer alone, and the votes (t, Q) of this client's teachers."""
     task = record_in(message.content, "task", ConfigRecord)
     images = unpack(record_in(message.content, "questions", ArrayRecord))["images"]
-    known = str(task["experiment"]), str(context.run_config.get("seed", "")), secret
-    experiment, round_number = kept_for(*known).experiment, int(str(task["round"]))
+    known = str(task["experiment"]), str(context.run_config.get("seed", ""))
+    experiment, round_number = kept_for(*known, run.secret).experiment, int(str(task["round"]))
     with _discreet(experiment, context):
         check_question(context, experiment, round_number)
-        world, client = _own_world(context, *known), _partition(context)
+        world, client = _own_world(context, *known, run), _partition(context)
         if images.dtype != world.dataset.x_train.dtype or images.shape[1:] != world.dataset.shape:
             raise RefusedError(f"asked about {tuple(images.shape)} as {images.dtype}, which are no images of this run")
         asked = asked_about(world, images)
-        shared = _shared_secret(world, secret is not None)
+        shared = _shared_secret(world, run.secret is not None)
         own = answer_secret(secret_for(context, round_number, asked, shared), client, round_number, asked)
         with cpu_threads(experiment.engine.threads):
             return world, own, teachers_votes(world, client, images)
@@ -177,18 +187,20 @@ def _shared_secret(world: World, is_simulated: bool) -> Secret | None:
     return world.secret if is_simulated or not world.experiment.keeps_secret else None
 
 
-def _own_world(context: Context, text: str, name: str, secret: Secret | None) -> World:
+def _own_world(context: Context, text: str, name: str, run: _Run) -> World:
     """The experiment, built, with this client's labels as it changed them."""
-    world = _world(text, name, secret)
-    shared = _shared_secret(world, secret is not None)
+    world = _world(text, name, run, context.run_id)
+    shared = _shared_secret(world, run.secret is not None)
+    if run.origin is None:
+        check_data(context, world.dataset.digest, shared)
     if shared is not None or not world.experiment.changes_labels:
         return world
-    return _with_own_labels(text, name, _partition(context), own_secret(context, None))
+    return _with_own_labels(text, name, run, context.run_id, _partition(context), own_secret(context, None))
 
 
 @lru_cache(maxsize=2)
-def _with_own_labels(text: str, name: str, client: int, own: Secret) -> World:
-    return _world(text, name, None).with_labels_changed([client], own)
+def _with_own_labels(text: str, name: str, run: _Run, run_id: int, client: int, own: Secret) -> World:
+    return _world(text, name, run, run_id).with_labels_changed([client], own)
 
 
 def _partition(context: Context) -> int:
@@ -196,9 +208,16 @@ def _partition(context: Context) -> int:
 
 
 @lru_cache(maxsize=2)
-def _world(text: str, name: str, secret: Secret | None) -> World:
-    """Build the experiment once a process; its text is a quicker key than the object."""
-    return build_world(*kept_for(text, name, secret))
+def _world(text: str, name: str, run: _Run, _: int) -> World:
+    """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object.
+
+    Raises:
+        RefusedError: data or network are no longer those that the run began with.
+    """
+    world = build_world(*kept_for(text, name, run.secret))
+    if run.origin is not None and world.origin != run.origin:
+        raise RefusedError("the data, or the network, were changed after the run had begun")
+    return world
 
 
 app = client_app(None)

@@ -101,8 +101,15 @@ def _received(message: Message) -> State:
 
 
 class CohortApp(ClientApp):
-    """A ClientApp whose clients may be trained together, where an engine says who is about to be asked."""
+    """A ClientApp whose clients may be trained together, where an engine says who is about to be asked.
+
+    Attributes:
+        cohort: of these clients.
+        origin: :attr:`World.origin` of the run, where clients may read none but the server's data, as in a simulation.
+            ``None``: each client has its own data, and goes on with them for the whole run.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.cohort = Cohort()
+        self.origin: bytes | None = None

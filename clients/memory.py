@@ -26,7 +26,7 @@ from fedpriv.randomness import Secret
 from fedpriv.seeds import MEMORY
 from fedpriv.wire import record_in
 
-__all__ = ["check_question", "kept", "own_secret", "secret_for"]
+__all__ = ["check_data", "check_question", "kept", "own_secret", "secret_for"]
 
 _RECORD = "memory"
 _KEPT = re.compile(rb"[0-9a-f]{64}")
@@ -49,6 +49,22 @@ def check_question(context: Context, experiment: Experiment, round_number: int) 
     settings = _digest(experiment)
     if kept(context, "settings", settings) != settings:
         raise RefusedError("the settings are not those with which this client was first asked in this run")
+
+
+def check_data(context: Context, digest: bytes, shared: Secret | None) -> None:
+    """Note the data that this client answers from, and refuse to go on with others.
+
+    Args:
+        context: the client's, from Flower.
+        digest: of the data.
+        shared: the run's secret; ``None``: this client has its own.
+
+    Raises:
+        RefusedError: they are not those of its first answer; or its memory is damaged.
+    """
+    data = own_secret(context, shared).derived("data", digest).key
+    if kept(context, "data", data) != data:
+        raise RefusedError("the data are not those with which this client was first asked in this run")
 
 
 def secret_for(context: Context, round_number: int, received: bytes, shared: Secret | None) -> Secret:

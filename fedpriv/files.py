@@ -11,8 +11,11 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import file_digest
 from pathlib import Path
 
 from fedpriv.errors import InputError, RunFailedError
@@ -20,6 +23,8 @@ from fedpriv.errors import InputError, RunFailedError
 __all__ = [
     "WriteError",
     "append_line",
+    "content_digest",
+    "drop_cut_line",
     "is_disk",
     "is_empty",
     "is_part",
@@ -40,6 +45,8 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 # Of the file's own name, so that the part's fits into the 255 bytes of a name in any alphabet.
 _KEPT = 50
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+# Nanoseconds within which a file may change twice and show one time of change.
+_TICK = 3_000_000_000
 # What file systems answer that cannot bring a folder to the disk.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
 # What file systems answer that have no locks: there, nobody is kept out.
@@ -119,6 +126,23 @@ def append_line(path: Path, line: str) -> None:
             os.close(descriptor)
 
 
+def drop_cut_line(path: Path) -> None:
+    """Take the last line of a text file away if a kill cut it off; nobody else may be writing there.
+
+    Raises:
+        WriteError: it cannot be cut, or is a symbolic link.
+    """
+    with _about(path):
+        if not path.exists():
+            return
+        descriptor = open_unlinked(path, os.O_RDWR)
+        try:
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            os.ftruncate(descriptor, content.rfind(b"\n") + 1)
+        finally:
+            os.close(descriptor)
+
+
 def open_unlinked(path: Path, flags: int) -> int:
     """Open a file with these flags of :func:`os.open`, unless it is a symbolic link, and return the descriptor.
 
@@ -131,6 +155,30 @@ def open_unlinked(path: Path, flags: int) -> int:
         if error.errno != errno.ELOOP:
             raise
         raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(path)) from None
+
+
+def content_digest(path: Path) -> bytes:
+    """Return SHA-256 of what a file holds now.
+
+    It is read again where its inode, size, or time of change differ from those when it was last read, or where it was
+    changed too recently then for these to tell. Nobody can set the time of change, as the time of modification can be.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+    seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    is_settled = time.time_ns() - status.st_ctime_ns > _TICK
+    return _digest(path, seen) if is_settled else _digest.__wrapped__(path, seen)
+
+
+@lru_cache(maxsize=1 << 16)
+def _digest(path: Path, _: tuple[int, ...]) -> bytes:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").digest()
 
 
 def sync(path: Path) -> None:

@@ -18,12 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedpriv.files import content_digest
+
 __all__ = ["LpipsResult", "lpips_scores", "match", "mse", "psnr", "ssim"]
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
 LPIPS_SIDE = 64
 CONNECT_SECONDS = 5.0
+_WEIGHTS = "squeezenet1_1-*.pth"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +142,9 @@ def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = Tr
     original, reconstruction = _pair(originals, reconstructions)
     if original.shape[1] not in (1, 3):
         raise ValueError(f"LPIPS is for 1 or 3 channels; given {original.shape[1]}")
-    network, reason = _lpips_network(torch.hub.get_dir(), download)
+    hub = Path(torch.hub.get_dir())
+    held = tuple(map(content_digest, filter(Path.is_file, sorted((hub / "checkpoints").glob(_WEIGHTS)))))
+    network, reason = _lpips_network(hub, download, held)
     if network is None:
         return LpipsResult(None, reason)
     with torch.no_grad():
@@ -168,15 +173,18 @@ def _perceptible(images: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _lpips_network(hub: str, download: bool) -> tuple[nn.Module | None, str | None]:
-    """Return the network or the reason; remembered, so that a missing network costs its time-out once."""
+def _lpips_network(hub: Path, download: bool, _: tuple[bytes, ...]) -> tuple[nn.Module | None, str | None]:
+    """Return the network or the reason; remembered, so that a missing network costs its time-out once.
+
+    The last argument is of the weights that are there, so that others are read.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lpips calls torchvision in a way that torchvision warns of
         import lpips  # seconds to import
         from torchvision.models import SqueezeNet1_1_Weights
 
         url = SqueezeNet1_1_Weights.IMAGENET1K_V1.url
-        weights = Path(hub) / "checkpoints" / url.rpartition("/")[2]
+        weights = hub / "checkpoints" / url.rpartition("/")[2]
         reason = _provide(url, weights, download)
         if reason is not None:
             return None, reason

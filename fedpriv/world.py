@@ -18,14 +18,14 @@ from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
 from fedpriv.config import Experiment
 from fedpriv.data.canaries import with_canaries
-from fedpriv.data.datasets import Dataset, load_dataset
+from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
 from fedpriv.erm import problem_of, usual_length
 from fedpriv.errors import InputError
 from fedpriv.fitness import LOSS, check_fitness, check_shares, random_examples
 from fedpriv.gradients import Route, Vector, find_route
-from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.block_sum import makes_programs
 from fedpriv.models.machinery.build import model_digest
 from fedpriv.network import network_of, precision_of, redistribution_of, smoothing_of
@@ -184,6 +184,17 @@ class World:
         decisive = json.dumps(self.experiment.decisive(), sort_keys=True)
         return self.dataset.digest + self.model_digest + decisive.encode()
 
+    @cached_property
+    def origin(self) -> bytes:
+        """The digest of what a run reads from files that may be replaced meanwhile: its data and its network."""
+        return sha256(self.dataset.digest + self.model_digest).digest()
+
+    @cached_property
+    def unprotected(self) -> "World":
+        """The same without a mechanism; data and network are these, and not read again."""
+        experiment = self.experiment.model_copy(update={"mechanism": mechanism_settings({})})
+        return replace(self, experiment=experiment, plans=Plans(experiment, self.sizes, _numbers(self.initial)))
+
     def signs(self, round_number: int) -> np.random.Generator:
         """The public signs by which all clients of a round flatten their updates, where noise is in shares."""
         return numpy_stream(self.experiment.seed, "flattening", round_number)
@@ -304,21 +315,37 @@ def _written(mechanism: MechanismSettings) -> bytes:
     return mechanism.model_dump_json().encode()
 
 
-@lru_cache(maxsize=2)
 def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     """Load the data, share them out, build the network and plan every client.
+
+    A process does so once, as long as the files that all of it is read from hold the same.
 
     Args:
         experiment: the settings.
         secret: the run's; ``None``: it follows from the seed, as for noise = 'reproducible'.
 
     Raises:
-        InputError: data, model, device, batch size or mechanism do not fit.
+        InputError: data, model, device, batch size or mechanism do not fit; or the network's code was changed since
+            this process imported it.
     """
+    dataset = load_dataset(experiment.data, experiment.seed)
+    weights = files_digest(experiment.model.files(place_of(experiment.data).root))
+    world = _built(experiment, secret, dataset, weights)
+    if experiment.model.is_own:
+        # What its code reads nobody knows: built anew, it says whether it is the same.
+        now = model_digest(network_of(experiment, dataset), experiment.model.module)
+        if now != world.model_digest:
+            _built.cache_clear()
+            return _built(experiment, secret, dataset, weights)
+    return world
+
+
+@lru_cache(maxsize=2)
+def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> World:
+    """``_``: the digest of pretrained weights, by which replaced ones are told from those before."""
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
-    dataset = load_dataset(experiment.data, experiment.seed)
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)
@@ -327,15 +354,19 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     digest = model_digest(model, experiment.model.module)
     model.to(device, precision_of(experiment))
     initial = State.of(model)
-    numbers = tuple(value.numel() for value in initial.parameters.values())
     redistribution = redistribution_of(experiment, dataset, model, trained_parameters(model))
-    plans = Plans(experiment, partitions.sizes, numbers, redistribution, secret)
+    plans = Plans(experiment, partitions.sizes, _numbers(initial), redistribution, secret)
     plans.check()
     check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = smoothing_of(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
     return world.with_labels_changed(range(clients), secret)
+
+
+def _numbers(state: State) -> tuple[int, ...]:
+    """How many numbers each parameter has."""
+    return tuple(value.numel() for value in state.parameters.values())
 
 
 def _route(world: World, examples: int) -> Route:

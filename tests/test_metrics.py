@@ -300,3 +300,13 @@ def test_lpips_without_weights_or_network_in_a_fresh_process(tmp_path: Path) -> 
     environment = os.environ | {"TORCH_HOME": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("None True\n", "")
+
+
+def test_weights_that_come_later_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing network is remembered only as long as no file is there."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    image = pictures((1, 8, 8))
+    assert "are not in torch's hub folder" in str(lpips_scores(image, image, download=False).reason)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "squeezenet1_1-b8a52dc0.pth").write_bytes(b"no weights")
+    assert "cannot be read" in str(lpips_scores(image, image, download=False).reason)

@@ -58,6 +58,19 @@ def test_rounds_come_back_and_a_torn_last_line_is_dropped(folder: RunFolder) -> 
     assert folder.rounds() == [record(number) for number in range(3)]
 
 
+def test_a_question_that_a_kill_cut_off_does_not_spoil_the_next(folder: RunFolder) -> None:
+    """What was not written down whole was not sent."""
+    folder.remove_parts()  # there is no such file yet
+    for cut in range(1, 20):
+        folder.append_asked(Asked(cut, (0, 1)))
+        with (folder.path / "asked.jsonl").open("a") as file:
+            file.write('{"round": 2, "clients"'[:cut])
+        assert [line.round for line in folder.asked()] == list(range(1, cut + 1))
+        folder.remove_parts()
+    folder.append_asked(Asked(20, (0, 1)))
+    assert [line.round for line in folder.asked()] == list(range(1, 21))
+
+
 @pytest.mark.parametrize(
     "line", [b"not json\n", b"[1]\n", b'{"round": 1}\n', b'{"round": 1.5, "clients": []}\n', b"\xff\xfe\n", b"\n"]
 )

@@ -14,7 +14,7 @@ from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.sequences import TextFacts, labelled, next_tokens
 from fedpriv.data.source import DatasetStatus, Place, Source
 from fedpriv.data.texts import Columns, Row, csv_wanted, read_texts
-from fedpriv.data.tokenizers import Tokenizer, open_tokenizer
+from fedpriv.data.tokenizers import Tokenizer, open_tokenizer, tokenizer_files
 from fedpriv.errors import InputError, some_of
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Corpus(Source):
         if not path.is_file():
             raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.wanted()}")
         return path
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        return (cls.found(place), *tokenizer_files(place.text or CorpusConfig(), place.root))
 
     @classmethod
     def wanted(cls) -> str:

@@ -1,10 +1,12 @@
 """Data sets: images and labels, where they are looked for, and the public constants that scale them."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from fedpriv.config import DataConfig
 from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.errors import InputError
+from fedpriv.files import content_digest
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.names import END
 from fedpriv.randomness import numpy_stream
@@ -24,6 +27,7 @@ from fedpriv.settings import Groups
 __all__ = [
     "Dataset",
     "DatasetStatus",
+    "files_digest",
     "group_numbers",
     "list_datasets",
     "load_dataset",
@@ -155,7 +159,7 @@ def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
-    """Load the data set that the config names, once in a process.
+    """Load the data set that the config names, once in a process as long as its files hold the same.
 
     Args:
         config: reads name, path, root, download, memory, table, train_examples and groups.
@@ -163,11 +167,25 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
 
     Raises:
         InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
-            ``data.memory``, fewer training examples than asked for, or a class in no group.
+            ``data.memory``, a file changed while it was read, fewer training examples than asked for, or a class in no
+            group.
     """
-    complete = _complete(config.name, place_of(config))
+    place = place_of(config)
+    files = DATASETS[config.name].files(place)
+    complete = _complete(config.name, place, token_bytes(32) if files is None else files_digest(files))
     chosen = complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
     return chosen if config.groups is None else _grouped(chosen, config.groups)
+
+
+def files_digest(files: Iterable[Path]) -> bytes:
+    """Return SHA-256 of the names and contents of files; with one that cannot be read, another each time."""
+    digest = sha256()
+    for path in files:
+        try:
+            digest.update(sha256(str(path).encode()).digest() + content_digest(path))
+        except OSError:  # whoever reads the file says what is wrong with it
+            digest.update(token_bytes(32))
+    return digest.digest()
 
 
 def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
@@ -211,9 +229,13 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _complete(name: str, place: Place) -> Dataset:
+def _complete(name: str, place: Place, digest: bytes) -> Dataset:
+    """``digest``: of the files, by which a replaced one is told from the one before."""
     source = DATASETS[name]
     arrays, where = source.read(place)
+    files = source.files(place)
+    if files is not None and files_digest(files) != digest:
+        raise InputError(f"{source.title}, {where}: was changed while it was read; start again")
     said = f"{source.title}, {where}"
     x_train, x_test = _images(arrays.x_train), _images(arrays.x_test)
     channels = x_train.shape[1]

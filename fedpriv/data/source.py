@@ -4,6 +4,7 @@ Data sets are named whenever an experiment is read, so their files import numpy 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -110,6 +111,18 @@ class Source(ABC):
     def status(cls, place: Place) -> DatasetStatus | None:
         """Return what ``fedpriv data`` says of it, without a download; ``None``: it is not listed."""
 
+    @classmethod
+    def files(cls, place: Place) -> Sequence[Path] | None:
+        """Return the files that :meth:`read` reads, so that one process reads them once as long as they stay the same.
+
+        What is not there is fetched, where the settings allow that. ``None``, the default: unknown, so that the data
+        are read anew each time.
+
+        Raises:
+            InputError: they are not there, or cannot be fetched.
+        """
+        return None
+
 
 class Embedded(Source):
     """A data set that comes with a package.
@@ -131,6 +144,11 @@ class Embedded(Source):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         return checked(cls.arrays(), cls.where), cls.where
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        return ()
 
     @classmethod
     @override
@@ -167,6 +185,11 @@ class SingleFile(Source):
         if not path.is_file():
             raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.origin}")
         return path
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        return (cls.found(place),)
 
     @classmethod
     @override

@@ -21,7 +21,18 @@ from fedpriv.errors import InputError, one_line
 from fedpriv.names import END, PAD, START
 from fedpriv.npz import read_arrays, read_headers
 
-__all__ = ["END", "PAD", "START", "Bytes", "LlamaTokens", "Pairs", "Tokenizer", "Words", "open_tokenizer"]
+__all__ = [
+    "END",
+    "PAD",
+    "START",
+    "Bytes",
+    "LlamaTokens",
+    "Pairs",
+    "Tokenizer",
+    "Words",
+    "open_tokenizer",
+    "tokenizer_files",
+]
 
 _OWN = ("<pad>", "<start>", "<end>")
 _STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"
@@ -220,6 +231,13 @@ class LlamaTokens(Tokenizer):
             _, place, number = max(pairs)
             tokens[-place : 2 - place] = [number]
         return tuple(tokens)
+
+
+def tokenizer_files(config: CorpusConfig, root: Path) -> tuple[Path, ...]:
+    """Return the files that :func:`open_tokenizer` reads."""
+    if config.tokenizer == "bpe":
+        return (Path(config.vocabulary_file),) if config.vocabulary_file else ()
+    return {"byte": (), "word": (root / _WORDS,), "llama": (root / _STORIES,)}[config.tokenizer]
 
 
 def open_tokenizer(config: CorpusConfig, root: Path, public: Sequence[str]) -> Tokenizer:

@@ -66,14 +66,15 @@ class Torchvision(Source):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        present = cls._present(place.root)
-        if not present and place.download:
-            cls._download(place.root)
-            present = cls._present(place.root)
-        if not present:
-            raise InputError(f"{cls._absent(place.root)}{'' if place.download else ', or data.download = true'}")
+        present = cls._found(place)
         read = cls.read_folder if present[0].suffix != ".npz" else cls.read_archive
         return _joined([read(path, place.memory) for path in present], present), _words(present)
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        present = cls._found(place)
+        return present if present[0].is_file() else tuple(sorted(filter(Path.is_file, present[0].rglob("*"))))
 
     @classmethod
     @override
@@ -104,6 +105,17 @@ class Torchvision(Source):
         if cls.is_complete(folder):
             return (folder,)
         return archives if all(path.is_file() for path in archives) else ()
+
+    @classmethod
+    def _found(cls, place: Place) -> tuple[Path, ...]:
+        """What is there, fetched if need be and allowed."""
+        present = cls._present(place.root)
+        if not present and place.download:
+            cls._download(place.root)
+            present = cls._present(place.root)
+        if not present:
+            raise InputError(f"{cls._absent(place.root)}{'' if place.download else ', or data.download = true'}")
+        return present
 
     @classmethod
     def _absent(cls, root: Path) -> str:

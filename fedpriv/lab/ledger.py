@@ -12,12 +12,12 @@ from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_
 from fedpriv.lab.erm import erm_parameters, model_noise
 from fedpriv.lab.trust import views
 from fedpriv.lab.victims import OTHERS
-from fedpriv.records import Asked, DataRelease
+from fedpriv.records import Asked, DataRelease, LabelCeiling, members_text
 from fedpriv.runs import RunFolder
 from fedpriv.server.released import released_rounds, rounds_by_client
 from fedpriv.world import World
 
-__all__ = ["run_ledger"]
+__all__ = ["label_ceilings", "run_ledger"]
 
 _COPIES = (
     "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "
@@ -34,20 +34,19 @@ _EVERY_ROUND = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the figures of a line follow from.
+    """What the figures of a line follow from: nothing that clients' data decide but how many examples there are.
 
     Attributes:
         release: of the clients' releases.
         examples: that each of them holds.
         noise: in their releases.
-        largest: the share of the most frequent class among a client's examples; ``None``: it was never asked, so that
-            there is nothing to tell a class from, or no ceiling is proven anyway.
+        asked: whether they ever were; else there is nothing to attack.
     """
 
     release: Release
     examples: int
     noise: float | None
-    largest: float | None
+    asked: bool
 
 
 def run_ledger(world: World, folder: RunFolder) -> Ledger:
@@ -64,7 +63,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
             examples=kind.examples,
             guarantee=proven(kind.release),
             noise=kind.noise,
-            ceilings={} if kind.largest is None else _ceilings(kind.release, kind.largest, bounds),
+            ceilings={"told": _ceiling(kind.release, 1 / (OTHERS + 1), bounds)} if kind.asked else {},
         ).of_all(sorted(clients))
         for kind, clients in _kinds(world, folder.asked()).items()
     ]
@@ -98,9 +97,7 @@ def _kinds(world: World, lines: Sequence[Asked]) -> dict[_Kind, list[int]]:
     kinds: dict[_Kind, list[int]] = {}
     asked = rounds_by_client(lines)
     for client in sorted(asked):
-        kind = _kind(world, client, asked[client])
-        largest = max(counts := world.class_counts_of(world.true_labels, client)) / sum(counts)
-        kinds.setdefault(replace(kind, largest=largest), []).append(client)
+        kinds.setdefault(_kind(world, client, asked[client]), []).append(client)
     for clients in _never_asked(world, asked):
         kinds.setdefault(_kind(world, clients[0], ()), []).extend(clients)
     return kinds
@@ -116,7 +113,7 @@ def _kinds_of_hidden(world: World, rounds: Sequence[int]) -> dict[_Kind, list[in
 
 def _kind(world: World, client: int, rounds: Sequence[int]) -> _Kind:
     plan = world.plans[client]
-    return _Kind(plan.accounted(rounds), plan.sampling.examples, model_noise(world, plan), None)
+    return _Kind(plan.accounted(rounds), plan.sampling.examples, model_noise(world, plan), bool(rounds))
 
 
 def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
@@ -141,13 +138,25 @@ def _releases(world: World) -> tuple[DataRelease, ...]:
     return (bounds_release(bounds, [column.name for column in table.columns if column.low is not None]),)
 
 
-def _ceilings(release: Release, largest: float, bounds: float) -> dict[str, Ceiling]:
-    """What no attack can exceed: which of 100 images it is, and of which class, whose largest share a guess has.
+def label_ceilings(world: World, folder: RunFolder) -> tuple[LabelCeiling, ...]:
+    """How often any attack names the label of a client's example at most, for the referee alone.
 
-    ``bounds``: what an estimate of a table's bounds cost beforehand.
+    A guess has the largest share of a class among the client's examples. Where all are of one class there is nothing to
+    tell, and of clients that were never asked nothing to tell it from.
     """
-    baselines = {"told": 1 / (OTHERS + 1), "label": largest}
-    # Where all examples are of one class there is nothing to tell.
-    uncertain = {name: k0 for name, k0 in baselines.items() if k0 < 1}
-    limits = ceilings(release, [surer(k0, bounds) for k0 in uncertain.values()])
-    return {name: told_from(each, uncertain[name], bounds) for name, each in zip(uncertain, limits, strict=True)}
+    bounds = world.experiment.data.bounds_epsilon
+    alike: dict[tuple[Release, float], list[int]] = {}
+    for client, rounds in sorted(rounds_by_client(folder.asked()).items()):
+        largest = max(counts := world.class_counts_of(world.true_labels, client)) / sum(counts)
+        if largest < 1:
+            alike.setdefault((world.plans[client].accounted(rounds), largest), []).append(client)
+    return tuple(
+        LabelCeiling(clients[0], len(clients), members_text(clients), _ceiling(release, largest, bounds))
+        for (release, largest), clients in alike.items()
+    )
+
+
+def _ceiling(release: Release, k0: float, bounds: float) -> Ceiling:
+    """What no attack can exceed where a guess has ``k0``; ``bounds``: what an estimate of a table's bounds cost."""
+    (limit,) = ceilings(release, [surer(k0, bounds)])
+    return told_from(limit, k0, bounds)

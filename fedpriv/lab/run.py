@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fedpriv.lab.erm import erm_sentences
 from fedpriv.lab.knowledge import votes_ledger
 from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.leakage import Leakage
-from fedpriv.lab.ledger import run_ledger
+from fedpriv.lab.ledger import label_ceilings, run_ledger
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
@@ -48,7 +48,7 @@ from fedpriv.world import World, build_world
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 
-_SHOWN_CLIENTS = 1000  # clients of whom partition.json says how many examples of each class they hold
+_SHOWN_CLIENTS = 1000  # clients of whom referee/partition.json says how many examples of each class they hold
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def _simulation(experiment: Experiment) -> Engine:
 
     def run(world: World, folder: RunFolder, progress: Progress) -> None:
         clients = client_app(world.secret)
+        clients.origin = world.origin
         run_engine(server_app(world, folder, progress), clients, experiment.federation.clients, experiment.engine)
 
     return Engine(choose_engine(experiment.engine), run)
@@ -156,7 +157,7 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
     close = partial(_close, world, folder, warnings, began, engine.name)
     try:
         folder.remove_parts()
-        folder.write_json("partition.json", asdict(_partition(world)))
+        folder.write_partition(_partition(world))
         leakage = _federate_and_attack(world, folder, progress, engine)
     except (RunFailedError, InputError) as error:
         _end_early(close, folder, "failed", str(error))
@@ -220,6 +221,8 @@ def _close(
     labels = with_referee(world, folder)
     if labels is not None:
         folder.write_labels(labels)
+    if experiment.pate is None:
+        folder.write_label_ceilings(label_ceilings(world, folder))
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last, tested = (records[-1] if records else None), last_evaluated(records)

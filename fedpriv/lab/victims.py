@@ -25,13 +25,12 @@ from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
-from fedpriv.mechanisms import mechanism_settings
 from fedpriv.plans import with_seed
 from fedpriv.randomness import numpy_stream
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
-from fedpriv.world import State, World, build_world
+from fedpriv.world import State, World
 
 __all__ = [
     "Target",
@@ -202,11 +201,8 @@ def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
 
 def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
     """Return what would have been heard if the clients had sent their uploads as they were."""
-    bare = build_world(world.experiment.model_copy(update={"mechanism": mechanism_settings({})}))
     # The same batches, which without a mechanism would not be hidden.
-    plans = with_seed(bare.plans, world.plans[target.client].seed)
-    # And the same labels, which are changed once, whatever the mechanism.
-    bare = replace(bare, plans=plans, dataset=world.dataset, unchanged=world.unchanged)
+    bare = replace(world.unprotected, plans=with_seed(world.unprotected.plans, world.plans[target.client].seed))
     before = State(observation.parameters, bare.initial.buffers)
     uploads = [
         Upload(client, len(bare.partitions[client]), local_upload(bare, client, before, target.round))

@@ -1,5 +1,6 @@
 """A pretrained Llama of 260,032 parameters: llama2.c's stories260K (Touvron et al. 2023; Karpathy 2023)."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaSettings"]
 
+_FILE = "stories260k.npz"
+
 
 @MODELS.register
 class LlamaSettings(TextModelSettings):
@@ -25,14 +28,16 @@ class LlamaSettings(TextModelSettings):
     path: str = Field("", description="of stories260k.npz; empty: in the folder of the data sets")
 
     @override
-    def text_network(self, sequences: SequenceShape) -> "nn.Module":
-        from pathlib import Path
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        return (Path(self.path) if self.path else folder / _FILE,)
 
-        from fedpriv.models.machinery.llama import FILE, Llama
+    @override
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        from fedpriv.models.machinery.llama import Llama
 
         if sequences.tokenizer != "llama":
             raise self.refusal(f"it knows the tokens of data.text.tokenizer = 'llama'; given {sequences.tokenizer!r}")
-        network = Llama.read(Path(self.path) if self.path else sequences.folder / FILE)
+        network = Llama.read(*self.files(sequences.folder))
         if sequences.vocabulary != network.vocabulary:
             raise self.refusal(f"it knows {network.vocabulary} tokens; the data have {sequences.vocabulary}")
         self.check_fits(sequences, network.context)

@@ -19,7 +19,17 @@ from fedpriv.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.records.labels import LabelsTold, LabelSurvey
-from fedpriv.records.ledger import Ceiling, DataRelease, Guarantee, Ledger, LedgerLine, Stop, View, shown_epsilon
+from fedpriv.records.ledger import (
+    Ceiling,
+    DataRelease,
+    Guarantee,
+    LabelCeiling,
+    Ledger,
+    LedgerLine,
+    Stop,
+    View,
+    shown_epsilon,
+)
 from fedpriv.records.members import member_ranges, members_text, named_members
 from fedpriv.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.records.memorisation import CanaryGroup, CanaryResult, Extraction, Memorisation
@@ -84,6 +94,7 @@ __all__ = [
     "Interval",
     "Inverted",
     "Knowledge",
+    "LabelCeiling",
     "LabelSurvey",
     "LabelsTold",
     "LeakageRate",

@@ -1,4 +1,4 @@
-"""labels.json: what changed labels tell about how frequent classes are, and what they tell about single examples."""
+"""labels.json: what changed labels tell about how frequent classes are. What the referee knows lies in referee/."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +15,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class LabelsTold(Record):
-    """How often the label behind a changed one is named; only the referee knows.
+    """referee/labels.json: how often the label behind a changed one is named; only the referee knows.
 
     Attributes:
         examples: all clients' examples.
@@ -44,7 +44,8 @@ class LabelSurvey(Model):
     A label is kept with probability ``keep``, and becomes each other one with ``other``. ``counts`` has a row for each
     of the ``clients`` that answered, ascending: how often it holds each class after labels were changed. ``shares`` and
     ``standard_errors`` are estimates from the ``examples`` of all of them; empty where nobody was asked, as with a
-    mechanism, whose claim counts would not be covered by. ``told`` is the referee's, and of no message.
+    mechanism, whose claim counts would not be covered by. ``told`` is the referee's: it is in no message, and in a file
+    of its own (runs of earlier versions have it here).
     """
 
     epsilon: float

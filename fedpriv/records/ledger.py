@@ -9,7 +9,17 @@ from typing import Any, Self
 from fedpriv.records.members import member_ranges, members_text
 from fedpriv.records.reading import Record
 
-__all__ = ["Ceiling", "DataRelease", "Guarantee", "Ledger", "LedgerLine", "Stop", "View", "shown_epsilon"]
+__all__ = [
+    "Ceiling",
+    "DataRelease",
+    "Guarantee",
+    "LabelCeiling",
+    "Ledger",
+    "LedgerLine",
+    "Stop",
+    "View",
+    "shown_epsilon",
+]
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,10 @@ class LedgerLine(Guarantee, _Client):
         examples: n_k, how many examples the client holds.
         noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
             a mechanism.
-        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is) and
-            label (the largest share of a class among its examples). With sampled batches they are about an example that
-            is chosen without regard to who took part. None for clients that were never asked, of whom nothing can be
-            attacked, and in runs of earlier versions.
+        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is). With
+            sampled batches they are about an example that is chosen without regard to who took part. None for clients
+            that were never asked, of whom nothing can be attacked, and in runs of earlier versions. Earlier versions
+            had that of its label here, too: see :class:`LabelCeiling`.
 
     Raises:
         ValueError: members are not ``count`` numbers, the lowest being ``client``.
@@ -128,6 +138,26 @@ class LedgerLine(Guarantee, _Client):
         the lowest client number.
         """
         return -_size(self.epsilon), -_size(self.pure_epsilon), -self.participations, self.client
+
+
+@dataclass(frozen=True)
+class LabelCeiling(Record):
+    """A line of referee/ceilings.json: how often any attack names the label of an example of these clients at most.
+
+    The baseline is the largest share of a class among a client's examples: an exact figure of its data, which the
+    ledger may not show.
+
+    Attributes:
+        client: the lowest number.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``.
+        label: the ceiling.
+    """
+
+    client: int
+    count: int
+    members: str
+    label: Ceiling
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Holders(Record):
 
 @dataclass(frozen=True)
 class Partition(Record):
-    """partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
+    """referee/partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
 
     Attributes:
         partition: how the data are shared, as in the settings.

@@ -38,6 +38,12 @@ class Files:
         """Write a value as indented JSON; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
+    def write_private(self, name: str, value: object) -> None:
+        """Write a value as JSON into a folder below, both for the owner's eyes only."""
+        path = self.path / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=0o600)
+
     def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
         """Write one JSON object a line, the file whole."""
         self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))

@@ -14,6 +14,8 @@ from fedpriv.records import (
     Certificate,
     Evasion,
     Knowledge,
+    LabelCeiling,
+    LabelsTold,
     LabelSurvey,
     Ledger,
     Membership,
@@ -33,9 +35,12 @@ from fedpriv.runs.files import Files
 __all__ = ["Findings"]
 
 _SCORES = "reconstructions/scores.jsonl"
+# What only the referee may know: exact figures of clients' data.
+_TOLD, _CEILINGS, _HOLDINGS = "referee/labels.json", "referee/ceilings.json", "referee/partition.json"
 _CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
 
 _LEDGER, _LABELS, _SCORE = TypeAdapter(Ledger), TypeAdapter(LabelSurvey), TypeAdapter(Score)
+_LABELS_TOLD, _LABEL_CEILINGS = TypeAdapter(LabelsTold), TypeAdapter(tuple[LabelCeiling, ...])
 _MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
 _ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
 _EVASION, _ATTEMPT = TypeAdapter(Evasion), TypeAdapter(Attempt)
@@ -59,12 +64,16 @@ class Findings(Files):
         return read_file(self.path / "knowledge.json", _KNOWLEDGE)
 
     def write_labels(self, survey: LabelSurvey) -> None:
-        """Write labels.json."""
-        self.write_json("labels.json", survey.model_dump(mode="json"))
+        """Write labels.json, and what the referee knows beside it into a file of its own."""
+        if survey.told is not None:
+            self.write_private(_TOLD, asdict(survey.told))
+        self.write_json("labels.json", survey.model_dump(mode="json", exclude={"told"}))
 
     def labels(self) -> LabelSurvey | None:
         """What changed labels tell; ``None`` where clients do not change them, and until one has answered."""
-        return read_file(self.path / "labels.json", _LABELS)
+        survey = read_file(self.path / "labels.json", _LABELS)
+        told = read_file(self.path / _TOLD, _LABELS_TOLD)
+        return survey if survey is None or told is None else survey.model_copy(update={"told": told})
 
     def answers(self) -> tuple[VotedAnswer, ...]:
         """Every question that was put to the aggregator; empty before, and where clients do not vote."""
@@ -74,9 +83,23 @@ class Findings(Files):
         """What is proven; ``None`` until a run ends."""
         return read_file(self.path / "ledger.json", _LEDGER)
 
+    def write_label_ceilings(self, ceilings: Sequence[LabelCeiling]) -> None:
+        """Write referee/ceilings.json."""
+        self.write_private(_CEILINGS, [asdict(line) for line in ceilings])
+
+    def label_ceilings(self) -> tuple[LabelCeiling, ...]:
+        """How often any attack names labels at most; nothing until a run ends, and in runs of earlier versions."""
+        return read_file(self.path / _CEILINGS, _LABEL_CEILINGS) or ()
+
+    def write_partition(self, partition: Partition) -> None:
+        """Write referee/partition.json; earlier versions left it in the open."""
+        self.write_private(_HOLDINGS, asdict(partition))
+        (self.path / "partition.json").unlink(missing_ok=True)
+
     def partition(self) -> Partition | None:
         """Who holds what; ``None`` if the run ended before the data were shared."""
-        return read_file(self.path / "partition.json", _PARTITION)
+        known = read_file(self.path / _HOLDINGS, _PARTITION)
+        return read_file(self.path / "partition.json", _PARTITION) if known is None else known
 
     def membership(self) -> Membership | None:
         """What an audit found; ``None`` if there was none."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.config import Experiment, load_run, read_toml
 from fedpriv.errors import InputError
-from fedpriv.files import append_line, is_empty, remove_parts, sync, write_whole, writing_to
+from fedpriv.files import append_line, drop_cut_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.randomness import Secret
 from fedpriv.records import Asked, Deployed, Ledger, RoundRecord, Summary, read_file
 from fedpriv.runs.findings import Findings
@@ -126,9 +126,11 @@ class RunFolder(Findings):
         return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def remove_parts(self) -> None:
-        """Remove what a killed process left of files that it was writing; nobody else may be writing here."""
-        others = (self.path / name for name in ("membership", "robustness", "probe", "private"))
+        """Remove what a killed process left of files and lines that it was writing; nobody else may be writing here."""
+        others = (self.path / name for name in ("membership", "robustness", "probe", "private", "referee"))
         remove_parts(self.path, *self._parts, *others)
+        # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
+        drop_cut_line(self.path / "asked.jsonl")
 
     def keep_poll(self, poll: Poll) -> None:
         """Write what clients voted onto the disk: they are not asked again."""

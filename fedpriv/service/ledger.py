@@ -4,8 +4,9 @@ It is a text file with one JSON object a line. The first says what the endpoint 
 all; each further one is a charge: its number, the user, SHA-256 of the question, and the hash of the line before.
 Charges are appended and fsynced under an exclusive lock, and the answer is computed afterwards. So a kill at any moment
 may lose an answer, never a charge, and no number is given twice, also not by two processes at a time. A last line that
-was cut off counts as spent. A changed line breaks the chain, and the ledger is refused. Who deletes the file, or goes
-on with an older copy of it, starts anew: no file can know of that.
+was cut off counts as spent: a line is written in its place, and where a kill cuts that off, the next process completes
+it. A changed line breaks the chain, and the ledger is refused. Who deletes the file, or goes on with an older copy of
+it, starts anew: no file can know of that.
 """
 
 import fcntl
@@ -199,14 +200,7 @@ class QueryLedger:
     def _write(self, charges: Sequence[_Entry]) -> None:
         if not charges:
             return
-        content = b"".join(entry.line for entry in charges)
-        try:
-            written = os.write(self._descriptor, content)
-            if written < len(content):
-                raise OSError(None, "only a part of it was written")
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
+        self._append(b"".join(entry.line for entry in charges))
         for entry in charges:
             self._enter(entry)
 
@@ -227,11 +221,14 @@ class QueryLedger:
         if status.st_size < self._offset:
             raise InputError(f"{self.path} is shorter than it was: charges are missing")
         content = os.pread(self._descriptor, status.st_size - self._offset, self._offset)
-        lines, torn = content.split(b"\n")[:-1], content.rpartition(b"\n")[2]
+        *lines, last = content.split(b"\n")
+        # A whole line that is none, at the end: it was cut off, and is being mended.
+        begun = self._lines + len(lines) > 1 and bool(lines) and _parsed(lines[-1]) is None
+        torn, mending = (lines.pop(), b"\n" + last) if begun else (last, b"")
         for at, line in enumerate(lines):
             self._read(line, lines[at + 1 : at + 2])
         if torn:
-            self._mend(torn)
+            self._mend(torn, mending)
 
     def _read(self, line: bytes, following: Sequence[bytes]) -> None:
         if not self._lines:
@@ -242,9 +239,7 @@ class QueryLedger:
             self._skip(line)
             return
         if charge is None or charge.previous != self._last or charge.number != len(self._charges):
-            raise InputError(
-                f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered"
-            )
+            raise self._broken()
         self._enter(_Entry(charge, line + b"\n", sha256(line + b"\n").hexdigest()))
 
     def _stands_for(self, following: Sequence[bytes], line: bytes) -> bool:
@@ -252,18 +247,39 @@ class QueryLedger:
         after = _parsed(following[0]) if following else None
         return after is not None and after.question == _TORN and after.previous == sha256(line + b"\n").hexdigest()
 
-    def _mend(self, torn: bytes) -> None:
-        """Whoever wrote it was killed: it counts as spent, by nobody in particular."""
-        known = _parsed(torn)
-        number = len(self._charges) + (known is not None)
-        mark = Charge(number, "", _TORN, sha256(torn + b"\n").hexdigest())
+    def _mend(self, torn: bytes, begun: bytes) -> None:
+        """Whoever wrote it was killed: it counts as spent. Where it is no charge, another line says so behind it.
+
+        ``begun``: what is written behind it already, by somebody who was killed, too.
+        """
+        if _parsed(torn) is not None:  # only its end is missing
+            self._append(b"\n")
+            self._read(torn, [])
+            return
+        mark = _line(Charge(len(self._charges), "", _TORN, sha256(torn + b"\n").hexdigest()))
+        missing = (b"\n" + mark).removeprefix(begun)
+        if begun + missing != b"\n" + mark:
+            raise self._broken()
+        self._append(missing)
+        self._read(torn, [mark[:-1]])
+        self._read(mark[:-1], [])
+
+    def _broken(self) -> InputError:
+        return InputError(f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered")
+
+    def _append(self, content: bytes) -> None:
+        """Have it all on the disk before this returns.
+
+        Raises:
+            RunFailedError: it cannot be written, or only a part of it; that counts, once it is read.
+        """
         try:
-            os.write(self._descriptor, b"\n" + _line(mark))
+            written = os.write(self._descriptor, content)
+            if written < len(content):
+                raise OSError(None, "only a part of it was written")
             os.fsync(self._descriptor)
         except OSError as error:
             raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
-        self._read(torn, [_line(mark)[:-1]])
-        self._read(_line(mark)[:-1], [])
 
     def _skip(self, line: bytes) -> None:
         self._pass(line + b"\n", sha256(line + b"\n").hexdigest())

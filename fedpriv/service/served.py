@@ -114,8 +114,11 @@ class StoredAnswers:
         Raises:
             RunFailedError: they cannot be written; they were paid for all the same.
         """
+        # Behind a line that a kill cut off, a new one begins.
+        size = os.fstat(self._descriptor).st_size
+        end = b"\n" if size and os.pread(self._descriptor, 1, size - 1) != b"\n" else b""
         try:
-            os.write(self._descriptor, b"".join(json.dumps(vars(each)).encode() + b"\n" for each in given))
+            os.write(self._descriptor, end + b"".join(json.dumps(vars(each)).encode() + b"\n" for each in given))
         except OSError as error:
             raise RunFailedError(f"answers cannot be kept: {error.strerror}; they are charged, and lost") from None
         self.refresh()

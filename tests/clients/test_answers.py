@@ -251,7 +251,9 @@ def test_a_round_is_answered_once(kept: str, noise: str, tmp_path: Path, monkeyp
     if kept == "in a file":
         own = context()
         files = {path.name: path for path in tmp_path.glob("77-0-*")}
-        assert files.keys() == {"77-0-settings", "77-0-round-1"} | ({"77-0-secret"} if noise == "secret" else set())
+        assert files.keys() == {"77-0-settings", "77-0-data", "77-0-round-1"} | (
+            {"77-0-secret"} if noise == "secret" else set()
+        )
         assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
     again = app(question(experiment, world.initial, 1), own)
     one, other = (flat(unpack(reply.content.array_records["upload"])) for reply in (first, again))
@@ -261,7 +263,7 @@ def test_a_round_is_answered_once(kept: str, noise: str, tmp_path: Path, monkeyp
     assert not app(question(experiment, larger(world.initial), 2), own).has_error()
 
 
-@pytest.mark.parametrize("file", ["settings", "round-1", "secret"])
+@pytest.mark.parametrize("file", ["settings", "data", "round-1", "secret"])
 @pytest.mark.parametrize("damage", ["", "xy", "a folder"])
 def test_a_damaged_memory_is_no_new_one(
     file: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,7 @@ SETTINGS = {
 
 def fingerprint(folder: Path) -> dict[str, bytes]:
     """What repeats on every engine: parameters, observations, ledger, scores, who was asked, the running epsilon."""
-    names = ["ledger.json", "partition.json", "checkpoint/server.safetensors"]
+    names = ["ledger.json", "referee/partition.json", "checkpoint/server.safetensors"]
     files = [folder / name for name in names]
     files += sorted((folder / "observations").iterdir()) + sorted((folder / "reconstructions").iterdir())
     found = {str(file.relative_to(folder)): file.read_bytes() for file in files}
@@ -94,7 +94,7 @@ def test_a_stacked_run_says_what_an_inline_one_does(name: str, tmp_path: Path) -
         start_run(on_engine(SETTINGS[name], engine), tmp_path / engine, "", Silent())
     inline, stacked = (fingerprint(tmp_path / engine) for engine in ("inline", "stacked"))
     assert list(inline) == list(stacked)
-    for file in ("ledger.json", "partition.json", "epsilon"):
+    for file in ("ledger.json", "referee/partition.json", "epsilon"):
         assert inline[file] == stacked[file]
     noisy = SETTINGS[name].mechanism.name != "none"
     for file in sorted(

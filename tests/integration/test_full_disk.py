@@ -98,7 +98,8 @@ def refused(function: Callable[[], object], kind: type[Exception] = RunFailedErr
 # File, its folder, how many writes to it still work, and the command that goes on.
 RUN = [
     ("command.txt", "", 0, "run --resume"),
-    ("partition.json", "", 0, "run --resume"),
+    ("partition.json", "referee/", 0, "run --resume"),
+    ("ceilings.json", "referee/", 0, "run --resume"),
     ("metrics.jsonl", "", 0, "run --resume"),
     ("metrics.jsonl", "", 1, "run --resume"),
     ("metrics.jsonl", "", 3, "run --resume"),

@@ -160,12 +160,13 @@ def test_the_smallest_epsilon_has_a_finite_survey() -> None:
 def test_a_deployed_client_changes_labels_by_a_secret_of_its_own() -> None:
     """The server's world has other labels, and the client's stay the same from round to round."""
     settings = labelled().model_copy(update={"noise": "secret"})
+    alone = client_module._Run(None, None)
     world = client_module._own_world(
-        Context(1, 2, {"partition-id": 1}, RecordDict(), {}), settings.model_dump_json(), "", None
+        Context(1, 2, {"partition-id": 1}, RecordDict(), {}), settings.model_dump_json(), "", alone
     )
     context = Context(1, 2, {"partition-id": 1}, RecordDict(), {})
     text = settings.model_dump_json()
-    first, again = (client_module._own_world(context, text, "", None) for _ in range(2))
+    first, again = (client_module._own_world(context, text, "", alone) for _ in range(2))
     rows = torch.from_numpy(first.partitions[1])
     assert torch.equal(first.dataset.y_train[rows], again.dataset.y_train[rows])
     assert not torch.equal(first.dataset.y_train[rows], world.dataset.y_train[rows])

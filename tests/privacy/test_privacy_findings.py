@@ -33,7 +33,7 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.progress import Silent
 from fedpriv.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.runs import RunFolder
-from fedpriv.world import State, build_world
+from fedpriv.world import State, _built
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, Answer, Examples, Game, Neighbours, Table, claims, play_game, release, zeros
 from tests.privacy.worst_cases import BLANK, MANY, ONE_PIXEL, WHITE, WORST_CASES, alone, cancelling, pair
@@ -385,7 +385,7 @@ def without_its_fix(finding: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 def forget_worlds() -> None:
     client_app._world.cache_clear()
-    build_world.cache_clear()
+    _built.cache_clear()
 
 
 @pytest.mark.parametrize("finding", FINDINGS)

@@ -98,7 +98,8 @@ def build_run(folder: Path, recipe: Recipe) -> Path:
         "class_names": list(recipe.class_names),
         "clients": [[int(number) for number in row] for row in counts],
     }
-    write_json(folder / "partition.json", partition)
+    (folder / "referee").mkdir()
+    write_json(folder / "referee" / "partition.json", partition)
     records = _metrics(recipe)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     ledger = _ledger(recipe).to_json()

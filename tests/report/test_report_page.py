@@ -583,14 +583,14 @@ def test_colour_pictures_of_any_shape_are_shown(make_run: MakeRun) -> None:
 GONE: list[tuple[tuple[str, ...], list[str]]] = [
     (("summary.json",), ["This run is not finished", "No verdict was written"]),
     (("ledger.json",), ["This folder has no ledger yet"]),
-    (("partition.json",), ["The folder does not say how the data are shared"]),
+    (("referee/partition.json",), ["The folder does not say how the data are shared"]),
     (("metrics.jsonl",), ["No round was evaluated, so there are no curves", "No round was finished"]),
     (("reconstructions",), ["There are no pictures", "this folder has no scores"]),
     (("reconstructions/scores.jsonl",), ["this folder has no scores", "Scores n/a"]),
     (("command.txt",), ["fedpriv run configs/digits.toml"]),
     (("command.txt", "summary.json"), ["The folder does not name the command"]),
     (
-        ("summary.json", "ledger.json", "partition.json", "metrics.jsonl", "reconstructions", "command.txt"),
+        ("summary.json", "ledger.json", "referee/partition.json", "metrics.jsonl", "reconstructions", "command.txt"),
         ["This run is not finished", "not measured", "not known yet", "There are no pictures"],
     ),
 ]

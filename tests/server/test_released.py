@@ -11,7 +11,6 @@ import torch
 
 from fedpriv.budget import Budget
 from fedpriv.config import Experiment
-from fedpriv.data import datasets
 from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.finished import finished_world
@@ -214,8 +213,6 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget() -> None:
     """What a process of its own would not know."""
-    build_world.cache_clear()
-    datasets._complete.cache_clear()
     sys.modules.pop("mine_for_released", None)
 
 

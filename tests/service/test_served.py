@@ -47,6 +47,17 @@ def test_the_same_question_is_free_and_has_the_same_answer(tmp_path: Path) -> No
     assert again.asked == 4
 
 
+def test_an_answer_that_a_kill_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
+    """What is answered afterwards is kept, and stays free."""
+    served(tmp_path).ask(images(1))
+    with (tmp_path / "answers.jsonl").open("ab") as file:
+        file.write(b'{"number": 1, "que')
+    first = served(tmp_path).ask(images(1, seed=1))
+    again = served(tmp_path)
+    np.testing.assert_array_equal(again.ask(images(1, seed=1)).probabilities, first.probabilities)
+    assert again.asked == 2
+
+
 def test_charged_repeats_have_fresh_noise_and_no_noise_comes_twice(tmp_path: Path) -> None:
     endpoint = served(tmp_path, repeats=False)
     one = images(1)

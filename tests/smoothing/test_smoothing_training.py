@@ -53,7 +53,7 @@ def test_ledger_and_batches_are_those_without_noise(place: str, tmp_path: Path) 
     bare = ran(tmp_path / "bare", **PRIVATE)
     noisy = ran(tmp_path / "noisy", **PRIVATE, robustness={"noise": 0.5, "place": place})
     assert (bare.path / "ledger.json").read_bytes() == (noisy.path / "ledger.json").read_bytes()
-    assert (bare.path / "partition.json").read_bytes() == (noisy.path / "partition.json").read_bytes()
+    assert (bare.path / "referee/partition.json").read_bytes() == (noisy.path / "referee/partition.json").read_bytes()
     plans = [build_world(folder.experiment()).plans for folder in (bare, noisy)]
     for left, right in zip(*plans, strict=True):
         for step in range(6):

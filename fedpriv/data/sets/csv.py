@@ -7,6 +7,7 @@ them is at hand.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -59,6 +60,12 @@ class OwnTable(Source):
         rows = [encode(each, columns, inferred)[:, None] for each in (train, test)]
         notes = schema.notes(place.table)
         return checked(Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, notes), place.path), place.path
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        tests = (place.table.test_path,) if place.table and place.table.test_path else ()
+        return tuple(map(home, (place.path, *tests)))
 
     @classmethod
     @override

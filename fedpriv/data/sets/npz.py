@@ -1,5 +1,7 @@
 """A data set of your own: the .npz file that ``data.path`` names."""
 
+from pathlib import Path
+
 from typing_extensions import override
 
 from fedpriv.data.files import Arrays, read_npz
@@ -21,6 +23,11 @@ class OwnFile(Source):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         return read_npz(home(place.path), place.memory), place.path
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        return (home(place.path),)
 
     @classmethod
     @override

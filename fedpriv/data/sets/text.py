@@ -1,6 +1,7 @@
 """Texts of your own: the CSV file or JSON lines that ``data.path`` names, and what ``data.text`` says of them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -28,8 +29,13 @@ class OwnTexts(Corpus):
 
     @classmethod
     @override
+    def found(cls, place: Place) -> Path:
+        return home(place.path)
+
+    @classmethod
+    @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        path, config = home(place.path), place.text or CorpusConfig()
+        path, config = cls.found(place), place.text or CorpusConfig()
         rows = read_texts(path, Columns(config.text, config.label, config.key))
         check_splits(path, rows)
         words = sorted({row.label for row in rows if row.label is not None})

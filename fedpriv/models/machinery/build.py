@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shap
 from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["build_model", "model_digest"]
+
+# Module -> as what it was imported, and the file that it was read from then.
+_IMPORTED: dict[str, tuple[ModuleSpec | None, bytes]] = {}
 
 
 def build_model(
@@ -59,6 +63,9 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
     Args:
         model: as :func:`build_model` returns it.
         builder: the module that builds it, :attr:`ModelSettings.module`.
+
+    Raises:
+        InputError: a file was changed since this process imported it, so that it is not the code that computes here.
     """
     digest = sha256()
     for key, value in (*model.named_parameters(), *model.named_buffers()):
@@ -68,14 +75,25 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
         digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
     for module in sorted({builder} | {type(layer).__module__ for layer in model.modules()}):
         if module.partition(".")[0] not in ("fedpriv", "torch"):
-            digest.update(sha256(_code(module)).digest())
+            digest.update(_code(module))
     return digest.digest()
 
 
 def _code(module: str) -> bytes:
-    """The file of an imported module; nothing where it has none."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return Path(path).read_bytes() if path else b""
+    """SHA-256 of the file of an imported module; of nothing where it has none."""
+    imported = sys.modules.get(module)
+    path, spec = getattr(imported, "__file__", None), getattr(imported, "__spec__", None)
+    now = sha256(Path(path).read_bytes() if path else b"").digest()
+    known = _IMPORTED.get(module)
+    # Whoever reloads a module gives it another spec.
+    if known is None or known[0] is not spec:
+        _IMPORTED[module] = spec, now
+    elif known[1] != now:
+        raise InputError(
+            f"{path} was changed after this process had imported it, and computes as it was; start a new process (in a "
+            f"notebook: restart the kernel)"
+        )
+    return now
 
 
 def _construct(

@@ -18,9 +18,8 @@ from fedpriv.errors import InputError
 from fedpriv.models.machinery.transformer import last_tokens
 from fedpriv.npz import read_arrays, read_headers
 
-__all__ = ["FILE", "Llama"]
+__all__ = ["Llama"]
 
-FILE = "stories260k.npz"
 _EPSILON, _BASE = 1e-5, 10_000.0  # of the RMS norms, and of the rotary positions
 _LAYERS = {
     "input_layernorm": "attention_norm",

@@ -83,6 +83,10 @@ class ModelSettings(Section):
         """
         raise self.refusal("takes images or rows of a table, and the data are texts; use gpt, encoder or llama")
 
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        """Return the files with pretrained weights that the network is read from; ``folder``: of the data sets."""
+        return ()
+
     @property
     def module(self) -> str:
         """The Python module that builds it."""
