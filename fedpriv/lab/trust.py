@@ -9,7 +9,15 @@ from fedpriv.world import World
 
 __all__ = ["LISTS_PARTICIPANTS", "views"]
 
-LISTS_PARTICIPANTS = ("asked.jsonl", "metrics.jsonl", "summary.json", "report.html", "observations", "reconstructions")
+LISTS_PARTICIPANTS = (
+    "asked.jsonl",
+    "metrics.jsonl",
+    "summary.json",
+    "report.html",
+    "observations",
+    "reconstructions",
+    "referee",
+)
 """What a run writes that lists who was asked, or follows from it: these files and folders of its folder."""
 
 _SERVER = "the server, and whoever reads what it reads: uploads there have no noise"
