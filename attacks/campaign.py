@@ -1,8 +1,9 @@
 """One attack on many uploads: what cannot be attacked is named with the reason, and all the rest is attacked."""
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -11,10 +12,12 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.attacks.reconstruction.errors import is_lack_of_memory
 from fedpriv.attacks.reconstruction.upload_model.repeated import uploads_of
-from fedpriv.errors import InputError
+from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
 
-__all__ = ["Campaign", "attack_each", "fault"]
+__all__ = ["Campaign", "attack_each", "fault", "trouble"]
+
+LONGEST = 300  # characters of an unexpected error in a line
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,38 +27,50 @@ class Campaign:
     Attributes:
         found: number of the observation -> its reconstruction.
         failures: number of the observation -> why there is none, in one line. Every observation is in one of the two.
+        tracebacks: number of the observation -> that of an unexpected error, which is a bug of the attack or of an own
+            network.
     """
 
     found: Mapping[int, Reconstruction]
     failures: Mapping[int, str]
+    tracebacks: Mapping[int, str] = field(default_factory=dict)
 
 
 def attack_each(job: AttackJob) -> Campaign:
     """Attack uploads as one batch; where the batch as a whole cannot be attacked, one after the other.
 
     An upload that is broken (see :func:`fault`) or of a kind that cannot be modelled is left out before; one that the
-    attack refuses, or for which memory does not suffice, does not stop the others.
+    attack refuses, on which it fails unexpectedly, or for which memory does not suffice, does not stop the others.
     """
-    checked = {number: _trouble(heard, job.model) for number, heard in enumerate(job.observations)}
+    checked = {number: trouble(heard, job.model) for number, heard in enumerate(job.observations)}
     failures = {number: reason for number, reason in checked.items() if reason is not None}
     sound = [number for number in range(len(job.observations)) if number not in failures]
 
     def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
-        with _memory_in_words():
+        with _in_words(job.name):
             return run_attack(replace(job, observations=[job.observations[number] for number in numbers]))
 
     try:
         return _without_nan(dict(zip(sound, attempt(sound), strict=True)), failures)
     except InputError as error:
         if len(sound) == 1:
-            return Campaign({}, failures | {sound[0]: str(error)})
+            return Campaign({}, failures | {sound[0]: str(error)}, _traceback(sound[0], error))
     reconstructions = {}
+    tracebacks: dict[int, str] = {}
     for number in sound:
         try:
             (reconstructions[number],) = attempt([number])
         except InputError as error:
             failures[number] = str(error)
-    return _without_nan(reconstructions, failures)
+            tracebacks |= _traceback(number, error)
+    return replace(_without_nan(reconstructions, failures), tracebacks=tracebacks)
+
+
+def _traceback(number: int, error: InputError) -> dict[int, str]:
+    """That of an unexpected error; of a refusal there is none."""
+    if not isinstance(error, _AttackBrokenError):
+        return {}
+    return {number: "".join(traceback.format_exception(error.__cause__))}
 
 
 def _without_nan(reconstructions: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
@@ -66,8 +81,8 @@ def _without_nan(reconstructions: Mapping[int, Reconstruction], failures: Mappin
     return Campaign(whole, {**failures, **reasons})
 
 
-def _trouble(heard: Heard, model: nn.Module) -> str | None:
-    """Why an upload, or one of several of the same batch, cannot be attacked."""
+def trouble(heard: Heard, model: nn.Module) -> str | None:
+    """Say why an upload, or one of several of the same batch, cannot be attacked, or return ``None``."""
     for upload in uploads_of(heard):
         reason = refusal(upload.settings) or fault(upload, model)
         if reason is not None:
@@ -97,14 +112,23 @@ def fault(observation: Observation, model: nn.Module) -> str | None:
     return None
 
 
+class _AttackBrokenError(AttackRefused):
+    """An attack raised something that nobody expected; that is its cause."""
+
+
 @contextmanager
-def _memory_in_words() -> Iterator[None]:
-    """Turn a failed allocation, which torch reports in several ways, into one line of advice."""
+def _in_words(attack: str) -> Iterator[None]:
+    """Turn what an attack raises into one line: a failed allocation, which torch reports in several ways, into advice.
+
+    Any other error ends this attack alone. Files that cannot be written are no attack's.
+    """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (InputError, OSError, RunFailedError, RunInterruptedError):
+        raise
+    except Exception as error:
         if not is_lack_of_memory(error):
-            raise
+            raise _AttackBrokenError(f"{attack} failed unexpectedly: {cut(reason_of(error), LONGEST)}") from error
         raise AttackRefused(
             f"memory does not suffice ({first_line(error)}); attack smaller batches, take fewer restarts, or use a "
             "device with more"

@@ -15,6 +15,7 @@ from fedpriv.settings import Count, Section
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes.parts import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
+    from fedpriv.attacks.simulation import Simulation
     from fedpriv.records import Score
 
 __all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
@@ -39,6 +40,8 @@ class AttackSettings(Section):
         smooth: whether it needs a network that can be differentiated twice everywhere.
         stacks: whether it can use uploads of other batches of one client's images together.
         is_text: whether it reads texts, rather than images or rows of tables.
+        simulates: whether it searches for examples by simulating uploads, so that it finds nothing where the simulation
+            is wrong; else it reads them off the upload.
         iterations: steps.
         restarts: random starts.
     """
@@ -52,6 +55,14 @@ class AttackSettings(Section):
     smooth: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    simulates: ClassVar[bool] = True
+
+    @classmethod
+    def simulation(cls) -> "Simulation":
+        """What it takes for a client's upload, which is compared with the clients' own before its failure counts."""
+        from fedpriv.attacks.simulation import simulated_images
+
+        return simulated_images
 
     @classmethod
     @abstractmethod

@@ -8,7 +8,7 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -21,11 +21,11 @@ from fedpriv.clients.raising import unless_raised, where_sound
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
 from fedpriv.plan import Plan
-from fedpriv.randomness import Secret, seeded_generators, torch_stream
+from fedpriv.randomness import Secret, generator_states, seeded_generators, torch_stream
 from fedpriv.smoothing import drawing
 from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
-__all__ = ["answer_secret", "local_upload"]
+__all__ = ["answer_secret", "local_upload", "unprotected_upload"]
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,6 +64,39 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         # No mechanism covers running statistics, so none of them leaves.
         change = {name: torch.zeros_like(value) for name, value in change.items()}
     return State({name: value.detach().cpu() for name, value in upload.items()}, change)
+
+
+def unprotected_upload(
+    world: World, before: State, batches: Sequence[tuple[Tensor, Tensor]], seed: int
+) -> tuple[Vector, bool]:
+    """Return what a client would upload for batches that are nobody's, without a mechanism; no client's data is read.
+
+    Args:
+        world: the experiment, built; its model is trained.
+        before: the global state.
+        batches: what the network takes and labels, one pair for each of the round's steps.
+        seed: of what the network draws.
+
+    Returns:
+        The upload, and whether the network's code drew random numbers from a global generator.
+    """
+    before.load_into(world.model)
+    world.model.train()
+    drew = False
+
+    def gradient(step: int) -> Vector:
+        nonlocal drew
+        images, labels = batches[step]
+        own = torch_stream(seed, "model-noise", step).initial_seed()
+        with _drawing(world, own, torch_stream(seed, "robustness-noise", step, device=world.device)):
+            start = generator_states(world.device)
+            found = _mean_gradient(world, images, labels, len(images))
+            drew |= generator_states(world.device) != start
+        return found
+
+    steps = range(len(batches))
+    parameters = trained_parameters(world.model)
+    return train_locally(world.experiment, steps, before.parameters, parameters, gradient), drew
 
 
 def answer_secret(secret: Secret, client: int, round_number: int, received: bytes) -> Secret:
@@ -142,6 +175,12 @@ def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
     """
     seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
     stream = torch_stream(plan.seed, "robustness-noise", plan.client, step, device=world.device)
+    with _drawing(world, seed, stream):
+        yield
+
+
+@contextmanager
+def _drawing(world: World, seed: int, stream: torch.Generator) -> Iterator[None]:
     with drawing(world.smoothing, world.model, stream), seeded_generators(seed, world.device), world.autocast():
         yield
 

@@ -204,7 +204,14 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
         random.setstate(kept[1])
 
 
-def generator_states() -> tuple[object, ...]:
-    """Return the states of the CPU's global generators of torch, numpy and Python; equal if they will draw the same."""
+def generator_states(device: torch.device | None = None) -> tuple[object, ...]:
+    """Return the states of the global generators of torch, numpy and Python; equal if they will draw the same.
+
+    Args:
+        device: whose generator of torch counts, too; ``None``: the CPU's alone.
+    """
     _, words, *rest = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())  # noqa: NPY002
-    return torch.default_generator.get_state().numpy().tobytes(), words.tobytes(), *rest, random.getstate()
+    torchs = [torch.default_generator.get_state()]
+    if device is not None and device.type != "cpu":
+        torchs.append(torch.get_device_module(device).get_rng_state(device))
+    return *(state.cpu().numpy().tobytes() for state in torchs), words.tobytes(), *rest, random.getstate()

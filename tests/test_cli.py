@@ -232,9 +232,9 @@ def test_dropout_under_attack_is_a_warning(here: Path) -> None:
         "adversary.iga.iterations=3", "--set", "adversary.victims=1", "--out", "out", cwd=here,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "drops at random" in done.stderr
+    assert "draws random numbers while clients train" in done.stderr
     warnings = json.loads((here / "out" / "summary.json").read_text())["warnings"]
-    assert any("drops at random" in text for text in warnings)
+    assert any("draws random numbers while clients train" in text for text in warnings)
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["report"], ["config"], ["config", "show"], ["data"]])

@@ -22,6 +22,7 @@ class ClosedFormSettings(AttackSettings):
         "Encryption, 2018; batches: Dimitrov, Baader, Müller and Vechev: SPEAR, NeurIPS 2024"
     )
     stacks: ClassVar[bool] = True
+    simulates: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
 

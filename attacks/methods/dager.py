@@ -28,6 +28,7 @@ class DagerSettings(TextAttackSettings):
         "after Petrov, Dimitrov, Baader, Müller and Vechev: DAGER: Exact Gradient Inversion for Large Language Models, "
         "NeurIPS 2024"
     )
+    simulates: ClassVar[bool] = False
 
     most_tokens: Count = Field(1024, description="tokens that may be kept at one position; more are refused")
     most_sentences: Count = Field(1024, description="beginnings that may be kept at one position; more are refused")

@@ -25,6 +25,7 @@ class ImprintSettings(AttackSettings):
         Access.PUBLIC_DATA,
         Access.ACTIVE,
     )
+    simulates: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
 

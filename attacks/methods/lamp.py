@@ -12,6 +12,7 @@ from fedpriv.settings import Count, NonNegative, Positive
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
 __all__ = ["LampSettings"]
@@ -44,6 +45,13 @@ class LampSettings(PriorSettings):
     language: NonNegative = Field(0.1, description="weight of the nats a token of a language model, between orders")
     orders: Count = Field(16, description="changes of order that are tried at once")
     every: Count = Field(30, description="steps of Adam from one such trial to the next")
+
+    @classmethod
+    @override
+    def simulation(cls) -> "Simulation":
+        from fedpriv.attacks.texts.simulation import simulated_vectors
+
+        return simulated_vectors
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

@@ -26,6 +26,7 @@ class LookupSettings(PriorSettings):
         "after Melis, Song, De Cristofaro and Shmatikov: Exploiting Unintended Feature Leakage in Collaborative "
         "Learning, S&P 2019 (section 4.1); places by the table of positions"
     )
+    simulates: ClassVar[bool] = False
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

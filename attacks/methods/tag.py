@@ -12,6 +12,7 @@ from fedpriv.settings import Count, NonNegative, Positive
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
 __all__ = ["TagSettings"]
@@ -37,6 +38,13 @@ class TagSettings(TextAttackSettings):
     alpha: NonNegative = Field(
         0.01, description="weight of the absolute distance in the first tensor; it falls in a line towards the last"
     )
+
+    @classmethod
+    @override
+    def simulation(cls) -> "Simulation":
+        from fedpriv.attacks.texts.simulation import simulated_vectors
+
+        return simulated_vectors
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

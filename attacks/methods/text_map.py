@@ -12,6 +12,7 @@ from fedpriv.settings import Count, Steps
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
 __all__ = ["TextMapSettings"]
@@ -37,6 +38,13 @@ class TextMapSettings(PriorSettings):
         3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
     )
     restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
+
+    @classmethod
+    @override
+    def simulation(cls) -> "Simulation":
+        from fedpriv.attacks.texts.simulation import simulated_probabilities
+
+        return simulated_probabilities
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":

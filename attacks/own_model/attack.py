@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.campaign import attack_each, trouble
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.own_model.arguments import (
     attack_config,
@@ -32,12 +32,15 @@ from fedpriv.attacks.own_model.arguments import (
     told_candidates,
     wanted,
 )
+from fedpriv.attacks.own_model.client import OwnClient
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
-from fedpriv.attacks.own_model.tensors import Arrays, named_vector, one_line, present
+from fedpriv.attacks.own_model.tensors import Arrays, named_vector, present
 from fedpriv.attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
+from fedpriv.attacks.simulation import SimulationCheck
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings
+from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackWarning", "reconstruct"]
 
@@ -168,18 +171,27 @@ def reconstruct(
         )
     except ValueError as error:
         raise InputError(str(error)) from None
-    for text in preflight(model, public, [attack], criterion.each):
+    check = SimulationCheck(OwnClient(model, loss, criterion.sums, public), model, int(seed), criterion.each)
+    mismatch = None if trouble(heard, model) else check.mismatch(ATTACKS[attack].simulation(), heard)
+    if mismatch is not None and mismatch.bars(ATTACKS[attack]):
+        raise _with_traceback(InputError(f"attack {attack}: {mismatch.reason}"), mismatch.traceback)
+    misleading = preflight(model, public, [attack], criterion.each)
+    for text in (*([mismatch.reason] if mismatch else []), *misleading):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
-    try:
-        campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
-    except RuntimeError as error:
-        raise InputError(f"attack {attack} does not get through the model: {one_line(error)}") from error
+    campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
     if campaign.failures:
-        raise InputError(f"attack {attack}: {campaign.failures[0]}")
+        raise _with_traceback(InputError(f"attack {attack}: {campaign.failures[0]}"), campaign.tracebacks.get(0, ""))
     reconstruction = campaign.found[0]
     clipped = "" if reconstruction.picked else bounds.touched(reconstruction.images)
     if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
         advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
     return on_scale(reconstruction, bounds, clipped)
+
+
+def _with_traceback(error: InputError, traceback: str) -> InputError:
+    """The same error, with the traceback of what led to it, which Python prints below."""
+    if traceback:
+        error.add_note(traceback)
+    return error

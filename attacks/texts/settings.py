@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model.model import Victim
     from fedpriv.attacks.settings import Runs
+    from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
 __all__ = ["PriorSettings", "TextAttackSettings"]
@@ -36,6 +37,14 @@ class TextAttackSettings(AttackSettings):
         Raises:
             AttackRefused: this upload cannot be read this way; with the reason in one line.
         """
+
+    @classmethod
+    @override
+    def simulation(cls) -> "Simulation":
+        """The network itself on tokens, unless an attack runs another one."""
+        from fedpriv.attacks.texts.simulation import simulated_texts
+
+        return simulated_texts
 
     @classmethod
     @override

@@ -53,7 +53,7 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
             whole, done = _joined(whole, event, numbers[event.index]), done + 1
             if job.progress is not None:
                 job.progress(done, count, _loss(whole))
-    return Campaign(dict(sorted(whole.found.items())), dict(sorted(whole.failures.items())))
+    return Campaign(dict(sorted(whole.found.items())), dict(sorted(whole.failures.items())), whole.tracebacks)
 
 
 def _attack_part(part: _Part) -> Campaign:
@@ -65,12 +65,11 @@ def _attack_part(part: _Part) -> Campaign:
 def _joined(whole: Campaign, ended: Ended, numbers: Sequence[int]) -> Campaign:
     """Add what became of one part, whose uploads have these numbers in the whole."""
     if ended.error is not None:
-        return Campaign(
-            whole.found, {**whole.failures, **dict.fromkeys(numbers, f"its Ray task failed: {ended.error}")}
-        )
-    results = {numbers[place]: result for place, result in ended.result.found.items()}
-    failures = {numbers[place]: reason for place, reason in ended.result.failures.items()}
-    return Campaign({**whole.found, **results}, {**whole.failures, **failures})
+        failed = dict.fromkeys(numbers, f"its Ray task failed: {ended.error}")
+        return replace(whole, failures={**whole.failures, **failed})
+    ours, theirs = ended.result, (whole.found, whole.failures, whole.tracebacks)
+    parts = zip(theirs, (ours.found, ours.failures, ours.tracebacks), strict=True)
+    return Campaign(*({**known, **{numbers[place]: each for place, each in new.items()}} for known, new in parts))
 
 
 def _loss(campaign: Campaign) -> float:

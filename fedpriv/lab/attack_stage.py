@@ -4,7 +4,7 @@ The adversary gets observations and public settings. What knows the truth is in 
 referee, and nothing of it flows back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,18 +14,21 @@ from torch import Tensor
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import Guess, guesses, recovery_chance
-from fedpriv.attacks.campaign import Campaign
+from fedpriv.attacks.campaign import Campaign, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
     AttackJob,
     AttackRefused,
     Heard,
     OtherBatches,
+    Reconstruction,
     best_decisions,
     other_batches,
     stackable,
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
+from fedpriv.attacks.scored import Scores
+from fedpriv.attacks.simulation import NOT_ATTACKED, Mismatch, SimulationCheck, simulated_images
 from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Truth
@@ -35,7 +38,8 @@ from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.attack_pictures import save_pictures, save_shared
 from fedpriv.lab.leakage import Leakage
-from fedpriv.lab.rates import leakage_rates, recovery_rates
+from fedpriv.lab.random_uploads import simulation_check
+from fedpriv.lab.rates import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
     Target,
     approximation,
@@ -145,7 +149,8 @@ def _attack_observations(
     for name in surplus(folder, recorded):
         leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
     heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
-    heard, leakage = _with_best_decisions(world, heard, leakage, progress)
+    check = simulation_check(world)
+    heard, leakage = _with_best_decisions(world, check, heard, leakage, progress)
     stacks: list[_Heard] = []
     if world.experiment.adversary.join_uploads:
         stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
@@ -158,6 +163,7 @@ def _attack_observations(
     known = images if Access.PUBLIC_DATA in threat.grants else None
     attacked: dict[Target, _Heard] = {}
     silent: list[Score] = []
+    void: set[tuple[str, str, int, int]] = set()  # of which there is no result, whatever an earlier attack has written
     for attack in allowed if heard else ():
         suited = [upload for upload in heard if _suits(attack, upload.target)]
         if ATTACKS[attack.name].stacks:
@@ -166,35 +172,43 @@ def _attack_observations(
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
             leakage = leakage.refused(f"attack {attack.label} refused: {text}", progress)
-        campaign = _campaign(world, attack, suited, known, progress)
-        made_of: dict[int, tuple[Score, ...]] = {}
-        for number, result in campaign.found.items():
+        doubts = _doubts(world, check, attack, suited)
+        campaign = _campaign(world, attack, suited, doubts, known, progress)
+        scored = {
+            number: _scored(world, attack, suited[number], result, public) for number, result in campaign.found.items()
+        }
+        campaign = _without_failures(world, suited, doubts, campaign, scored, public)
+        for number in doubts.keys() - campaign.found.keys():
+            target = suited[number].target
+            void |= {(attack.label, suited[number].kind, target.round, client) for client in target.clients}
+        for number in campaign.found:
             upload = suited[number]
             attacked |= dict.fromkeys(upload.targets, upload)
-            note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
-            result = replace(result, attack=attack.label, note=worded(note, kind))
-            threshold = world.experiment.adversary.success_ssim
-            scored = score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
-            leakage, made_of[number] = leakage.plus(scored), scored.scores
-            save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored.pictures)
+            leakage = leakage.plus(scored[number])
+            save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored[number].pictures)
         if campaign.found:
             picked = any(result.picked for result in campaign.found.values())
             for number, upload in enumerate(suited):
-                silent += missed(upload.truth, attack.label, upload.kind, made_of.get(number, ()), picked=picked)
+                if number in campaign.found or number not in doubts:
+                    lines = scored[number].scores if number in campaign.found else ()
+                    silent += missed(upload.truth, attack.label, upload.kind, lines, picked=picked)
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
         for text in _failures(attack, suited, campaign):
             leakage = leakage.refused(worded(text, kind), progress)
+        if campaign.tracebacks:
+            texts = dict.fromkeys(campaign.tracebacks.values())
+            folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
     progress.stage("scoring and writing the report")
     for upload in {id(upload): upload for upload in attacked.values()}.values():
-        scored = score_guesses(public, upload.truth, world.dataset.std)
-        leakage = leakage.plus(scored)
+        guessed = score_guesses(public, upload.truth, world.dataset.std)
+        leakage = leakage.plus(guessed)
         save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
-        save_pictures(folder, "guess-class", upload.truth, scored.pictures)
+        save_pictures(folder, "guess-class", upload.truth, guessed.pictures)
     for guess in public:
         save_shared(folder, guess.name, guess.image, columns, tokenizer)
     unread = len({upload.target for upload in heard} - attacked.keys())
-    scores = _merged(folder.scores(), leakage.scores)
+    scores = _merged([line for line in folder.scores() if _source(line) not in void], leakage.scores)
     folder.write_scores(scores)
     rates = leakage_rates(world, (*scores, *silent))
     if any(rate.ceiling is not None for rate in rates):
@@ -334,7 +348,7 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
 
 
 def _with_best_decisions(
-    world: World, heard: Sequence[_Heard], leakage: Leakage, progress: Progress
+    world: World, check: SimulationCheck, heard: Sequence[_Heard], leakage: Leakage, progress: Progress
 ) -> tuple[list[_Heard], Leakage]:
     """Have the referee know how often the best decision among the candidates of each protected upload is right."""
     protected = [upload for upload in heard if upload.kind == PROTECTED]
@@ -351,6 +365,10 @@ def _with_best_decisions(
             listed = candidates(world, upload.target, truth)
         if listed is None:
             continue
+        doubt = check.mismatch(simulated_images, upload.observation)
+        if doubt is not None:
+            # What is best follows from how clients compute, as attacks simulate it.
+            return list(heard), leakage.refused(f"best decision: not computed: {doubt.reason}", progress)
         about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
         try:
             optima = best_decisions(*about, labels_known=truth.labels_known)
@@ -364,15 +382,79 @@ def _with_best_decisions(
     return told, leakage
 
 
+def _doubts(
+    world: World, check: SimulationCheck, attack: PlannedAttack, heard: Sequence[_Heard]
+) -> dict[int, Mismatch]:
+    """Uploads, by their number, on which a failure of the attack would show nothing, and why."""
+    found = {
+        number: check.mismatch(ATTACKS[attack.name].simulation(), upload.uploads)
+        for number, upload in enumerate(heard)
+        if trouble(upload.uploads, world.model) is None
+    }
+    return {number: mismatch for number, mismatch in found.items() if mismatch is not None}
+
+
 def _campaign(
-    world: World, attack: PlannedAttack, heard: Sequence[_Heard], public_images: Tensor | None, progress: Progress
+    world: World,
+    attack: PlannedAttack,
+    heard: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    public_images: Tensor | None,
+    progress: Progress,
 ) -> Campaign:
-    """Run one attack on all uploads, as one batch or spread over Ray tasks."""
-    observations = [upload.uploads for upload in heard]
+    """Run one attack on all uploads that it can simulate, as one batch or spread over Ray tasks."""
+    barred = {number: doubt for number, doubt in doubts.items() if doubt.bars(ATTACKS[attack.name])}
+    numbers = [number for number in range(len(heard)) if number not in barred]
+    observations = [heard[number].uploads for number in numbers]
     seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
     listener = partial(progress.attack_advanced, attack.label)
     job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
-    return attack_on_ray(world.experiment.engine, job)
+    made = attack_on_ray(world.experiment.engine, job)
+    return Campaign(
+        {numbers[place]: result for place, result in made.found.items()},
+        {numbers[place]: reason for place, reason in made.failures.items()}
+        | {number: doubt.reason for number, doubt in barred.items()},
+        {numbers[place]: text for place, text in made.tracebacks.items()}
+        | {number: doubt.traceback for number, doubt in barred.items() if doubt.traceback},
+    )
+
+
+def _scored(
+    world: World, attack: PlannedAttack, upload: _Heard, result: Reconstruction, public: Sequence[Guess]
+) -> Scores:
+    """Have the referee compare a result with the truth."""
+    note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
+    result = replace(result, attack=attack.label, note=worded(note, world.dataset.kind))
+    threshold = world.experiment.adversary.success_ssim
+    return score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
+
+
+def _without_failures(
+    world: World,
+    heard: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    campaign: Campaign,
+    scored: Mapping[int, Scores],
+    public: Sequence[Guess],
+) -> Campaign:
+    """Leave out results that are failures, where the attack could not simulate the client: they are no measurement."""
+    void: set[int] = set()
+    for kind in (PROTECTED, UNPROTECTED):
+        doubted = [number for number in campaign.found if number in doubts and heard[number].kind == kind]
+        lines = [line for number in doubted for line in scored[number].scores if line.chosen]
+        guessed = [
+            line
+            for number in doubted
+            for line in score_guesses(public, heard[number].truth, world.dataset.std, perceptual=False).scores
+        ]
+        if doubted and not is_above_guess(leakage_rates(world, lines), lines, guessed):
+            void |= set(doubted)
+    found = {number: result for number, result in campaign.found.items() if number not in void}
+    return replace(
+        campaign,
+        found=found,
+        failures={**campaign.failures, **{number: doubts[number].of_failure for number in sorted(void)}},
+    )
 
 
 def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:
@@ -380,10 +462,15 @@ def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign
     reasons = set(campaign.failures.values())
     if not campaign.found and len(reasons) == 1:
         return [f"attack {attack.label} refused: {reasons.pop()}"]
-    return [
-        f"attack {attack.label} refused, {heard[number].target.title}, {heard[number].kind}: {reason}"
-        for number, reason in campaign.failures.items()
-    ]
+    lines: list[str] = []
+    for number, reason in campaign.failures.items():
+        kind = heard[number].kind
+        alike = {campaign.failures.get(other) for other, upload in enumerate(heard) if upload.kind == kind}
+        # What holds for the network holds for all uploads, and is said once.
+        whole = alike == {reason} and reason.startswith(NOT_ATTACKED)
+        where = kind if whole else f"{heard[number].target.title}, {kind}"
+        lines.append(f"attack {attack.label} refused, {where}: {reason}")
+    return list(dict.fromkeys(lines))
 
 
 def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
@@ -392,6 +479,10 @@ def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
     scores = [*(score for score in before if _about(score) not in again), *new]
     groups = list(dict.fromkeys((score.attack, score.upload) for score in (*before, *new)))
     return tuple(sorted(scores, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
+
+
+def _source(score: Score) -> tuple[str, str, int, int]:
+    return score.attack, score.upload, score.round, score.client
 
 
 def _about(score: Score) -> tuple[str, str, int, int, int]:

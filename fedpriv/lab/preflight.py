@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedpriv.attacks.access import Access
+from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
+from fedpriv.attacks.reconstruction.upload_model.preflight import ALL_REFUSED
+from fedpriv.attacks.simulation import RANDOM, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
 from fedpriv.clients.stack import stack_of
@@ -14,6 +17,7 @@ from fedpriv.config import Experiment
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.lab.erm import erm_warnings
 from fedpriv.lab.knowledge import votes_warnings
+from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.registry import ATTACKS
 from fedpriv.server.crafting import check_crafting
@@ -71,12 +75,28 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     settings = public_settings(world.experiment, world.dataset, world.plans[0])
     if Access.UPLOADS not in threat.grants:
         settings = replace(settings, clients=_asked(experiment))
-    world.model.train()  # as the clients do before they compute an upload
+    check = simulation_check(world)
     try:
-        lines += [worded(line, kind) for line in attack_preflight(world.model, settings, possible)]
+        about = attack_preflight(world.model, settings, possible)
     except AttackRefused as error:
-        lines.append(f"attacks will be refused: {error}")
-    return tuple(lines)
+        about = (f"{ALL_REFUSED}{error}",)
+    if not any(line.startswith(ALL_REFUSED) for line in about):
+        about = (*_about_simulations(check, world, settings, possible), *about)
+    return (*lines, *(worded(line, kind) for line in about))
+
+
+def _about_simulations(
+    check: SimulationCheck, world: World, settings: PublicSettings, names: Sequence[str]
+) -> list[str]:
+    """Attacks that would not simulate these clients, tried with the parameters that training starts from."""
+    found = {name: check.at(ATTACKS[name].simulation(), world.initial.parameters, settings) for name in names}
+    random = [RANDOM] if any(mismatch is not None and mismatch.kind == "random" for mismatch in found.values()) else []
+    wrong = [
+        f"attack {name} {'will be refused' if mismatch.bars(ATTACKS[name]) else 'may be refused'}: {mismatch.reason}"
+        for name, mismatch in found.items()
+        if mismatch is not None and mismatch.kind == "wrong"
+    ]
+    return [*random, *wrong]
 
 
 def _read_off(world: World) -> list[str]:

@@ -17,13 +17,15 @@ from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, rate_interval
 from fedpriv.columns import worded
 from fedpriv.errors import RunFailedError
-from fedpriv.records import Interval, LeakageRate, Score
+from fedpriv.records import Interval, LeakageRate, Score, sentence_result
 from fedpriv.world import World
 
-__all__ = ["leakage_rates", "recovery_rates", "refuse_exceeded"]
+__all__ = ["is_above_guess", "leakage_rates", "recovery_rates", "refuse_exceeded"]
 
 # A rate is above its ceiling where the lower limit of this one-sided confidence is.
 _CONFIDENCE = 0.999
+# What chance alone does in fewer than one run of a hundred is more than a guess.
+_LUCK = 0.01
 _ESTIMATED = "the baseline is an estimate from public images, so nothing is proven"
 
 
@@ -77,6 +79,28 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
         rate = _rate("recovered" if kind == "image" else kind, trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{reason}: {rate.theorem}"))
     return tuple(rates)
+
+
+def is_above_guess(rates: Iterable[LeakageRate], scores: Sequence[Score], guesses: Sequence[Score]) -> bool:
+    """Say whether an attack recovered anything: an example, or more than somebody who never saw an upload.
+
+    Args:
+        rates: of the attack, on one kind of upload.
+        scores: its chosen lines.
+        guesses: what the guesses score on the same examples.
+    """
+    if any(score.recovered for score in scores):
+        return True
+    for rate in rates:
+        chance = binomtest(rate.hits, rate.images, min(1.0, rate.chance), alternative="greater").pvalue
+        if chance < _LUCK:
+            return True
+    read = sentence_result(score.words for score in scores)
+    if read is None:
+        return False
+    named = {score.attack for score in guesses}
+    results = (sentence_result(score.words for score in guesses if score.attack == name) for name in named)
+    return read.rouge1 > max((result.rouge1 for result in results if result is not None), default=0.0)
 
 
 def refuse_exceeded(rates: Iterable[LeakageRate]) -> None:

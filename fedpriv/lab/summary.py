@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from scipy.stats import binomtest
 
 from fedpriv.attacks.settings import by_conduct, is_active
+from fedpriv.attacks.simulation import NOT_ATTACKED
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.lab.knowledge import knowledge_sentences
@@ -281,10 +282,15 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
 
 
 def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[str]) -> list[str]:
-    """Name the attacks that have no result at all, with the first reason; an attack that is not named was made."""
+    """Name the attacks that have no result, or none of one kind of upload, with the first reason.
+
+    An attack that is not named was made, though some uploads may have been refused.
+    """
     made = {score.attack for score in scores}
-    missing = [name for name in experiment.adversary.attacks if name not in made]
-    said = {name: [text for text in refusals if text.startswith(f"attack {name} refused")] for name in missing}
+    said: dict[str, list[str]] = {}
+    for name in experiment.adversary.attacks:
+        texts = [text for text in refusals if text.startswith(f"attack {name} refused")]
+        said[name] = [text for text in texts if NOT_ATTACKED in text] if name in made else texts
     return [f"{texts[0][0].upper()}{texts[0][1:]}." for texts in said.values() if texts]
 
 

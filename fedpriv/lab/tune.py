@@ -33,6 +33,7 @@ from fedpriv.config.texts import refuse_texts
 from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
+from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.victims import Target, truth
 from fedpriv.progress import Progress
@@ -40,7 +41,7 @@ from fedpriv.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.records import Interval, RowResult, Score
 from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
-from fedpriv.server.tap import observe
+from fedpriv.server.tap import observe, public_settings
 from fedpriv.threads import cpu_threads
 from fedpriv.world import State, World, build_world
 
@@ -159,7 +160,12 @@ def tune_attack(
     for text in attack_warnings(world, [name]):
         progress.warn(text)
     with cpu_threads(experiment.engine.threads):
-        rehearsed = _rehearse(world, _parameters(world, source), victims)
+        before = _parameters(world, source)
+        about = attack.simulation(), before.parameters, public_settings(experiment, world.dataset, world.plans[0])
+        mismatch = simulation_check(world).at(*about)
+        if mismatch is not None and mismatch.bars(attack):
+            raise InputError(f"attack {name}: {mismatch.reason}")
+        rehearsed = _rehearse(world, before, victims)
         public = guesses(unit_scale(world.dataset.x_test), columns=world.dataset.columns)
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
         trials = tuple(_trial(world, attack, config, keys, rehearsed, public, progress) for keys, config in configs)

@@ -16,6 +16,7 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.reconstruction.results import Outcome
+from fedpriv.errors import RunFailedError
 from fedpriv.registry import ATTACKS
 from tests.cases import in_one_test
 
@@ -154,9 +155,26 @@ def test_a_network_that_cannot_be_differentiated_is_not_one_without_memory(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), KeyError("x"), ZeroDivisionError()])
-def test_other_exceptions_are_not_swallowed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers' benchmarks swallow exceptions and average the survivors."""
+def test_other_exceptions_are_refusals_of_the_uploads_that_they_stop(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named with their type, and with the whole traceback beside them: none is swallowed."""
 
+    def broken(job: AttackJob) -> list[Reconstruction]:
+        if any(one.client == 1 for one in job.observations):
+            raise error
+        return run_attack(job)
+
+    monkeypatch.setattr(campaign, "run_attack", broken)
+    model = mlp()
+    result = attack_each(AttackJob("iga", observe_digits(model, 3)[0], model, CONFIG, 0))
+    assert set(result.found) == {0, 2}
+    assert result.failures[1].startswith(f"iga failed unexpectedly: {type(error).__name__}")
+    assert set(result.tracebacks) == {1} and "in broken" in result.tracebacks[1]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunFailedError("x"), KeyboardInterrupt()])
+def test_what_is_no_attacks_error_goes_up(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> list[Reconstruction]:
         raise error
 

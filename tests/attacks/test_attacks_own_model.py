@@ -364,7 +364,11 @@ def test_progress_is_told() -> None:
 @in_one_test(
     ("model", "attack", "words"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)), "iga", "drops at random"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)),
+            "iga",
+            "draws random numbers",
+        ),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10)), "dlg", "second derivative"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.Linear(20, 10)), "iga", "BatchNorm"),
     ],
@@ -375,6 +379,23 @@ def test_what_makes_an_attack_meaningless_is_a_warning(model: nn.Module, attack:
         reconstruct(
             model, F.cross_entropy, grads, SHAPE, attack=attack, batch_size=2, labels=[0, 1], iterations=2, restarts=1
         )
+
+
+def test_a_model_that_the_attack_runs_in_another_way_is_refused() -> None:
+    """In evaluation mode BatchNorm takes running statistics, and the attacks those of their dummy batch."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.BatchNorm1d(20), nn.Linear(20, 10)).eval()
+    grads = [torch.ones_like(value) for value in model.parameters()]
+    with pytest.raises(InputError, match="attack iga: not attacked: its simulation of a client computes another"):
+        reconstruct(model, F.cross_entropy, grads, SHAPE, batch_size=2, iterations=2, restarts=1)
+
+
+def test_dropout_that_is_switched_off_is_no_reason() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10)).eval()
+    gradient(model, *batch())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grads = [value.grad for value in model.parameters()]
+        reconstruct(model, F.cross_entropy, grads, SHAPE, iterations=2, mean=MEAN, std=STD)
 
 
 def test_no_warning_without_a_reason() -> None:

@@ -14,11 +14,13 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.upload_model.model import refusal
-from fedpriv.gradients.coupled import RandomLayer, coupled_layers, dropout_layers
+from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS
 
-__all__ = ["preflight", "whole_numbers"]
+__all__ = ["ALL_REFUSED", "preflight", "whole_numbers"]
+
+ALL_REFUSED = "attacks will be refused: "
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
@@ -39,10 +41,10 @@ def preflight(
         return ()
     if settings.text is not None:
         reason = refusal(settings)
-        return tuple(_about_layers(model, attacks)) if reason is None else (f"attacks will be refused: {reason}",)
+        return tuple(_about_layers(model, attacks)) if reason is None else (f"{ALL_REFUSED}{reason}",)
     reason = refusal(settings) or whole_numbers(model)
     if reason is not None:
-        return (f"attacks will be refused: {reason}",)
+        return (f"{ALL_REFUSED}{reason}",)
     return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings, loss))
 
 
@@ -59,24 +61,13 @@ def whole_numbers(model: nn.Module) -> str | None:
 
 def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
     lines = []
-    dropout = [name for name in dropout_layers(model) if model.get_submodule(name).training]
     coupled = coupled_layers(model)
     kinked = [name for name, layer in model.named_modules() if isinstance(layer, KINKED)]
-    if dropout:
-        lines.append(
-            f"layer {dropout[0]} {_random_how(model.get_submodule(dropout[0]))} while clients train; the attacks "
-            "cannot know what was drawn and run without, so that their failure is no evidence of privacy"
-        )
     mixing = model.get_submodule(coupled[0]) if coupled else None
     if mixing is not None and (mixing.training or getattr(mixing, "running_mean", None) is None):
         lines.append(
             f"layer {coupled[0]} (BatchNorm) mixes the examples of a batch; the attacks use the statistics of their "
             "dummy batch, as the client does in training"
-        )
-    elif mixing is not None:
-        lines.append(
-            f"layer {coupled[0]} (BatchNorm) is in evaluation mode and uses its running statistics, the attacks those "
-            "of their dummy batch: they model another gradient, and their failure is no evidence of privacy"
         )
     smooth = [name for name in attacks if name in ATTACKS and ATTACKS[name].smooth]
     if kinked and smooth:
@@ -87,10 +78,6 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
             "activations such as sigmoid and may fail for that reason alone"
         )
     return lines
-
-
-def _random_how(layer: nn.Module) -> str:
-    return "adds noise" if isinstance(layer, RandomLayer) else "drops at random"
 
 
 def _about_examples(settings: PublicSettings) -> list[str]:

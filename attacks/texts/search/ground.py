@@ -1,5 +1,6 @@
 """What every search for sentences begins with: the upload, the network in its forms, labels, lengths and a prior."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,10 +14,10 @@ from fedpriv.attacks.texts.search.labels import read_text_labels
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.lookup import Lookup, read_lookup
 from fedpriv.attacks.texts.search.scoring import Texts, trained_network
-from fedpriv.attacks.texts.search.soft import soft_network, table_name
+from fedpriv.attacks.texts.search.soft import lookup_parameters, soft_network, token_vectors
 from fedpriv.names import PAD
 
-__all__ = ["Ground"]
+__all__ = ["Ground", "without"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Ground:
     Attributes:
         scene: what is public.
         victim: the upload.
-        bare: the same upload without the table of tokens, for the network on vectors.
+        bare: the same upload without what tokens are looked up in, for the network on vectors.
         soft: the network on probabilities of tokens.
         vectors: the network on vectors.
         table: the vectors of all tokens, (V, width).
@@ -56,10 +57,10 @@ class Ground:
             AttackRefused: which layer looks up tokens is not clear.
         """
         network = trained_network(scene, victim)
-        name = table_name(network, scene.format.vocabulary)
-        table = dict(network.named_parameters())[name].detach()
-        soft, vectors = (soft_network(network, scene.format.vocabulary, kind) for kind in ("probabilities", "vectors"))
-        bare = _without(victim, name)
+        vocabulary = scene.format.vocabulary
+        table = token_vectors(network, vocabulary)
+        soft, vectors = (soft_network(network, vocabulary, kind) for kind in ("probabilities", "vectors"))
+        bare = without(victim, lookup_parameters(network, vocabulary))
         try:
             lookup = read_lookup(scene, victim)
         except AttackRefused:  # then nothing of the kind is used
@@ -102,12 +103,12 @@ class Ground:
         return Sentences(texts.tokens[:, : self.scene.length], labels, loss, steps)
 
 
-def _without(victim: Victim, name: str) -> Victim:
-    """An upload, or several, without one tensor."""
-    parameters = {key: value for key, value in victim.parameters.items() if key != name}
-    gradient = {key: value for key, value in victim.gradient.items() if key != name}
+def without(victim: Victim, names: Sequence[str]) -> Victim:
+    """Return an upload, or several, without some tensors."""
+    parameters = {key: value for key, value in victim.parameters.items() if key not in names}
+    gradient = {key: value for key, value in victim.gradient.items() if key not in names}
     return replace(
-        victim, parameters=parameters, gradient=gradient, more=tuple(_without(other, name) for other in victim.more)
+        victim, parameters=parameters, gradient=gradient, more=tuple(without(other, names) for other in victim.more)
     )
 
 

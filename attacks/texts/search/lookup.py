@@ -17,7 +17,7 @@ from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.search.language import Language
-from fedpriv.attacks.texts.search.soft import table_name
+from fedpriv.attacks.texts.search.soft import table_factor, table_name
 
 __all__ = ["Lookup", "read_lookup"]
 
@@ -89,6 +89,9 @@ def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
     if name not in victim.gradient:
         raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
     table, positions = victim.gradient[name].double(), _positions(scene, victim)
+    factor = table_factor(scene.with_parameters(victim.parameters), scene.format.vocabulary)
+    # Rows of both tables add up only as what the network itself is given at a place.
+    table, positions = (table, None) if factor is None else (table / factor, positions)
     noise, allowed = _variance(victim, name), scene.inner
     if scene.is_next:
         table, positions = _without_predictions(table, positions, noise, several=victim.model.examples > 1)

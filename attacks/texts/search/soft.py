@@ -3,6 +3,9 @@
 So a text becomes a thing with derivatives, of shape (1, T, V) or (1, T, width): what attacks on images do with images
 of one channel, they then do with texts. Where probabilities are 0 and 1 the gradients of all parameters are those of
 the tokens, the table of vectors included.
+
+What a token becomes is computed by the network's own layer, whose output is replaced: a subclass may scale the rows of
+its table (Gemma, MBart), an adapter adds to them, and a table may be registered under several names (peft's prompts).
 """
 
 import copy
@@ -11,19 +14,21 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.names import PAD
 
-__all__ = ["Kind", "soft_network", "soft_targets", "table_name"]
+__all__ = ["Kind", "lookup_parameters", "soft_network", "soft_targets", "table_factor", "table_name", "token_vectors"]
 
 Kind = Literal["probabilities", "vectors"]
 
+WRAPPED = ".base_layer"  # as which adapters of peft hold the layer that they add to
+ROUNDING = 1e-5  # of the largest number of a table, computed in float32
+
 
 class _Feed:
-    """Hands what a network is given to its lookup, as two hooks of the network, which are copied with it."""
+    """Hands what a network is given to its lookup, as hooks of both, which are copied with them."""
 
     def __init__(self, vocabulary: int, kind: Kind) -> None:
         self.given: Tensor | None = None
@@ -33,40 +38,30 @@ class _Feed:
     def before(self, _: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
         """Keep (B, 1, T, ...), and run the network on tokens (B, T), of which it is to see the padding alone."""
         self.given = arguments[0][:, 0]
-        if self._kind == "probabilities":
-            return (self.given.argmax(dim=2),)
         # A vector of nothing but zeros is nobody's: it pads.
-        padded = (self.given == 0).all(dim=2)
+        is_vector = self._kind == "vectors"
+        padded = (self.given == 0).all(dim=2) if is_vector else self.given.argmax(dim=2) == PAD
         return (torch.where(padded, PAD, self._vocabulary - 1),)
+
+    def found(self, lookup: nn.Module, arguments: tuple[Tensor], vectors: Tensor) -> Tensor:
+        """Return in place of what was looked up the mean vector of probabilities, or the vectors that are given."""
+        tokens = arguments[0]
+        if self.given is None:
+            return vectors
+        table = _all_vectors(lookup, self._vocabulary, vectors.device)
+        if self._kind == "probabilities":
+            return self.given @ table
+        return torch.where((tokens == PAD)[:, :, None], table[PAD].detach(), self.given)
 
     def after(self, _: nn.Module, __: tuple[Tensor], ___: Tensor) -> None:
         """Let go of what was given."""
         self.given = None
 
 
-class _Lookup(nn.Module):
-    """In place of an embedding: the mean vector of probabilities, or the vectors that are given."""
-
-    def __init__(self, table: nn.Embedding, feed: _Feed, kind: Kind) -> None:
-        super().__init__()
-        self.weight = table.weight
-        self._unmoved = table.padding_idx
-        self._feed = feed
-        self._kind = kind
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return vectors (B, T, width); the tokens (B, T) say what pads a text."""
-        given = self._feed.given
-        if given is None:
-            raise RuntimeError("the lookup is outside of the network that it was made for")
-        if self._kind == "vectors":
-            return torch.where((tokens == PAD)[:, :, None], self.weight[PAD].detach(), given)
-        vectors = given @ self.weight
-        if self._unmoved is None:
-            return vectors
-        row = self.weight[self._unmoved]
-        return vectors - given[:, :, self._unmoved, None] * (row - row.detach())
+def _all_vectors(lookup: nn.Module, vocabulary: int, device: torch.device) -> Tensor:
+    """What a lookup makes of each token, (V, width); its hooks are not called."""
+    vectors: Tensor = lookup.forward(torch.arange(vocabulary, device=device)[None])
+    return vectors[0]
 
 
 def table_name(model: nn.Module, vocabulary: int) -> str:
@@ -90,6 +85,49 @@ def table_name(model: nn.Module, vocabulary: int) -> str:
     return f"{found[0]}.weight"
 
 
+def _lookup(model: nn.Module, vocabulary: int) -> nn.Module:
+    """The layer that turns tokens into vectors: the table's, with what an adapter adds to it."""
+    name = table_name(model, vocabulary).removesuffix(".weight")
+    return model.get_submodule(name.removesuffix(WRAPPED))
+
+
+def token_vectors(model: nn.Module, vocabulary: int) -> Tensor:
+    """Return the vectors (V, width) that the network's own layer makes of all tokens.
+
+    Raises:
+        AttackRefused: which layer looks up tokens is not clear.
+    """
+    lookup = _lookup(model, vocabulary)
+    return _all_vectors(lookup, vocabulary, next(lookup.parameters()).device).detach()
+
+
+def table_factor(model: nn.Module, vocabulary: int) -> float | None:
+    """Return by what the rows of the table are multiplied; ``None``: its layer does something else to them.
+
+    Raises:
+        AttackRefused: which layer looks up tokens is not clear.
+    """
+    table = model.get_parameter(table_name(model, vocabulary)).detach().double()
+    vectors = token_vectors(model, vocabulary).double()
+    if torch.equal(table, vectors):
+        return 1.0
+    if table.shape != vectors.shape:
+        return None
+    factor = float((table * vectors).sum() / table.square().sum())
+    is_multiple = float((vectors - factor * table).abs().max()) <= ROUNDING * float(vectors.abs().max())
+    return factor if is_multiple and factor else None
+
+
+def lookup_parameters(model: nn.Module, vocabulary: int) -> tuple[str, ...]:
+    """Return the names of the parameters from which tokens' vectors are computed.
+
+    Raises:
+        AttackRefused: which layer looks up tokens is not clear.
+    """
+    own = {id(value) for value in _lookup(model, vocabulary).parameters()}
+    return tuple(name for name, value in model.named_parameters() if id(value) in own)
+
+
 def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     """Return the network for texts with derivatives.
 
@@ -97,7 +135,7 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
         model: maps tokens int64 (B, T) to logits; it is copied, with which parameters are trained.
         vocabulary: V.
         kind: probabilities: it takes (B, 1, T, V); those that pad a text have all on PAD. vectors: it takes
-            (B, 1, T, width), zeros pad a text, and the table is not among its parameters.
+            (B, 1, T, width), zeros pad a text, and what vectors are looked up from is not among its parameters.
 
     Returns:
         The network; its loss takes logits (B, K) with label probabilities (B, K), or logits (B, T, V) with those of the
@@ -106,15 +144,17 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     Raises:
         AttackRefused: which layer looks up tokens is not clear.
     """
-    name = table_name(model, vocabulary).removesuffix(".weight")
     soft = copy.deepcopy(model)
+    lookup = _lookup(soft, vocabulary)
     feed = _Feed(vocabulary, kind)
-    table: Any = soft.get_submodule(name)
-    lookup = _Lookup(table, feed, kind)
     if kind == "vectors":
-        lookup.weight.requires_grad_(False)
-    parent, _, local = name.rpartition(".")
-    setattr(soft.get_submodule(parent), local, lookup)
+        lookup.requires_grad_(False)
+    lookup.register_forward_hook(feed.found)
+    for layer in soft.modules():
+        # Other implementations of transformers look whether a mask hides anything, which vmap does not allow.
+        choose = getattr(layer, "set_attn_implementation", None)
+        if callable(choose):
+            choose("eager")
     soft.register_forward_pre_hook(feed.before)
     soft.register_forward_hook(feed.after)
     return Network(soft, _soft_losses)

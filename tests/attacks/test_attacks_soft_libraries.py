@@ -1,0 +1,78 @@
+"""Attacks on texts simulate networks of transformers with tables of their own kinds, and adapters of peft on them."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from test_attacks_simulation import RUNS, found
+from text_uploads import LENGTH, VOCABULARY, public_settings
+from torch import nn
+
+from fedpriv.models.machinery.logits import LogitsOf
+from fedpriv.registry import ATTACKS
+
+pytestmark = [
+    pytest.mark.slow,
+    *(
+        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed (fedpriv[oracles])")
+        for name in ("transformers", "peft")
+    ),
+]
+SIZES = {
+    "vocab_size": VOCABULARY, "max_position_embeddings": 32, "hidden_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_labels": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def gemma(**_: Any) -> nn.Module:
+    import transformers as T
+
+    config = T.Gemma2Config(**SIZES, intermediate_size=16, num_key_value_heads=1, head_dim=4)
+    return T.Gemma2ForSequenceClassification(config)
+
+
+def llama() -> nn.Module:
+    import transformers as T
+
+    return T.LlamaForSequenceClassification(T.LlamaConfig(**SIZES, intermediate_size=16))
+
+
+def prompted() -> nn.Module:
+    import peft
+
+    return peft.get_peft_model(llama(), peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3))
+
+
+def adapted() -> nn.Module:
+    import peft
+
+    modules = ["embed_tokens", "q_proj"]
+    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=modules))
+
+
+def opt() -> nn.Module:
+    """Dropout by a function."""
+    import transformers as T
+
+    sizes = {key: value for key, value in SIZES.items() if key != "num_labels"}
+    return T.OPTForCausalLM(T.OPTConfig(**sizes, ffn_dim=16, word_embed_proj_dim=8, dropout=0.3, layerdrop=0.0))
+
+
+TABLES: dict[str, Callable[[], nn.Module]] = {"gemma": gemma, "prompted": prompted, "adapted": adapted}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_other_libraries_are_simulated(name: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = LogitsOf.of(TABLES[name]())
+    for attack in RUNS:
+        assert found(attack, model, public_settings(2, "classify", shape=(1, 1, LENGTH))) is None, attack
+
+
+def test_dropout_by_a_function_in_a_library_is_found() -> None:
+    mismatch = found("dager", LogitsOf.of(opt()), public_settings(2, "next"))
+    assert mismatch is not None and mismatch.kind == "random"
+    assert not mismatch.bars(ATTACKS["text_map"])
