@@ -33,8 +33,9 @@ from fedpriv.attacks.own_model.arguments import (
     wanted,
 )
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
-from fedpriv.attacks.own_model.tensors import Arrays, named_vector, one_line, present
+from fedpriv.attacks.own_model.tensors import Arrays, named_vector, one_line, present, trained
 from fedpriv.attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
+from fedpriv.attacks.reconstruction.dummy_gradients.network import soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings
@@ -132,7 +133,9 @@ def reconstruct(
     if (reason := whole_numbers(model)) is not None:
         raise InputError(reason)
     logits = logit_count(model, size, classes)
-    criterion = try_loss(loss, logits)
+    criterion = try_loss(loss, logits, next(iter(trained(model).values())))
+    if labels is None and candidates is None and not criterion.shows_labels:
+        raise InputError("labels cannot be told from gradients of this loss; give labels = [...]")
     bounds = bounds_of(value_range)
     public = PublicSettings(
         model={},
@@ -168,6 +171,9 @@ def reconstruct(
         )
     except ValueError as error:
         raise InputError(str(error)) from None
+    if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
+        text = "labels are read off the last layer as for random images, which this loss may not show; give labels"
+        warnings.warn(f"{text} = [...] where they are known", AttackWarning, stacklevel=2)
     for text in preflight(model, public, [attack], criterion.each):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
