@@ -17,7 +17,7 @@ from fedpriv.clients.raising import unless_raised
 from fedpriv.clients.training import answer_secret
 from fedpriv.federated import batch_loss, example_losses, train_locally
 from fedpriv.fitness import LOSS, random_examples
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Vector, plain_gradient
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
@@ -259,11 +259,9 @@ class _Kept:
 def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) -> Vector:
     """The gradient of one model as a client computes it."""
     State(parameters, {}).load_into(world.model)
-    trained = trained_parameters(world.model)
     with seeded_generators(seed, world.device):
         total = LOSS(world.model(x), y).sum()
-    gradients = torch.autograd.grad(total, tuple(trained.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(trained, gradients, strict=True))
+    return plain_gradient(total, trained_parameters(world.model))
 
 
 def _same(given: Vector, expected: Vector) -> bool:

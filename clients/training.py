@@ -19,7 +19,7 @@ from torch import Tensor
 from fedpriv.clients.erm import model_change
 from fedpriv.clients.raising import unless_raised, where_sound
 from fedpriv.federated import batch_loss, example_losses, train_locally
-from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, zero_gradients
+from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, plain_gradient, zero_gradients
 from fedpriv.plan import Plan
 from fedpriv.randomness import Secret, generator_states, seeded_generators, torch_stream
 from fedpriv.smoothing import drawing
@@ -187,10 +187,8 @@ def _drawing(world: World, seed: int, stream: torch.Generator) -> Iterator[None]
 
 def _mean_gradient(world: World, images: Tensor, labels: Tensor, batch_size: int) -> Vector:
     """The sum of the gradients divided by the public batch size (a Poisson batch has another, private size)."""
-    names, tensors = zip(*trained_parameters(world.model).items(), strict=True)
     losses = example_losses(world.model(images), labels, world.corrected)
     tilt = world.experiment.training.tilt
     weights = torch.full_like(losses.detach(), 1 / batch_size)
     total = losses.sum() / batch_size if tilt is None else batch_loss(losses, weights, tilt)
-    gradients = torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
-    return dict(zip(names, gradients, strict=True))
+    return plain_gradient(total, trained_parameters(world.model))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedpriv.config import TrainingConfig
 from fedpriv.federated import batch_loss, decayed, example_losses
-from fedpriv.gradients import Vector
+from fedpriv.gradients import Vector, plain_gradient
 from fedpriv.optimizers import make_optimizer
 
 __all__ = ["teach"]
@@ -35,13 +35,8 @@ def teach(
         stream: what the data are shuffled by.
         autocast: makes the surroundings of forward and backward passes.
     """
-    names, tensors = [], []
-    for name, value in model.named_parameters():
-        if value.requires_grad:
-            names.append(name)
-            tensors.append(value)
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
-    parameters: Vector = dict(zip(names, tensors, strict=True))
+    parameters: Vector = {name: value for name, value in model.named_parameters() if value.requires_grad}
     size = min(training.batch_size, len(labels))
     model.train()
     for _ in range(epochs if size else 0):
@@ -50,7 +45,5 @@ def teach(
             with autocast():
                 losses = example_losses(model(inputs[rows]), labels[rows])
                 loss = batch_loss(losses, torch.full_like(losses.detach(), 1 / size), training.tilt)
-            gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
-            pairs = dict(zip(names, gradients, strict=True))
-            optimizer.step(parameters, decayed(pairs, parameters, training.weight_decay))
+            optimizer.step(parameters, decayed(plain_gradient(loss, parameters), parameters, training.weight_decay))
     model.eval()

@@ -34,8 +34,9 @@ from fedpriv.attacks.own_model.arguments import (
 )
 from fedpriv.attacks.own_model.client import OwnClient
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
-from fedpriv.attacks.own_model.tensors import Arrays, named_vector, present
+from fedpriv.attacks.own_model.tensors import Arrays, named_vector, present, trained
 from fedpriv.attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
+from fedpriv.attacks.reconstruction.dummy_gradients.network import soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.attacks.simulation import SimulationCheck
 from fedpriv.errors import InputError
@@ -135,7 +136,9 @@ def reconstruct(
     if (reason := whole_numbers(model)) is not None:
         raise InputError(reason)
     logits = logit_count(model, size, classes)
-    criterion = try_loss(loss, logits)
+    criterion = try_loss(loss, logits, next(iter(trained(model).values())))
+    if labels is None and candidates is None and not criterion.shows_labels:
+        raise InputError("labels cannot be told from gradients of this loss; give labels = [...]")
     bounds = bounds_of(value_range)
     public = PublicSettings(
         model={},
@@ -176,6 +179,9 @@ def reconstruct(
     if mismatch is not None and mismatch.bars(ATTACKS[attack]):
         raise _with_traceback(InputError(f"attack {attack}: {mismatch.reason}"), mismatch.traceback)
     misleading = preflight(model, public, [attack], criterion.each)
+    if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
+        text = "labels are read off the last layer as for random images, which this loss may not show; give labels"
+        warnings.warn(f"{text} = [...] where they are known", AttackWarning, stacklevel=2)
     for text in (*([mismatch.reason] if mismatch else []), *misleading):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)

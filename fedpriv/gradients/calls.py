@@ -12,7 +12,18 @@ from torch.utils.hooks import RemovableHandle
 
 from fedpriv.gradients.rules import has_rule
 
-__all__ = ["Call", "Output", "Part", "Reached", "find_parts", "lengths_seen", "reached", "recorded", "spread"]
+__all__ = [
+    "Call",
+    "Output",
+    "Part",
+    "Reached",
+    "find_parts",
+    "lengths_seen",
+    "reached",
+    "recorded",
+    "spread",
+    "until_the_end",
+]
 
 
 class Output(NamedTuple):
@@ -128,7 +139,7 @@ def find_parts(module: nn.Module, name: str = "") -> Iterator[Part]:
 def recorded(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
     """Record the calls of the parts inside the block, where embeddings look up for each example (:func:`spread`)."""
     handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
-    with spread(parts, examples, shared), _until_the_end(handles):
+    with spread(parts, examples, shared), until_the_end(handles):
         yield
 
 
@@ -146,7 +157,7 @@ def spread(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -
     """
     tables = [part for part in parts if part.ruled and isinstance(part.module, nn.Embedding)]
     known = [part for part in tables if shared is None or part.name in shared]
-    with _until_the_end([part.module.register_forward_pre_hook(_spreader(part, examples, shared)) for part in known]):
+    with until_the_end([part.module.register_forward_pre_hook(_spreader(part, examples, shared)) for part in known]):
         yield
 
 
@@ -176,12 +187,13 @@ def lengths_seen(parts: Sequence[Part]) -> Iterator[dict[str, int]]:
 
         return hook
 
-    with _until_the_end([part.module.register_forward_pre_hook(note(part), with_kwargs=True) for part in parts]):
+    with until_the_end([part.module.register_forward_pre_hook(note(part), with_kwargs=True) for part in parts]):
         yield seen
 
 
 @contextmanager
-def _until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+def until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of the block."""
     try:
         yield
     finally:

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.errors import InputError
+from fedpriv.gradients.backward import plain_gradient
+from fedpriv.gradients.calls import reached
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Memory, Rows, Zero, slices
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
@@ -108,15 +110,19 @@ def dense_gradients(
 
 
 def _needs_its_own_parameters(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
-    """Tell whether gradients change when stand-ins take the parameters' place: hooks or the loss hold on to them."""
+    """Tell whether gradients change when stand-ins take the parameters' place: a hook, loss or list holds them."""
     hooks = [value._backward_hooks for value in model.parameters()]
     hooks += [held for layer in model.modules() for held in (layer._backward_hooks, layer._backward_pre_hooks)]
     if any(hooks):
         return True
-    with torch.no_grad():
-        output = model(x[:1])
-    with torch.enable_grad():
-        return loss(output, y[:1]).requires_grad
+    originals = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    stand_ins = {name: value.requires_grad_(first in originals) for name, (first, value) in _held(model).items()}
+    try:
+        with torch.enable_grad():
+            total = loss(functional_call(model, stand_ins, (x[:1],), tie_weights=False), y[:1]).sum()
+    except RuntimeError:
+        return True  # it takes no stand-ins; what is wrong with the model itself is raised again without them
+    return not {id(value) for value in originals.values()}.isdisjoint(reached(total, ()).leaves)
 
 
 def check_losses(losses: Tensor, examples: int) -> None:
@@ -229,10 +235,9 @@ def _differentiated(number: Tensor, trained: Mapping[str, Tensor]) -> Vector:
     if not number.requires_grad:
         return {name: torch.zeros_like(value) for name, value in trained.items()}
     try:
-        gradients = torch.autograd.grad(number, list(trained.values()), allow_unused=True, materialize_grads=True)
+        return plain_gradient(number, trained)
     except RuntimeError as error:
         raise InputError(f"one example's gradient cannot be computed: {first_line(error)}") from error
-    return {name: value.to_dense() for name, value in zip(trained, gradients, strict=True)}
 
 
 class _Collected:

@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 
 from fedpriv.gradients.attention import is_usual
+from fedpriv.gradients.backward import hidden_parameters
 from fedpriv.gradients.calls import Part, Reached, find_parts, lengths_seen, reached, recorded, spread
 from fedpriv.gradients.dense import Loss, check_losses
 from fedpriv.gradients.factored import FactoredGradients
@@ -122,7 +123,11 @@ def gradients_of_parts(
     batch_first = route is not None and route.batch_first
     problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x), batch_first))), "")
     if route is None and not problem:
-        problem = _problem_of_growth(model, parts, x) or _problem_of_sharing(model, parts, loss, x, y)
+        problem = (
+            _problem_of_hiding(parts, total)
+            or _problem_of_growth(model, parts, x)
+            or _problem_of_sharing(model, parts, loss, x, y)
+        )
     if problem:
         return Entangled(problem)
     try:
@@ -151,6 +156,16 @@ def gradients_of_parts(
     first = next(iter(trained.values()))
     shapes = {name: value.shape for name, value in trained.items()}
     return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
+
+
+def _problem_of_hiding(parts: Sequence[Part], total: Tensor) -> str:
+    """Why gradients of layers are not to be seen: a backward pass of the model's own makes them."""
+    trained = {part.full(local): value for part in parts for local, value in part.trained.items()}
+    try:
+        hidden = hidden_parameters(total, trained)
+    except RuntimeError as error:
+        return f"its backward pass fails ({first_line(error)})"
+    return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own" if hidden else ""
 
 
 def _problem_of_growth(model: nn.Module, parts: Sequence[Part], x: Tensor) -> str:

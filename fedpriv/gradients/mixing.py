@@ -17,10 +17,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from fedpriv.errors import InputError
+from fedpriv.gradients.backward import hidden_parameters, plain_gradient
 from fedpriv.gradients.calls import reached
 from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.operator import Vector
-from fedpriv.gradients.per_example import layer_of, per_example_gradients
+from fedpriv.gradients.per_example import Route, find_route, layer_of, per_example_gradients
 from fedpriv.randomness import generator_states, seeded_generators
 from fedpriv.threads import cpu_threads
 
@@ -30,6 +31,12 @@ __all__ = ["refuse_mixed_examples"]
 # largest one. Between batches of the same size it changes nothing: whatever stands in the other rows, the kernels do
 # the same sums for an example.
 TOLERANCE = 1e-3
+
+# Gradients of single examples add up to the batch's, but for this share of the sum of their lengths, and for rounding.
+# That is as large as what cancels: this share of the largest such sum of all parameters. In float64 it is a few
+# roundings of float32, because there are layers that compute in float32 whatever they are given.
+OTHER_SUM = 1e-3
+ROUNDED = {torch.float32: 1e-3, torch.float64: 1e-6}
 
 # The smallest number of examples to try: a first, a middle and a last one, and others between them.
 FEWEST = 5
@@ -52,6 +59,8 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
     Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
     depends on the number of examples. Dropout layers are off for it, and a model that still draws random numbers is in
     evaluation mode, because a batch draws others than a single example. One that draws even then is not compared.
+    Likewise the gradients are added up and compared with those of a backward pass of the batch, in float64 where the
+    model can be computed in it: this shows a model whose gradients are not those with which it trains.
 
     What a trial finds out holds for what was tried. A model that mixes examples rarely, in larger batches only, after
     more passes or on other images may pass.
@@ -84,7 +93,11 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
             _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat)
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
             _refuse_influence(model, partial(_copy, model), loss, *alike, another)
-        _refuse_size_dependence(_copy(model), loss, x, y)
+        tried = _copy(model)
+        together = _without_chance(tried, loss, x, y)
+        if together is not None:
+            _refuse_size_dependence(tried, loss, x, y, together)
+            _refuse_other_sums(tried, loss, x, y)
 
 
 # ---- one example is replaced ----------------------------------------------------------------------------------------
@@ -200,8 +213,8 @@ def _reason(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change,
 # ---- examples alone -------------------------------------------------------------------------------------------------
 
 
-def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
-    """Refuse if gradients in a batch are not those of single examples."""
+def _without_chance(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> "_Pass | None":
+    """Switch off what the model draws, and return a pass; ``None``: it still draws."""
     for layer in model.modules():
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
@@ -210,7 +223,12 @@ def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) 
         model.eval()
         together = _pass(model, loss, x, y, 0)
         if _random(model, loss, x, y, together):
-            return
+            return None
+    return together
+
+
+def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, together: "_Pass") -> None:
+    """Refuse if gradients in a batch, from a pass, are not those of single examples."""
     few = _positions(x)
     each = [_pass(model, loss, x[[row]], y[[row]], 0, "cannot compute one example alone").rows for row in few]
     alone = together._replace(rows={name: torch.cat([rows[name] for rows in each]) for name in together.rows})
@@ -226,6 +244,44 @@ def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) 
 def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, first: "_Pass") -> bool:
     """Tell whether other random numbers give other gradients."""
     return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
+
+
+# ---- sums -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_other_sums(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+    """Refuse if gradients of single examples, computed as in a run, do not add up to what the batch trains with."""
+    with seeded_generators(0, x.device):
+        route = find_route(model, loss, x.clone(), y)
+    own = next(value.dtype for value in model.parameters() if value.requires_grad)
+    try:
+        different = _other_sum(model.double(), loss, x.double() if x.is_floating_point() else x, y, route)
+    except (InputError, RuntimeError, TypeError, ValueError):  # it takes its own type only, in which it has been run
+        different = _other_sum(model.to(own), loss, x, y, route)
+    if different:
+        raise InputError(
+            f"the gradients of layer {layer_of(different, model)} for single examples do not add up to that of "
+            "loss.backward() for their batch, so that a mechanism would protect others than those that train; a "
+            "function with a backward pass of its own has to be right under torch.func.vmap, or without setup_context"
+        )
+
+
+def _other_sum(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> str:
+    """The first parameter whose gradients do not add up to the batch's; empty if there is none."""
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    with seeded_generators(0, x.device), torch.enable_grad():
+        total = loss(model(x.clone()), y).sum()
+        wanted = plain_gradient(total, trained) if total.requires_grad else {}
+    with seeded_generators(0, x.device):
+        gradients = per_example_gradients(model, loss, x.clone(), y, route=route)
+    sums = gradients.combine(torch.ones_like(gradients.norms()))
+    sizes = {name: float(gradients.norms((name,)).sum()) for name in wanted}
+    rounded = ROUNDED[gradients.dtype] * max(sizes.values(), default=0.0)
+    for name, value in wanted.items():
+        off = float(torch.linalg.vector_norm(sums[name] - value))
+        if off > OTHER_SUM * sizes[name] + rounded:
+            return name
+    return ""
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------
@@ -304,12 +360,13 @@ class _First(NamedTuple):
 
 
 def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
-    tried, originals = _copy(model), list(model.parameters())
+    tried, originals = _copy(model), dict(model.named_parameters())
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
         leaves = reached(total, ()).leaves
-    if any(id(value) in leaves for value in originals):
+        hidden = hidden_parameters(total, {name: value for name, value in originals.items() if value.requires_grad})
+    if hidden or any(id(value) in leaves for value in originals.values()):
         raise InputError(
             f"a copy of {type(model).__name__} uses the parameters of the original, so that it cannot be tried before "
             "training; TorchScript does that, and a function that holds on to a layer (let forward find it in self)"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import fedpriv.clients.training
 from fedpriv.clients.training import answer_secret, local_upload
@@ -71,6 +72,38 @@ def test_fedsgd_uploads_the_sum_of_gradients_over_the_public_batch_size(model: s
         built.initial.load_into(built.model)
         expected = total(list(per_example(built.model, images, labels)), built.initial)
         assert_near(upload.parameters, {name: value / 7 for name, value in expected.items()})
+
+
+def checkpointed(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Checkpointed(shape[0] * shape[1] * shape[2], classes)
+
+
+class Checkpointed(nn.Module):
+    """All that trains lies in a reentrant checkpoint, as adapters do where transformers saves memory."""
+
+    def __init__(self, numbers: int, classes: int) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(numbers, 8), nn.Linear(8, classes)
+        self.block = nn.Sequential(nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        for layer in (self.stem, self.head):
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(checkpoint(self.block, self.stem(x.flatten(1)).requires_grad_(), use_reentrant=True))
+        return logits
+
+
+@in_one_test("mechanism", [{"name": "none"}, {"name": "gaussian", "sigma": 1e-9, "clip_norm": 1e3}])
+def test_what_trains_in_a_reentrant_checkpoint_is_uploaded(mechanism: dict[str, object]) -> None:
+    """With noise that is smaller than what rounds, and a bound that clips nothing."""
+    built = world(model={"name": f"{__name__}:checkpointed"}, mechanism=mechanism)
+    upload = local_upload(built, 1, built.initial, 1).parameters
+    images, labels = built.examples(1, built.plans[1].batch(0))
+    built.initial.load_into(built.model)
+    cross_entropy(built.model(images), labels).backward()
+    expected = {name: value.grad for name, value in built.model.named_parameters() if value.requires_grad}
+    assert min(float(value.norm()) for value in expected.values()) > 1e-3
+    assert_near(upload, expected)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])

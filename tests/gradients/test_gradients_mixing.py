@@ -12,6 +12,7 @@ import torch
 from gradient_models import CASES, CLASSES, Attention, build, loss
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import fedpriv.gradients.mixing
 from fedpriv.errors import InputError
@@ -345,8 +346,8 @@ def test_large_numbers_that_change_the_route_are_no_mixing(dropout: float, monke
 
     routes = set()
 
-    def watched(*args: Any) -> GradientOperator:
-        gradients = per_example_gradients(*args)
+    def watched(*args: Any, **named: Any) -> GradientOperator:
+        gradients = per_example_gradients(*args, **named)
         routes.add(tuple(gradients.routes))
         return gradients
 
@@ -435,14 +436,82 @@ def test_a_copy_that_is_none_is_refused() -> None:
     refused(model, "a copy of Model uses the parameters of the original")
 
 
+def test_a_copy_that_trains_the_original_in_its_backward_pass_is_refused() -> None:
+    model = Model(lambda model, h: model.run(h))
+    middle = nn.Linear(WIDTH, WIDTH)
+    model.middle, model.run = middle, lambda h: checkpoint(lambda inner: middle(inner), h, use_reentrant=True)
+    refused(model, "a copy of Model uses the parameters of the original")
+
+
+class MeanOfBatch(torch.autograd.Function):
+    """A scale whose gradient is the mean of a batch, and not the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return errors[0] * scale, (errors[0] * x).mean(dim=0)
+
+
+class WrongInVmap(torch.autograd.Function):
+    """A scale whose rule for ``torch.func.vmap`` scales twice."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return errors[0] * scale, errors[0] * x
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, scale: Tensor) -> tuple[Tensor, int]:
+        return 2 * x * scale, 0
+
+
+@in_one_test("function", [MeanOfBatch, WrongInVmap])
+@in_one_test("dtype", [torch.float32, torch.float64])
+def test_gradients_that_are_not_those_of_training_are_refused(
+    function: type[torch.autograd.Function], dtype: torch.dtype
+) -> None:
+    class Scaled(Model):
+        def __init__(self) -> None:
+            super().__init__(lambda model, h: function.apply(h, model.factor.expand_as(h) if mapped else model.factor))
+            self.factor = nn.Parameter(torch.ones(WIDTH))
+
+    mapped = function is WrongInVmap
+    model = Scaled().to(dtype)
+    with pytest.raises(InputError, match=r"layer .*Scaled.* do not add up to that of loss\.backward\(\)") as caught:
+        refuse_mixed_examples(model, loss, vectors().to(dtype), labels())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_takes_float32_only_is_tried_in_it() -> None:
+    accepted(Dense(lambda model, h: h.float() @ torch.eye(WIDTH)))
+    refused(Dense(lambda model, h: MeanOfBatch.apply(h.float() @ torch.eye(WIDTH), model.scale[:1].float())), "add up")
+
+
+def test_reentrant_checkpoints_are_accepted() -> None:
+    accepted(Model(lambda model, h: checkpoint(model.middle, h, use_reentrant=True), middle=nn.Linear(WIDTH, WIDTH)))
+
+
 @pytest.mark.parametrize(("between", "most"), [(lambda model, h: h, 36), (SOUND["dropout"], 62)])
 def test_a_trial_takes_few_passes(between: Between, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a step on a few examples; more of them where each pass has its own random numbers."""
     calls = []
 
-    def counted(*args: object) -> object:
+    def counted(*args: object, **named: object) -> object:
         calls.append(args)
-        return per_example_gradients(*args)  # type: ignore[arg-type]
+        return per_example_gradients(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fedpriv.gradients.mixing, "per_example_gradients", counted)
     accepted(Model(between))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,28 @@ class Model(nn.Module):
         return self.function(x, **dict(self.named_children()))
 
 
+class WithScale(nn.Module):
+    """A layer behind a factor of its own, run by a function such as a checkpoint."""
+
+    def __init__(self, layer: nn.Module, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale, self.layer, self.run = nn.Parameter(torch.ones(())), layer, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layer, x * self.scale)
+
+
+class Positions(nn.Module):
+    """A layer, and a table of positions for its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(4, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
 def vectors(*shape: int) -> Tensor:
     return torch.randn(EXAMPLES, *shape, generator=torch.Generator().manual_seed(95))
 
@@ -58,11 +81,13 @@ def same_as_one_by_one(model: nn.Module, x: Tensor, function: Loss = loss) -> di
     made = per_example_gradients(model, function, x, y)
     assert {name: id(value) for name, value in model.named_parameters()} == before
     trained = dict(model.named_parameters())
-    values = [function(model(x[i : i + 1]), y[i : i + 1]).sum() for i in range(EXAMPLES)]
-    expected = [torch.autograd.grad(v, [*trained.values()], allow_unused=True, materialize_grads=True) for v in values]
-    for k, (name, rows) in enumerate(made.rows(0, EXAMPLES).items()):
-        one = torch.stack([row[k].to_dense() for row in expected])
-        assert torch.allclose(rows, one, rtol=1e-9, atol=1e-11), name
+    expected = []
+    for i in range(EXAMPLES):
+        model.zero_grad()
+        function(model(x[i : i + 1]), y[i : i + 1]).sum().backward()
+        expected.append({n: torch.zeros_like(v) if v.grad is None else v.grad.to_dense() for n, v in trained.items()})
+    for name, rows in made.rows(0, EXAMPLES).items():
+        assert torch.allclose(rows, torch.stack([row[name] for row in expected]), rtol=1e-9, atol=1e-11), name
     return made.routes
 
 
@@ -318,16 +343,117 @@ def test_checkpointing(before: bool) -> None:
     assert same_as_one_by_one(model, vectors(6))["body.0"] == "ghost: Linear"
 
 
-def test_reentrant_checkpointing_is_refused() -> None:
-    model = Model(
-        lambda x, first, body, out: out(checkpoint(body, first(x), use_reentrant=True)),
-        first=nn.Linear(6, 6),
-        body=nn.Linear(6, 6),
-        out=nn.Linear(6, CLASSES),
-    )
-    with pytest.raises(InputError, match=r"cannot be computed: .*use_reentrant") as caught:
-        per_example_gradients(model, loss, vectors(6), torch.zeros(EXAMPLES, dtype=torch.long))
-    assert "\n" not in str(caught.value)
+class Reversed(torch.autograd.Function):
+    """A block whose backward pass runs it again, as those of reversible networks do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: nn.Module) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.block = block
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.block(x).backward(errors[0])
+        return x.grad, None
+
+
+def reentrant(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return checkpoint(function, x, use_reentrant=True)
+
+
+def layers(**others: nn.Module) -> dict[str, nn.Module]:
+    return {"first": nn.Linear(6, 6), "body": nn.Linear(6, 6), "out": nn.Linear(6, CLASSES), **others}
+
+
+def frozen(**others: nn.Module) -> dict[str, nn.Module]:
+    """Nothing is trained but ``body``, as under adapters."""
+    made = layers(**others)
+    for name in ("first", "out"):
+        made[name].requires_grad_(False)
+    return made
+
+
+# A backward pass of the model's own adds gradients that are no part of autograd's graph.
+HIDDEN: dict[str, tuple[Forward, dict[str, nn.Module], Callable[[], Tensor]]] = {
+    "between": (lambda x, first, body, out: out(reentrant(body, first(x))), layers(), lambda: vectors(6)),
+    "frozen around": (
+        lambda x, first, body, out: out(reentrant(body, first(x).requires_grad_())), frozen(), lambda: vectors(6)
+    ),
+    "no rule": (
+        lambda x, first, body, out: out(reentrant(body, first(x).requires_grad_())),
+        frozen(body=nn.Sequential(nn.Linear(6, 6), nn.PReLU())),
+        lambda: vectors(6),
+    ),
+    "inside a layer without a rule": (
+        lambda x, first, body, out: out(body(first(x))),
+        layers(body=WithScale(nn.Linear(6, 6), reentrant)),
+        lambda: vectors(6),
+    ),
+    "a weight that is used outside, too": (
+        lambda x, first, body, out: out(first(x) + reentrant(lambda h: functional.linear(h, first.weight), body(x))),
+        layers(),
+        lambda: vectors(6),
+    ),
+    "positions that are looked up once": (
+        lambda x, first, body, out: out(reentrant(body, first(x) + body.table(torch.arange(4))).flatten(1)),
+        layers(first=nn.Embedding(7, 3), body=Positions(), out=nn.Linear(12, CLASSES)),
+        words,
+    ),
+    "reversible": (lambda x, first, body, out: out(Reversed.apply(first(x), body)), layers(), lambda: vectors(6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_backward_pass_of_the_models_own(case: str) -> None:
+    function, parts, x = HIDDEN[case]
+    model = Model(function, **parts)
+    assert same_as_one_by_one(model, x())[""].endswith(", one example after the other")
+    y = torch.arange(EXAMPLES) % CLASSES
+    route = find_route(model, loss, x().double() if x().is_floating_point() else x(), y)
+    assert "reentrant checkpoint" in route.dense or case == "inside a layer without a rule"
+
+
+class Doubled(torch.autograd.Function):
+    """A function written in Python that runs no backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> Tensor:
+        return 2 * errors[0]
+
+
+def test_a_function_of_the_models_own_hides_nothing() -> None:
+    """The weight that two layers share gets one gradient, under two names."""
+    table, last = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
+    last.weight = table.weight
+    model = Model(lambda x, table, last: last(Doubled.apply(table(x))).sum(dim=1)[:, :CLASSES], table=table, last=last)
+    assert set(same_as_one_by_one(model, words()).values()) == {"ghost: Embedding", "ghost: Linear"}
+
+
+def test_parameters_that_a_list_holds() -> None:
+    """Stand-ins for the module's parameters take no place in it."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(6, CLASSES)), nn.Parameter(torch.zeros(CLASSES))
+            self.held = [self.weight]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.held[0] + self.bias
+
+    assert same_as_one_by_one(Listed(), vectors(6))[""].endswith(", one example after the other")
+
+
+def test_data_parallel() -> None:
+    same_as_one_by_one(nn.DataParallel(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))), vectors(6))
 
 
 def test_compiled_parts() -> None:
