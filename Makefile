@@ -28,7 +28,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help demo deploy-demo tapped test test-all slow soak lint format docs bench clean
+.PHONY: help demo deploy-demo tapped test test-all slow soak audit lint format docs bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -36,6 +36,7 @@ help:
 	@echo "make test [ARGS=...]   the tests that take minutes together: every mechanism, attack, engine, the report"
 	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
+	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
@@ -80,6 +81,10 @@ slow: $(READY)
 
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --numprocesses 0 tests/soak.py $(ARGS)
+
+# Exit code 1, and the row: a figure is below an independent one, or far above it. ARGS="ceiling laplace": some rows.
+audit: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.accounting.audit $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ with mu sqrt(T) (Dong, Roth and Su 2022, Corollary 3.3), and one is (epsilon, de
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -18,16 +17,12 @@ from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaus
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon, read_only
 from fedpriv.errors import InputError
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-
 __all__ = [
     "analytic_sigma",
     "classic_sigma",
     "extended_sigma",
     "gaussian_delta",
     "gaussian_epsilon",
-    "poisson_pld_epsilon",
     "poisson_rdp_epsilon",
 ]
 
@@ -135,14 +130,6 @@ def _check(epsilon: float, delta: float) -> None:
 
 # ---- Poisson sampling, zero-out ------------------------------------------------------------------------------------
 
-# The FFT that composes privacy-loss distributions rounds absolutely, by about 1e-17 a step: from a delta of about
-# 1e-11 down its epsilon comes out too SMALL (the tests compare). It serves only above these deltas, 0.1 % held back.
-_PLD_SMALLEST_DELTA = 1e-9
-_PLD_DELTA_PER_STEP = 1e-12
-_PLD_HELD_BACK = 1e-3
-_PLD_LARGEST_EPSILON = 1e6
-_PLD_AT_ONCE = 1000
-
 
 def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> float:
     """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by Renyi accounting.
@@ -165,52 +152,3 @@ _SAMPLED_ORDERS = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
 def _poisson_step_rdp(sigma: float, rate: float) -> NDArray[np.float64]:
     """Renyi privacy of one step; kept, because a run asks again after each round."""
     return read_only(poisson_gaussian_rdp(_SAMPLED_ORDERS, sigma, rate))
-
-
-def poisson_pld_epsilon(sigma: float, rate: float, steps: int, delta: float, upper: float) -> float | None:
-    """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by privacy-loss distributions (PLD).
-
-    dp-accounting's pessimistic "connect the dots" discretisation: an upper bound for every grid. The grid is fine
-    compared with one step's spread and coarse enough that a run of any size fits in memory.
-
-    Args:
-        sigma: noise standard deviation over the clipping norm.
-        rate: probability in (0, 1) with which a step uses an example.
-        steps: number of steps, at least 1.
-        delta: in (0, 1).
-        upper: an epsilon already known to hold, which sets the scale of the grid.
-
-    Returns:
-        Epsilon; None where delta is so small that the rounding of the FFT could make the figure too small, or where
-        ``upper`` is above 1e6.
-    """
-    from dp_accounting.pld import privacy_loss_distribution
-
-    if delta < max(_PLD_SMALLEST_DELTA, _PLD_DELTA_PER_STEP * steps) or upper > _PLD_LARGEST_EPSILON:
-        return None
-    single = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, sampling_prob=rate, value_discretization_interval=_pld_interval(sigma, rate, upper)
-    )
-    epsilon = float(_repeated(single, steps).get_epsilon_for_delta(delta * (1 - _PLD_HELD_BACK)))
-    return epsilon if math.isfinite(epsilon) else None
-
-
-def _repeated(distribution: "PrivacyLossDistribution", steps: int) -> "PrivacyLossDistribution":
-    """Return the loss of so many steps.
-
-    dp-accounting first raises the number of cells to the power of the steps, in whole numbers, which takes minutes for
-    millions of steps: at most a thousand at once.
-    """
-    if steps <= _PLD_AT_ONCE:
-        return distribution.self_compose(steps)
-    most = _repeated(distribution.self_compose(_PLD_AT_ONCE), steps // _PLD_AT_ONCE)
-    rest = steps % _PLD_AT_ONCE
-    return most.compose(distribution.self_compose(rest)) if rest else most
-
-
-def _pld_interval(sigma: float, rate: float, upper: float) -> float:
-    # A tenth of one step's spread, about q sqrt(exp(1/sigma^2) - 1), adds about 0.1 % to epsilon in the runs tried.
-    # One step's loss reaches about log(1 + q exp(1/(2 sigma^2) + 10/sigma)); memory goes with the cells up to it.
-    spread = rate * math.sqrt(math.expm1(min(1 / sigma**2, 50.0)))
-    largest = float(np.logaddexp(0.0, math.log(rate) + 0.5 / sigma**2 + 10 / sigma))
-    return max(min(0.1 * spread, 1e-3), upper / 1e5, largest / 1e6, 1e-7)

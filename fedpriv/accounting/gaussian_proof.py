@@ -16,11 +16,11 @@ from fedpriv.accounting.gaussian import (
     classic_sigma,
     extended_sigma,
     gaussian_epsilon,
-    poisson_pld_epsilon,
     poisson_rdp_epsilon,
 )
+from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import GaussianPair, Pair
-from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
+from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
     NO_NOMINAL,
@@ -28,7 +28,6 @@ from fedpriv.accounting.proofs import (
     SAMPLED_RDP,
     Claim,
     Proof,
-    smallest,
 )
 from fedpriv.accounting.references import NormalReference, Reference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
@@ -124,13 +123,9 @@ class GaussianProof(Proof):
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
-        if self._is_zero_out:
-            return self._zero_out_numerical(known) if self._is_poisson else []
-        claims = super().numerical_claims(known)
-        if claims or not self._is_poisson:
-            return claims
-        # A tight bound may ask for a grid too fine to compute on; a looser one is proven, too, and takes a coarser.
-        return super().numerical_claims(max(known, self._fixed_size_bound()))
+        if not self._is_zero_out:
+            return super().numerical_claims(known)
+        return self._zero_out_numerical(known) if self._is_poisson else []
 
     @override
     def notes(self) -> tuple[str, ...]:
@@ -139,8 +134,8 @@ class GaussianProof(Proof):
         return (
             *super().notes(),
             self._other_adjacency(),
-            "Privacy-loss distributions serve from a delta of about 1e-9 up and for an epsilon below 1e6; Renyi "
-            "accounting elsewhere.",
+            "Privacy-loss distributions serve from a delta of 1e-20 up and for an epsilon below 1e6; Renyi accounting "
+            "elsewhere.",
             *((_ROUNDING,) if self._is_poisson else ()),
         )
 
@@ -183,19 +178,15 @@ class GaussianProof(Proof):
         )
         return Claim(epsilon, theorem)
 
-    def _fixed_size_bound(self) -> float:
-        """An epsilon for batches of a fixed size, and so for Poisson ones."""
-        return smallest(GaussianProof(replace(self.release, sampling="fixed")).cheap_claims()).epsilon
-
     def _zero_out_numerical(self, known: float) -> list[Claim]:
-        release = self.release
-        exact = poisson_pld_epsilon(
-            self.noise, float(release.rate), int(release.participations), float(release.delta), known
-        )
-        if exact is None:
+        count, delta = int(self.release.participations), float(self.release.delta)
+        goes = PoissonZeroOutPair(self.noise, float(self.release.rate))
+        figures = [composed_epsilon(((pair, count),), delta, known) for pair in (goes, goes.exchanged)]
+        epsilons = [epsilon for epsilon in figures if epsilon is not None]
+        if len(epsilons) < len(figures):
             return [self._sampled_renyi()]
         theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
-        return [Claim(exact, theorem)]
+        return [Claim(max(epsilons), theorem)]
 
     def _sampled_renyi(self) -> Claim:
         """Under replace-one, which implies zero-out."""

@@ -1,7 +1,7 @@
 """Composition of dominating pairs by privacy-loss distributions (PLD): tighter than Renyi accounting, and slower.
 
 A pair is put on a grid by its exact deltas, interpolated from above ("connect the dots", Doroshenko et al. 2022), and
-composed by a fast Fourier transform between bounds that dp-accounting finds (Koskela, Jälkö and Honkela 2020).
+composed by a fast Fourier transform between Chernoff's bounds (Koskela, Jälkö and Honkela 2020).
 """
 
 import math
@@ -19,21 +19,28 @@ __all__ = ["ComposedPair", "LossDistribution", "TooManyCellsError", "composed_ep
 
 Array = NDArray[np.float64]
 
-# The Fourier transform rounds absolutely, by about 1e-17 a release: from a delta of about 1e-11 down its epsilon comes
-# out too SMALL (the tests compare). It serves only above these deltas, 0.1 % held back.
-_SMALLEST_DELTA, _DELTA_PER_RELEASE = 1e-9, 1e-12
-_HELD_BACK = 1e-3
+# Pairs end where their deltas are negligible, also of many releases.
+_SMALLEST_DELTA, _DELTA_PER_RELEASE = 1e-20, 1e-25
+# Deltas of several pairs that were composed by a plain Fourier transform are rounded absolutely.
+_SMALLEST_COMPOSED_DELTA, _DELTA_PER_COMPOSED_RELEASE = 1e-9, 1e-12
+_HELD_BACK, _RELEASES_HELD_BACK = 1e-3, 1e-13  # for rounding, the latter for each release
 _LARGEST_EPSILON = 1e6
 _TRUNCATED = 1e-15  # of the probability at each composition; it counts as an infinite loss
-_FINEST, _COARSEST = 1e-6, 500.0  # grids; on finer ones differences of deltas drown in rounding, exp of 710 overflows
-_MOST_CELLS = 2**23  # of a grid after composition: half a second, a quarter of a GiB
+_BEYOND_ENDS = 1e-6  # of delta
+_ENDS = np.geomspace(1e-9, 1, 500)  # of the largest loss
+_COARSEST = 500.0  # grid; exp of 710 overflows
+_MOST_CELLS, _MOST_TILTED_CELLS = 2**23, 2**21  # of a grid after composition
+_MOST_COARSER = 16  # times; on coarser grids a figure tells nothing
 # The grid adds at most a quarter of its square to the variance of each loss.
-_SHARE_OF_SPREAD, _SHARE_OF_EPSILON = 0.1, 2e-3
-_LOWEST_LOSS = -60.0  # a smaller one has a probability below exp(-60)
+_SHARE_OF_SPREAD = 0.1
+_LOWEST_LOSS, _LOWEST_CELL = -60.0, 2**16  # a smaller loss has a probability below exp(-60)
 _NEGLIGIBLE = 1e-40  # sums of smaller probabilities overflow in scipy
 _CERTAIN = 1e-12  # the probability of a finite loss that does not matter any more
 _COMPOUNDED_CELLS = 2**15
-_ORDERS = 2.0 ** np.arange(-4, 5)
+_LARGEST_EXPONENT = 600.0  # exp of 710 overflows
+_MOST_ORDER = 50.0  # a cell's probability is negligible compared with that of the next
+_LEAST_ORDER = 1e-3
+_CELLS_KEPT = 1000
 
 
 def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: float) -> float | None:
@@ -42,22 +49,48 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
     Args:
         parts: pairs, and how many releases each dominates.
         delta: in (0, 1).
-        known: an epsilon that is proven already, finite; it sets how coarse a grid will do.
+        known: an epsilon that is proven already; where it is 0 or above 1e6, nothing is computed.
 
     Returns:
         Epsilon; None where the numbers are out of the range in which composition is accurate and fast.
     """
-    releases = sum(count * pair.pieces for pair, count in parts)
-    if delta < max(_SMALLEST_DELTA, _DELTA_PER_RELEASE * releases) or not 0 < known <= _LARGEST_EPSILON:
+    count = sum(number for _, number in parts)
+    if delta < _smallest_delta(parts) or not 0 < known <= _LARGEST_EPSILON:
         return None
-    interval = max(_interval(parts), known / 1e5, _SHARE_OF_EPSILON * known / math.sqrt(releases))
-    if not _FINEST <= interval <= _COARSEST:
-        return None
-    try:
-        epsilon = _composed(parts, interval).epsilon(delta * (1 - _HELD_BACK))
-    except TooManyCellsError:
-        return None
+    allowed = delta * (1 - _HELD_BACK - _RELEASES_HELD_BACK * count)
+    ends = [_end(pair, _BEYOND_ENDS * allowed / count) for pair, _ in parts]
+    interval = max(_interval(parts, max(ends)), *(pair.finest for pair, _ in parts))
+    epsilon = _on_grids(parts, ends, interval, allowed)
     return epsilon if math.isfinite(epsilon) else None
+
+
+def _end(pair: Pair, chance: float) -> float:
+    """Return a loss beyond which delta is at most this: what lies there may count as infinite."""
+    losses = pair.largest * _ENDS
+    low_enough = np.flatnonzero(pair.deltas(losses) <= chance)
+    return float(losses[low_enough[0]]) if low_enough.size else pair.largest
+
+
+def _smallest_delta(parts: tuple[tuple[Pair, int], ...]) -> float:
+    releases = sum(count * pair.pieces for pair, count in parts)
+    if any(pair.pieces > 1 for pair, _ in parts):
+        return max(_SMALLEST_COMPOSED_DELTA, _DELTA_PER_COMPOSED_RELEASE * releases)
+    return max(_SMALLEST_DELTA, _DELTA_PER_RELEASE * releases)
+
+
+def _on_grids(parts: tuple[tuple[Pair, int], ...], ends: list[float], interval: float, delta: float) -> float:
+    """Return epsilon on a grid, or on the next coarser one that holds the sum; infinity where none does.
+
+    Losses are rounded up on any grid, so every one proves its epsilon.
+    """
+    coarsest = min(_COARSEST, _MOST_COARSER * interval)
+    while interval <= coarsest:
+        laws = [LossDistribution.of(pair, interval, end) for (pair, _), end in zip(parts, ends, strict=True)]
+        try:
+            return _tilted_epsilon(list(zip(laws, (count for _, count in parts), strict=True)), delta)
+        except TooManyCellsError:
+            interval *= 2
+    return math.inf
 
 
 class TooManyCellsError(Exception):
@@ -81,21 +114,20 @@ class LossDistribution:
     infinite: float
 
     @classmethod
-    def of(cls, pair: Pair, interval: float) -> "LossDistribution":
-        """Put a pair's loss on a grid: the masses whose deltas are linear in exp(epsilon) between those of the grid."""
-        cells = max(1, math.ceil(pair.largest / interval))
-        losses = np.arange(cells + 1, dtype=np.float64) * interval
-        deltas = pair.deltas(losses)
-        steps = np.minimum(np.diff(deltas), 0.0)
-        above = np.empty(cells)
-        above[:-1] = steps[1:] / math.expm1(interval) + steps[:-1] / math.expm1(-interval)
-        above[-1] = steps[-1] / math.expm1(-interval)
-        above = np.maximum(above, 0.0)
-        # By symmetry a loss and its opposite have probabilities in the ratio exp(loss).
-        kept = min(cells, math.ceil(-_LOWEST_LOSS / interval))
-        below = above[:kept] * np.exp(-losses[1 : kept + 1])
-        rest = max(0.0, 1 - float(deltas[-1]) - float(above.sum()) - float(below.sum()))
-        return cls(interval, -kept, np.concatenate([below[::-1], [rest], above]), float(deltas[-1]))
+    def of(cls, pair: Pair, interval: float, end: float = math.inf) -> "LossDistribution":
+        """Put a pair's loss on a grid: the masses whose deltas are linear in exp(epsilon) between those of the grid.
+
+        What lies beyond ``end`` counts as infinite.
+        """
+        above, infinite = _masses(pair, interval, end)
+        # The opposite loss of the exchanged pair has a probability that is exp(loss) times as large.
+        below = above if pair.exchanged is pair else _masses(pair.exchanged, interval, _LOWEST_CELL * interval)[0]
+        below = below * np.exp(-interval * np.arange(1.0, below.size + 1))
+        # Losses below the lowest that is kept are rounded up to it.
+        kept = min(below.size, math.ceil(-_LOWEST_LOSS / interval), _LOWEST_CELL)
+        below = np.append(below[: kept - 1], below[kept - 1 :].sum())
+        rest = max(0.0, 1 - infinite - float(above.sum()) - float(below.sum()))
+        return cls(interval, -kept, np.concatenate([below[::-1], [rest], above]), infinite)
 
     @classmethod
     def rounded(cls, losses: Array, masses: Array, interval: float) -> "LossDistribution":
@@ -198,16 +230,11 @@ class LossDistribution:
 
     def _bounds(self, count: int) -> tuple[int, int]:
         """Between which sums of ``count`` positions all but a negligible probability lies (Chernoff's bound)."""
-        from dp_accounting.pld import common  # here, because the import takes a second
-
-        positions = np.arange(self.masses.size)
-        mean = positions @ self.masses / self.masses.sum()
-        variance = (positions - mean) ** 2 @ self.masses
-        # The best order for a normal law, and others around it.
-        normal = math.sqrt(-2 * math.log(_TRUNCATED) / (count * max(variance, 1e-6)))
-        orders = np.concatenate([-normal * _ORDERS, normal * _ORDERS])
-        low, high = common.compute_self_convolve_bounds(self.masses, count, _TRUNCATED, orders)
-        return int(low), int(high)
+        grid, chance = _Tilting.of(replace(self, lowest=0), count), math.log(_TRUNCATED / 2)
+        mirrored = grid.mirrored()
+        rarest = _best_order([grid], chance), _best_order([mirrored], chance)
+        high, low = _exceeded([grid], rarest[0], chance), -_exceeded([mirrored], rarest[1], chance)
+        return max(math.floor(low), 0), min(math.ceil(high), count * (self.masses.size - 1))
 
     def composed_with(self, other: "LossDistribution") -> "LossDistribution":
         """Return the loss of this release and another one, on the same grid."""
@@ -250,6 +277,129 @@ class LossDistribution:
         return np.asarray(np.cumsum(self.masses[::-1])[::-1] + self.infinite, np.float64)
 
 
+def _tilted_epsilon(laws: list[tuple[LossDistribution, int]], delta: float) -> float:
+    """Return epsilon of all these releases, on one grid, accurate however small delta is.
+
+    A Fourier transform rounds by about 1e-16 of the largest probability. So it composes the laws with the density
+    exp(order * loss) / M, with the order of Chernoff's bound on the loss that is exceeded with probability delta: the
+    sum then lies there. The density is taken back afterwards.
+
+    Raises:
+        TooManyCellsError: it takes too many cells.
+    """
+    infinite = -math.expm1(sum(count * math.log1p(-law.infinite) for law, count in laws))
+    if infinite >= delta:
+        return math.inf
+    grids = [_Tilting.of(law, count) for law, count in laws]
+    interval, log_chance = laws[0][0].interval, math.log(_TRUNCATED / 2)
+    order = _best_order(grids, math.log(delta), interval)
+    most = _exceeded(grids, order, math.log(delta))
+    tilted = [grid.by(order) for grid in grids]
+    mirrored = [grid.mirrored() for grid in tilted]
+    high = _exceeded(tilted, _best_order(tilted, log_chance), log_chance)
+    low = -_exceeded(mirrored, _best_order(mirrored, log_chance), log_chance)
+    first, last = math.floor(low), math.ceil(high)
+    if last - first > _MOST_TILTED_CELLS:
+        raise TooManyCellsError
+    size = scipy.fft.next_fast_len(max(last - first + 1, *(law.masses.size for law, _ in laws)), real=True)
+    spectrum = reduce(np.multiply, (grid.spectrum(size) for grid in tilted))
+    start = sum(grid.start for grid in grids)
+    masses = np.roll(scipy.fft.irfft(spectrum, size), -((first - start) % size))[: last - first + 1]
+    # exp(log M - order * most) is delta: probabilities are in units of it.
+    density = np.exp(np.clip(order * (most - np.arange(first, last + 1)), -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+    beyond = infinite / delta + _TRUNCATED * float(density[-1])
+    law = LossDistribution(interval, first, np.maximum(masses, 0.0) * density, beyond)
+    return max(law.epsilon(1.0), first * interval)
+
+
+@dataclass(frozen=True)
+class _Tilting:
+    """The finite losses of ``count`` like releases, for other densities.
+
+    Attributes:
+        start: the sum of the lowest losses, in intervals.
+        positions: (N,) losses of one release in intervals, ascending.
+        log_masses: (N,) logarithms of their probabilities.
+        lowest: of one release.
+        count: how many releases.
+    """
+
+    start: int
+    positions: Array
+    log_masses: Array
+    lowest: int
+    count: int
+
+    @classmethod
+    def of(cls, law: LossDistribution, count: int) -> "_Tilting":
+        """Of so many releases with this law."""
+        kept = np.flatnonzero(law.masses)
+        return cls(
+            count * law.lowest, law.lowest + kept.astype(np.float64), np.log(law.masses[kept]), law.lowest, count
+        )
+
+    def log_moment(self, order: float) -> float:
+        """Return log of the mean of exp(order * loss) of all releases, losses in intervals."""
+        exponents = self.log_masses + order * self.positions
+        largest = float(exponents.max())
+        return self.count * (largest + math.log(float(np.exp(exponents - largest).sum())))
+
+    def lumped(self) -> "_Tilting":
+        """Return about the same on fewer cells: far from 0 those within a thousandth of each other are one."""
+        far = np.geomspace(_CELLS_KEPT, max(np.abs(self.positions).max(), _CELLS_KEPT) + 1, 10 * _CELLS_KEPT)
+        edges = np.concatenate([-far[::-1], np.arange(1 - _CELLS_KEPT, _CELLS_KEPT), far])
+        starts = np.unique(np.searchsorted(self.positions, edges))
+        starts = starts[starts < self.positions.size]
+        masses = np.exp(self.log_masses)
+        sums, moments = np.add.reduceat(masses, starts), np.add.reduceat(masses * self.positions, starts)
+        likely = sums > 0
+        return replace(self, positions=moments[likely] / sums[likely], log_masses=np.log(sums[likely]))
+
+    def by(self, order: float) -> "_Tilting":
+        """Return it with the density exp(order * loss), normalised."""
+        logs = self.log_masses + order * self.positions
+        return replace(self, log_masses=logs - self.log_moment(order) / self.count)
+
+    def mirrored(self) -> "_Tilting":
+        """Return it with the opposite losses."""
+        return replace(self, positions=-self.positions[::-1], log_masses=self.log_masses[::-1])
+
+    def spectrum(self, size: int) -> NDArray[np.complex128]:
+        """Return the Fourier transform of the law of the sum, from ``start`` on."""
+        masses = np.zeros(size)
+        masses[(self.positions - self.lowest).astype(np.int64)] = np.exp(self.log_masses)
+        return np.asarray(scipy.fft.rfft(masses) ** self.count)
+
+
+def _exceeded(grids: list[_Tilting], order: float, log_chance: float) -> float:
+    """Return what the sum of all losses exceeds with this probability at most, by Chernoff's bound at an order."""
+    return (sum(grid.log_moment(order) for grid in grids) - log_chance) / order
+
+
+def _best_order(grids: list[_Tilting], log_chance: float, interval: float | None = None) -> float:
+    """Return the order of the best of Chernoff's bounds, which are nearly flat around it.
+
+    Args:
+        grids: of all releases.
+        log_chance: logarithm of a probability; with an interval, of a delta (Canonne, Kamath and Steinke 2020, Prop.
+            12), which a loss has its share of only.
+        interval: of the grid.
+    """
+    lumped = [grid.lumped() for grid in grids]
+    least = _LEAST_ORDER / sum(grid.count * float(np.ptp(grid.positions)) + 1 for grid in grids)
+
+    def bound(log_order: float) -> float:
+        order = math.exp(log_order)
+        share = (
+            0.0 if interval is None else -math.log1p(order / interval) - order / interval * math.log1p(interval / order)
+        )
+        return _exceeded(lumped, order, log_chance - share)
+
+    ends = math.log(least), math.log(_MOST_ORDER)
+    found = scipy.optimize.minimize_scalar(bound, bounds=ends, method="bounded", options={"xatol": 0.05})
+    return math.exp(found.x)
+
+
 @dataclass(frozen=True)
 class ComposedPair(Pair):
     """Several pairs released together, as those of the blocks of a gradient.
@@ -283,7 +433,7 @@ class ComposedPair(Pair):
 
     @cached_property
     def _distribution(self) -> LossDistribution:
-        return _composed(self.parts, _interval(self.parts))
+        return _composed(self.parts, _interval(self.parts, max(pair.largest for pair, _ in self.parts)))
 
 
 def _composed(parts: tuple[tuple[Pair, int], ...], interval: float) -> LossDistribution:
@@ -291,8 +441,18 @@ def _composed(parts: tuple[tuple[Pair, int], ...], interval: float) -> LossDistr
     return reduce(LossDistribution.composed_with, single)
 
 
-def _interval(parts: tuple[tuple[Pair, int], ...]) -> float:
+def _masses(pair: Pair, interval: float, end: float) -> tuple[Array, float]:
+    """Return the probabilities of losses of 1, 2, ... intervals, and of an infinite one."""
+    cells = max(1, math.ceil(min(pair.largest, end) / interval))
+    deltas = pair.deltas(np.arange(cells + 1, dtype=np.float64) * interval)
+    steps = np.minimum(np.diff(deltas), 0.0)
+    above = np.empty(cells)
+    above[:-1] = steps[1:] / math.expm1(interval) + steps[:-1] / math.expm1(-interval)
+    above[-1] = steps[-1] / math.expm1(-interval)
+    return np.maximum(above, 0.0), float(deltas[-1])
+
+
+def _interval(parts: tuple[tuple[Pair, int], ...], widest: float) -> float:
     count = sum(number for _, number in parts)
     square = sum(number * pair.spread**2 for pair, number in parts) / count
-    widest = max(pair.largest for pair, _ in parts)
     return max(_SHARE_OF_SPREAD * math.sqrt(square), widest / 1e6)

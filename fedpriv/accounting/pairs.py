@@ -2,7 +2,7 @@
 
 A pair (P, Q) dominates a mechanism if for every epsilon, of either sign, delta(epsilon) = sup over events of P -
 exp(epsilon) Q is at least that of any two neighbours. It may then be composed in place of the mechanism, adaptively
-(Zhu, Dong and Wang 2022, Theorem 10). All pairs here are symmetric: exchanging P and Q changes no delta, so
+(Zhu, Dong and Wang 2022, Theorem 10). Most pairs here are symmetric: exchanging P and Q changes no delta. Then
 
     delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon),
 
@@ -35,13 +35,14 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-_DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a probability of 1e-19
+_DEVIATIONS = 12.0  # beyond so many standard deviations a normal law has a probability of 1e-33
+_FINEST = 1e-6  # grid; on finer ones differences of deltas drown in rounding
 _FINE_CELLS, _COARSE_CELLS = 50, 200  # a standard deviation around the mean of the loss, and all below
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 
 
 class Pair(ABC):
-    """A symmetric dominating pair, by its delta."""
+    """A dominating pair, by its delta; symmetric unless it says otherwise."""
 
     @property
     def pieces(self) -> int:
@@ -49,9 +50,19 @@ class Pair(ABC):
         return 1
 
     @property
+    def exchanged(self) -> "Pair":
+        """The pair of Q and P."""
+        return self
+
+    @property
+    def finest(self) -> float:
+        """The finest grid on which the rounding of deltas does not matter."""
+        return _FINEST
+
+    @property
     @abstractmethod
     def largest(self) -> float:
-        """An epsilon from which on delta is 0, or no more than about 1e-14."""
+        """An epsilon from which on delta is 0, or no more than about 1e-30 (of several pairs, 1e-14)."""
 
     @property
     @abstractmethod
@@ -218,6 +229,11 @@ class SampledPair(_ThinnedPair):
 
     Balle, Barthe and Gaboardi 2018, Theorem 9; the deltas at negative epsilons are those of the exchanged neighbours.
     """
+
+    @property
+    @override
+    def finest(self) -> float:
+        return self.rate * self.pair.finest  # losses and deltas shrink alike
 
     @property
     @override

@@ -19,7 +19,7 @@ dp-accounting composes the same pair. For batches of a fixed size it would be wr
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
@@ -28,11 +28,13 @@ from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair
 
-__all__ = ["PoissonGaussianPair", "poisson_replaced_rdp"]
+__all__ = ["PoissonGaussianPair", "PoissonZeroOutPair", "poisson_replaced_rdp"]
 
 Array = NDArray[np.float64]
 
-_DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a probability of 1e-19
+_DEVIATIONS = 12.0  # beyond so many standard deviations a normal law has a probability of 1e-33
+_FINEST = 1e-6  # grid without sampling
+_NEVER = 1e4
 
 # The Renyi divergence is an integral over the line by the trapezoidal rule.
 _SMALLEST_SIGMA = 0.1  # below, the integrand changes too fast
@@ -72,6 +74,11 @@ class PoissonGaussianPair(Pair):
 
     @property
     @override
+    def finest(self) -> float:
+        return _FINEST * self.rate
+
+    @property
+    @override
     def largest(self) -> float:
         return float(_losses(np.array(_DEVIATIONS + 1 / self.sigma), self.sigma, self.rate))
 
@@ -95,6 +102,65 @@ class PoissonGaussianPair(Pair):
         used = self.rate * np.exp(up) * -np.expm1(np.minimum(down - up, 0.0))
         unused = (1 - self.rate) * np.exp(log_less_one + scipy.special.log_ndtr(-cut))
         return np.asarray(np.maximum(used - unused, 0.0), np.float64)
+
+
+@dataclass(frozen=True)
+class PoissonZeroOutPair(Pair):
+    """(1 - q) N(0) + q N(1) against N(0) in units of clip_norm: zero-out, with the example or without it.
+
+    It dominates (Zhu, Dong and Wang 2022, Theorem 11), and so does the exchanged pair where the example comes.
+
+    Attributes:
+        sigma: noise standard deviation over clip_norm, above 0.
+        rate: q in (0, 1).
+        comes: whether the pair is exchanged.
+    """
+
+    sigma: float
+    rate: float
+    comes: bool = False
+
+    @property
+    @override
+    def exchanged(self) -> "PoissonZeroOutPair":
+        return replace(self, comes=not self.comes)
+
+    @property
+    @override
+    def finest(self) -> float:
+        return _FINEST * self.rate
+
+    @property
+    @override
+    def largest(self) -> float:
+        if self.comes:
+            return -math.log1p(-self.rate)
+        used = math.log(self.rate) + (_DEVIATIONS + 0.5 / self.sigma) / self.sigma
+        return float(np.logaddexp(math.log1p(-self.rate), used))
+
+    @property
+    @override
+    def spread(self) -> float:
+        return self.rate * math.sqrt(math.expm1(min(self.sigma**-2, 1.0)))
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        sign = -1 if self.comes else 1
+        odds = self._log_odds(epsilons)
+        cut = self.sigma * odds + 0.5 / self.sigma
+        with_it = scipy.special.log_ndtr(sign * (1 / self.sigma - cut))
+        without = odds + scipy.special.log_ndtr(-sign * cut)
+        more, less = (without + epsilons, with_it + epsilons) if self.comes else (with_it, without)
+        return np.asarray(self.rate * np.exp(more) * -np.expm1(np.minimum(less - more, 0.0)), np.float64)
+
+    def _log_odds(self, epsilons: Array) -> Array:
+        """Return log of N(1) against N(0) where the loss is this; far below any where it is never so large."""
+        if self.comes:
+            with np.errstate(divide="ignore"):  # log 0
+                return np.log1p(np.maximum(np.expm1(-epsilons) / self.rate, -1.0)).clip(-_NEVER)
+        near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / self.rate)
+        far = epsilons - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-np.maximum(epsilons, 1.0)))
+        return np.where(epsilons < 1, near, far)
 
 
 def _arsinh_exp(x: Array) -> Array:

@@ -36,8 +36,7 @@ SAMPLED_RDP = (
 )
 SAMPLED_DELTA = ", fixed-size sampling without replacement (Balle, Barthe and Gaboardi 2018, Thm 9)"
 COMPOSED_NUMERICALLY = (
-    ", privacy-loss distributions composed numerically with pessimistic rounding (Doroshenko et al. 2022, "
-    "dp-accounting)"
+    ", privacy-loss distributions composed numerically with pessimistic rounding (Doroshenko et al. 2022)"
 )
 
 _REPLACE_EXAMPLE = "replace-one: one example of this client is replaced by any other"

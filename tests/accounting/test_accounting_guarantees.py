@@ -129,7 +129,7 @@ def test_the_smaller_theorem_is_reported_and_named():
     wide = guarantee(vmf(kappa=50.0, participations=100, dimensions=(61706,)))
     assert wide.epsilon < 0.01 * wide.pure_epsilon
     assert wide.theorem["epsilon"].startswith("VMF distributions around opposite directions")
-    rare = guarantee(vmf(kappa=50.0, participations=100, dimensions=(61706,), delta=1e-12))
+    rare = guarantee(vmf(kappa=50.0, participations=100, dimensions=(61706,), delta=1e-21))
     assert rare.theorem["epsilon"].startswith("Renyi")
 
 

@@ -89,7 +89,7 @@ def test_no_neighbours_in_the_plane_exceed_the_claim(sigma, rate):
     unit, across, none = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.zeros(2)
     worst_case = (unit, -unit, none)
     cases = [worst_case, (unit, across, none), (unit, none, unit), (unit, -unit, unit), (unit, -0.9 * unit, none)]
-    positive = np.linspace(0.0, 0.4 * pair.largest, 5)
+    positive = np.linspace(0.0, 0.31 * pair.largest, 5)
     above = pair.deltas(positive)
     below = -np.expm1(-positive) + np.exp(-positive) * above
     for own, another, other in [*cases, *random]:
@@ -167,7 +167,7 @@ def test_the_check_value_of_the_documentation():
     run = release(1.0, 0.01, 1000)
     assert proven_epsilon(run) == pytest.approx(2.846, abs=5e-4)
     assert running_epsilon(run) == pytest.approx(3.111, abs=5e-4)
-    assert proven_epsilon(replace(run, adjacency="zero-out")) == pytest.approx(1.829, abs=5e-4)
+    assert proven_epsilon(replace(run, adjacency="zero-out")) == pytest.approx(1.8296, abs=5e-5)
     assert proven_epsilon(replace(run, sampling="fixed")) == pytest.approx(14.82, abs=5e-3)
 
 
@@ -228,16 +228,8 @@ def test_more_of_anything_costs_more(delta):
 def test_the_running_figure_is_renyi_accounting_of_the_exact_divergence():
     renyi = rdp_to_epsilon(ORDERS, 1000 * poisson_replaced_rdp(ORDERS, 1.0, 0.01), 1e-5)
     assert running_epsilon(release(1.0, 0.01, 1000)) == renyi
-    small = guarantee(release(1.0, 0.01, 1000, delta=1e-12))
+    small = guarantee(release(1.0, 0.01, 1000, delta=1e-21))
     assert small.theorem["epsilon"].startswith("Poisson-sampled") and "Renyi accounting" in small.theorem["epsilon"]
-
-
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(3.0, 1e-6, 10**6), (1000.0, 1e-4, 1)])
-def test_where_the_finest_grid_is_too_fine_a_coarser_one_serves(sigma, rate, steps):
-    run = release(sigma, rate, steps, 1e-8 if steps == 1 else 1e-5)
-    parts = ((PoissonGaussianPair(sigma, rate), steps),)
-    assert composed_epsilon(parts, run.delta, running_epsilon(run)) is None
-    assert proven_epsilon(run) <= proven_epsilon(replace(run, sampling="fixed")) < 0.5 * running_epsilon(run)
 
 
 def test_hardly_any_noise_falls_back_to_the_bound_for_a_fixed_size():
@@ -255,7 +247,6 @@ def test_a_finer_grid_changes_little_and_lowers(sigma, rate, steps, monkeypatch)
     known = running_epsilon(release(sigma, rate, steps))
     rough = composed_epsilon(parts, 1e-5, known)
     monkeypatch.setattr("fedpriv.accounting.numerical._SHARE_OF_SPREAD", 0.02)
-    monkeypatch.setattr("fedpriv.accounting.numerical._SHARE_OF_EPSILON", 0.0)
     fine = composed_epsilon(parts, 1e-5, known)
     assert fine * (1 - 1e-6) <= rough <= 1.005 * fine
 
