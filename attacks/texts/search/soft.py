@@ -150,11 +150,6 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     if kind == "vectors":
         lookup.requires_grad_(False)
     lookup.register_forward_hook(feed.found)
-    for layer in soft.modules():
-        # Other implementations of transformers look whether a mask hides anything, which vmap does not allow.
-        choose = getattr(layer, "set_attn_implementation", None)
-        if callable(choose):
-            choose("eager")
     soft.register_forward_pre_hook(feed.before)
     soft.register_forward_hook(feed.after)
     return Network(soft, _soft_losses)
