@@ -131,7 +131,9 @@ def release_with(
     unit: UnitName = "example",
     adjacency: AdjacencyName = "replace-one",
 ) -> Release:
-    """Return the release of a mechanism with this noise, of examples and in one block unless said otherwise.
+    """Return the release of a mechanism with this noise, of examples and of one number unless said otherwise.
+
+    Always give ``dimensions`` for ``vmf``, whose epsilon falls with them, and ``distributed``, whose epsilon grows.
 
     Raises:
         InputError: an argument out of range.
