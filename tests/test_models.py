@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -300,5 +301,6 @@ def test_the_digest_of_an_own_model_is_of_its_layers_files(tmp_path: Path, monke
     digests = []
     for text in ("first", "second"):
         (tmp_path / "layers.py").write_text(text)
+        monkeypatch.setattr(sys.modules[__name__], "__spec__", ModuleSpec(text, None))  # as after a reload
         digests.append(model_digest(nn.Sequential(Layered()), "of.a.package"))
     assert digests[0] != digests[1]

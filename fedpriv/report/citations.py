@@ -20,6 +20,7 @@ PAPERS: Mapping[str, str] = {
     "Dwork et al. 2006": "https://doi.org/10.1007/11681878_14",
     "Ghosh, Roughgarden and Sundararajan 2009": "https://arxiv.org/abs/0811.2841",
     "Hayes, Mahloujifar and Balle 2023": "https://arxiv.org/abs/2302.07225",
+    "Iyengar et al. 2019": "https://doi.org/10.1109/SP.2019.00001",
     "Kairouz, Liu and Steinke 2021": "https://arxiv.org/abs/2102.06387",
     "Kairouz, Oh and Viswanath 2016": "https://arxiv.org/abs/1407.1338",
     "Kairouz, Oh and Viswanath 2017": "https://arxiv.org/abs/1311.0776",

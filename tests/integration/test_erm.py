@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -104,15 +105,17 @@ def test_noise_is_as_large_as_the_ledger_says(finished: Path) -> None:
     assert ledger.worst.epsilon == 4.0
     assert ledger.parameters["regularisation"] == 0.01
     squares = []
-    for line in ledger.clients:
-        problem = world.erm_problem(line.client)
+    clients = [(each, client) for each in ledger.clients for client in chain(*each.ranges)]
+    for line, client in clients:
+        problem = world.erm_problem(client)
         assert problem == Problem(line.examples or 0, 65, 10, 0.01, 1e-8)
         assert line.noise == pytest.approx(output_scale(problem, 4.0, "gaussian", 1e-5))
-        received = world.received(line.client, world.initial)
-        own = answer_secret(world.secret, line.client, 1, received)
-        changes = [model_change(world, line.client, world.initial, secret) for secret in (own, None)]
+        received = world.received(client, world.initial)
+        own = answer_secret(world.secret, client, 1, received)
+        changes = [model_change(world, client, world.initial, secret) for secret in (own, None)]
         noise = torch.cat([(changes[0][name] - changes[1][name]).flatten() for name in changes[0]])
         squares.append(float((noise.double() * world.feature_length / line.noise).square().sum()))
+    assert len(squares) == 3
     assert sum(squares) == pytest.approx(3 * 650, abs=5 * (2 * 3 * 650) ** 0.5)
 
 
