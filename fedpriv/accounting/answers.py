@@ -22,6 +22,7 @@ from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.errors import InputError
+from fedpriv.names import Adjacency
 from fedpriv.records import Guarantee, shown_epsilon
 
 __all__ = [
@@ -64,7 +65,9 @@ class AnswerRelease:
     level: float
     releases: int
     delta: float
-    adjacency: str = "replace-one: one example of any client is another one; the number of examples is public"
+    adjacency: str = Adjacency.REPLACE_ONE.worded(
+        "one example of any client is another one; the number of examples is public"
+    )
     theorem: str = ""
     notes: tuple[str, ...] = ()
 

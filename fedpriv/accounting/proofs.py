@@ -13,7 +13,7 @@ from fedpriv.accounting.pairs import Pair, SampledPair
 from fedpriv.accounting.references import Reference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.errors import InputError
-from fedpriv.names import CalibrationName, SamplingName
+from fedpriv.names import Adjacency, CalibrationName, SamplingName
 
 __all__ = [
     "CLIENTS",
@@ -39,14 +39,14 @@ COMPOSED_NUMERICALLY = (
     ", privacy-loss distributions composed numerically with pessimistic rounding (Doroshenko et al. 2022)"
 )
 
-_REPLACE_EXAMPLE = "replace-one: one example of this client is replaced by any other"
-_REPLACE_UPDATE = "replace-one-update: this client's whole update is replaced by any other"
-_ZERO_OUT_UPDATE = (
-    "zero-out-update: this client's update counts as zero in every round, as if it took no part; the number that sums "
+_REPLACE_EXAMPLE = Adjacency.REPLACE_ONE.worded("one example of this client is replaced by any other")
+_REPLACE_UPDATE = Adjacency.REPLACE_ONE_UPDATE.worded("this client's whole update is replaced by any other")
+_ZERO_OUT_UPDATE = Adjacency.ZERO_OUT_UPDATE.worded(
+    "this client's update counts as zero in every round, as if it took no part; the number that sums "
     "are divided by is public"
 )
-_ZERO_OUT = (
-    "zero-out: one example of this client is replaced by one that adds zero (as if it were removed); the number of "
+_ZERO_OUT = Adjacency.ZERO_OUT.worded(
+    "one example of this client is replaced by one that adds zero (as if it were removed); the number of "
     "examples is public"
 )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.errors import InputError
-from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
+from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON, Adjacency
 from fedpriv.records import Guarantee
 
 __all__ = ["Response", "coin_response", "kept_response", "label_guarantee", "most_told"]
@@ -141,7 +141,9 @@ def label_guarantee(response: Response, notes: Sequence[str] = ()) -> Guarantee:
         "post-processing of changed labels and of features"
     )
     return Guarantee(
-        adjacency="replace-label: one example's label is replaced by any other; its features stay, and may be known",
+        adjacency=Adjacency.REPLACE_LABEL.worded(
+            "one example's label is replaced by any other; its features stay, and may be known"
+        ),
         sampling="full",
         participations=1,
         nominal_epsilon=None,

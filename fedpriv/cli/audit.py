@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.names import Adjacency
 
 if TYPE_CHECKING:
     from fedpriv.records import AnswersAudit, Membership, MembershipAttack, Memorisation
@@ -84,7 +85,8 @@ def _sentence(membership: "Membership") -> str:
     )
     if proven is not None:
         return f"{text}; proven: at most {proven:.4g}."
-    if membership.proven_adjacency is None or not membership.proven_adjacency.startswith("replace"):
+    proven_about = Adjacency.of(membership.proven_adjacency or "")
+    if proven_about is None or not proven_about.replaces:
         return f"{text}; the ledger's figure is for another adjacency and not compared."
     return f"{text}; nothing is proven."
 

@@ -277,7 +277,7 @@ def _answers_words(probe: "Probe", worst: "Guarantee") -> str:
     shown = f"{POLICIES[probe.answers.partition(':')[0]].title} (policy {probe.answers})"
     if not probe.heuristic:
         return shown
-    if worst.epsilon is None or not (probe.bounded and worst.adjacency.startswith("replace")):
+    if worst.epsilon is None or not (probe.bounded and worst.replaces):
         return f"{shown}; nothing is proven about answers"
     model = f"epsilon {worst.epsilon:.4g} at delta {worst.delta:g} ({worst.adjacency})"
     return f"{shown}; nothing is proven about answers, {model} about the model"

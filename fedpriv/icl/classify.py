@@ -18,6 +18,7 @@ from fedpriv.data.texts import Example
 from fedpriv.errors import InputError
 from fedpriv.icl.language import Floats, Language
 from fedpriv.icl.prompts import CONTENT_FREE, Wording, check_enough, drawn
+from fedpriv.names import Adjacency
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import Guarantee
 from fedpriv.votes import NoisyMax, SampledUse, least_sigma
@@ -27,7 +28,7 @@ __all__ = ["SENSITIVITY", "Classifier", "Noise", "answers", "noise_of", "togethe
 SENSITIVITY = math.sqrt(2)
 """One voter moves two counts by one; of two probability vectors the largest Euclidean distance is the same."""
 
-_CLIENT = "replace-one-client: all examples of one client are replaced by any others"
+_CLIENT = Adjacency.REPLACE_ONE_CLIENT.worded("all examples of one client are replaced by any others")
 
 
 @dataclass(frozen=True)

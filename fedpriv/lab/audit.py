@@ -88,7 +88,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     # Which attack the canaries are guessed by is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
-    comparable = proven is not None and proven.adjacency.startswith("replace")
+    comparable = proven is not None and proven.replaces
     membership = Membership(
         game=_GAME,
         references=references,

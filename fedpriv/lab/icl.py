@@ -23,6 +23,7 @@ from fedpriv.icl.language import Language, open_language
 from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
 from fedpriv.lab.icl_masked import noisy_counts
+from fedpriv.names import Adjacency
 from fedpriv.progress import Progress
 from fedpriv.randomness import Secret, numpy_stream
 from fedpriv.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
@@ -335,7 +336,7 @@ def _guarantee(bench: _Bench, noise: Noise) -> Guarantee:
     if bench.settings.icl.unit == "client":
         return own
     other = "any other of its label" if bench.settings.icl.mode == "generate" else "any other"
-    return replace(own, adjacency=f"replace-one: one example is replaced by {other}")
+    return replace(own, adjacency=Adjacency.REPLACE_ONE.worded(f"one example is replaced by {other}"))
 
 
 def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:

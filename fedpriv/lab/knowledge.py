@@ -5,6 +5,7 @@ import numpy as np
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine
 from fedpriv.accounting.votes import is_smooth
 from fedpriv.errors import InputError
+from fedpriv.names import Adjacency
 from fedpriv.records import Knowledge, shown_epsilon
 from fedpriv.runs import RunFolder
 from fedpriv.votes import LaplaceMax, most_answers
@@ -12,7 +13,9 @@ from fedpriv.world import World
 
 __all__ = ["knowledge_sentences", "votes_ledger", "votes_warnings"]
 
-_ADJACENCY = "replace-one-client: all data of one client are replaced by any others, and so one example is"
+_ADJACENCY = Adjacency.REPLACE_ONE_CLIENT.worded(
+    "all data of one client are replaced by any others, and so one example is"
+)
 _NO_VOTE = "no participation: no answer was given"
 _LEAST_TEACHERS = 100  # below, an epsilon of a few allows a handful of answers
 

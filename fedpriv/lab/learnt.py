@@ -24,6 +24,7 @@ from fedpriv.lab.answer_claims import REPRODUCIBLE
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
+from fedpriv.names import Adjacency
 from fedpriv.network import network_of, precision_of
 from fedpriv.records import Guarantee, LearntFacts, Ledger, Service
 from fedpriv.runs import RunFolder
@@ -161,8 +162,8 @@ def _proven(experiment: Experiment, ledger: Ledger) -> Guarantee:
             f"its ledger proves nothing ({worst.theorem['epsilon']}); name a run whose training is private, such as "
             "one with mechanism.name = 'gaussian' and mechanism.target_epsilon"
         )
-    adjacencies = {line.adjacency for line in ledger.clients}
-    if ledger.unit != "example" or ledger.views or any(not each.startswith("replace-one:") for each in adjacencies):
+    relations = {line.relation for line in ledger.clients}
+    if ledger.unit != "example" or ledger.views or relations != {Adjacency.REPLACE_ONE}:
         raise InputError(
             f"its ledger is about another change of the data ({worst.adjacency}), and answers are about one example "
             "that becomes another one; train it with mechanism.unit = 'example' and mechanism.adjacency = 'replace-one'"

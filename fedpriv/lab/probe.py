@@ -129,11 +129,7 @@ def _budget(world: World, shown: str, questions: int | None) -> int:
 def _proven(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
     """What is proven about the model, or about the answers of one attack, under replace-one: the smaller epsilon."""
     claims = [_claim(endpoint, world, ledger), ledger.worst]
-    known = [
-        claim
-        for claim in claims
-        if claim is not None and claim.epsilon is not None and claim.adjacency.startswith("replace")
-    ]
+    known = [claim for claim in claims if claim is not None and claim.epsilon is not None and claim.replaces]
     return min(known, key=lambda claim: claim.epsilon or 0.0, default=None)
 
 

@@ -13,6 +13,7 @@ from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.convex import Objective, minimised
 from fedpriv.erm import refuse_unsolvable
 from fedpriv.errors import InputError, RunFailedError
+from fedpriv.names import Adjacency
 from fedpriv.optimizers import make_optimizer
 from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import public_features
@@ -22,7 +23,7 @@ from fedpriv.world import World
 
 __all__ = ["CLIENT", "Voters", "refuse_unsolvable_head", "shards_of", "train_voters", "vote_counts"]
 
-CLIENT = "replace-one: all data of one client are others; their number is public"
+CLIENT = Adjacency.REPLACE_ONE.worded("all data of one client are others; their number is public")
 
 _AT_ONCE = 256  # images
 _WEIGHTS = "weights"

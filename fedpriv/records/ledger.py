@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from fedpriv.names import Adjacency
 from fedpriv.records.members import member_ranges, members_text
 from fedpriv.records.reading import Record
 
@@ -48,6 +49,16 @@ class Guarantee(Record):
     delta: float
     theorem: dict[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def relation(self) -> Adjacency | None:
+        """The adjacency without its words."""
+        return Adjacency.of(self.adjacency)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it is about data that are replaced by any others, as measurements of membership are."""
+        return self.relation is not None and self.relation.replaces
 
 
 @dataclass(frozen=True)

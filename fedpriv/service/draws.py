@@ -15,6 +15,7 @@ from typing_extensions import TypeAliasType, override
 
 from fedpriv.convex import softmax, spread_noise
 from fedpriv.errors import InputError, one_line
+from fedpriv.names import Adjacency
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,7 @@ Array = TypeAliasType("Array", "NDArray[np.float64]")
 Scores = TypeAliasType("Scores", "NDArray[np.float64]")
 """(n, classes): logits, or counts of votes."""
 
-EXAMPLE = "replace-one: one example of any client is another one; the number of examples is public"
+EXAMPLE = Adjacency.REPLACE_ONE.worded("one example of any client is another one; the number of examples is public")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,16 @@ import typer
 from fedpriv.cli.account.commands import Delta, account_app
 from fedpriv.cli.terminal import Json, print_json
 from fedpriv.errors import InputError
+from fedpriv.names import Adjacency
 
 if TYPE_CHECKING:
     from fedpriv.accounting.erm import Problem
 
 __all__ = ["erm"]
 
-_ADJACENCY = "replace-one: one example of a client is replaced by any other; the number of examples is public"
+_ADJACENCY = Adjacency.REPLACE_ONE.worded(
+    "one example of a client is replaced by any other; the number of examples is public"
+)
 _NOTES = (
     "Features have length 1 at most. Two classes: logistic regression, one vector of weights; else softmax regression.",
     "Choosing lambda by looking at results is not accounted for.",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpriv.errors import InputError
+from fedpriv.names import Adjacency
 from fedpriv.votes import (
     MOST_ANSWERS,
     Aggregator,
@@ -72,7 +73,7 @@ class PollAnswer:
     theorem: str
     notes: tuple[str, ...]
 
-    adjacency = "replace-one-voter: all votes of one voter, in all questions, become any others"
+    adjacency = Adjacency.REPLACE_ONE_VOTER.worded("all votes of one voter, in all questions, become any others")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, None where a figure does not apply."""
