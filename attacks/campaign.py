@@ -29,11 +29,13 @@ class Campaign:
         failures: number of the observation -> why there is none, in one line. Every observation is in one of the two.
         tracebacks: number of the observation -> that of an unexpected error, which is a bug of the attack or of an own
             network.
+        void: numbers of the observations whose client the attack simulates wrongly: its failure shows nothing.
     """
 
     found: Mapping[int, Reconstruction]
     failures: Mapping[int, str]
     tracebacks: Mapping[int, str] = field(default_factory=dict)
+    void: frozenset[int] = frozenset()
 
 
 def attack_each(job: AttackJob) -> Campaign:

@@ -44,7 +44,6 @@ from fedpriv.names import END, PAD, START
 from fedpriv.randomness import torch_stream
 
 __all__ = [
-    "NOT_ATTACKED",
     "RANDOM",
     "Client",
     "Mismatch",
@@ -62,7 +61,6 @@ DRAWS = 16  # further uploads of a network that drew random numbers and computed
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
 """Of the length of the client's upload: far above rounding (1e-12 and 1e-5), far below another network (above 0.05)."""
 
-NOT_ATTACKED = "not attacked: "
 RANDOM = (
     "the network draws random numbers while clients train (such as dropout, stochastic depth or noise); the attacks "
     "cannot know them and run without, so that what they recover counts and their failure is no evidence of privacy"
@@ -135,7 +133,7 @@ class Mismatch:
     Attributes:
         kind: random: the clients' network draws random numbers; wrong: the simulation is of something else; steps: it
             is right for one local step, and not for those after it.
-        reason: in one line.
+        reason: what does not fit, in one line.
         traceback: of an unexpected error on the way; empty: there was none.
     """
 
@@ -148,9 +146,14 @@ class Mismatch:
         return self.kind == "wrong" and attack.simulates
 
     @property
+    def text(self) -> str:
+        """What is said of an attack that is not to be made."""
+        return self.reason if self.kind == "random" else f"not attacked: {self.reason}"
+
+    @property
     def of_failure(self) -> str:
         """Why a result in which nothing was recovered is none."""
-        return f"{NOT_ATTACKED}it recovered nothing above a guess; {self.reason.removeprefix(NOT_ATTACKED)}"
+        return f"not attacked: it recovered nothing above a guess; {self.reason}"
 
 
 class SimulationCheck:
@@ -205,9 +208,9 @@ class SimulationCheck:
             except Exception as error:  # noqa: BLE001 - whatever the network raises becomes the reason, below
                 failed = error
         if isinstance(failed, InputError):
-            return Mismatch("wrong", f"{NOT_ATTACKED}{failed}")
+            return Mismatch("wrong", str(failed))
         text = "".join(traceback.format_exception(failed))
-        return Mismatch("wrong", f"{NOT_ATTACKED}its simulation of a client fails: {cut(reason_of(failed), 300)}", text)
+        return Mismatch("wrong", f"its simulation of a client fails: {cut(reason_of(failed), 300)}", text)
 
     def _in(
         self, dtype: torch.dtype, simulation: Simulation, parameters: Vector, settings: PublicSettings
@@ -228,7 +231,7 @@ class SimulationCheck:
         steps = "" if settings.local_steps == 1 else f" in {settings.local_steps} local steps"
         return Mismatch(
             "wrong",
-            f"{NOT_ATTACKED}its simulation of a client computes another upload than the client from the same random "
+            f"its simulation of a client computes another upload than the client from the same random "
             f"images{steps} (off by {100 * off:.2g} % of its length), so that its failure would show nothing",
         )
 

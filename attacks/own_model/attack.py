@@ -35,7 +35,7 @@ from fedpriv.attacks.own_model.arguments import (
 from fedpriv.attacks.own_model.client import OwnClient
 from fedpriv.attacks.own_model.loss import Criterion, try_loss
 from fedpriv.attacks.own_model.tensors import Arrays, named_vector, present, trained
-from fedpriv.attacks.reconstruction import AttackJob, Progress, Reconstruction, preflight
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
 from fedpriv.attacks.simulation import SimulationCheck
@@ -177,12 +177,15 @@ def reconstruct(
     check = SimulationCheck(OwnClient(model, loss, criterion.sums, public), model, int(seed), criterion.each)
     mismatch = None if trouble(heard, model) else check.mismatch(ATTACKS[attack].simulation(), heard)
     if mismatch is not None and mismatch.bars(ATTACKS[attack]):
-        raise _with_traceback(InputError(f"attack {attack}: {mismatch.reason}"), mismatch.traceback)
-    misleading = preflight(model, public, [attack], criterion.each)
+        raise _with_traceback(InputError(f"attack {attack}: {mismatch.text}"), mismatch.traceback)
+    try:
+        misleading = preflight(model, public, [attack], criterion.each)
+    except AttackRefused as error:
+        raise InputError(f"attack {attack}: {error}") from None
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
         text = "labels are read off the last layer as for random images, which this loss may not show; give labels"
         warnings.warn(f"{text} = [...] where they are known", AttackWarning, stacklevel=2)
-    for text in (*([mismatch.reason] if mismatch else []), *misleading):
+    for text in (*([mismatch.text] if mismatch else []), *misleading):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
     campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))

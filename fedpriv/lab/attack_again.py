@@ -305,8 +305,8 @@ def write_attacked(
         "rates": leakage.rates,
         "attack_seconds": {**earlier.attack_seconds, **leakage.seconds},
         "verdict": (*_on_the_wire(folder), *sentences),
-        "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refusals))),
-        "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refusals))),
+        "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refused_words))),
+        "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refused_words))),
         "threat_model": threat_model(experiment.adversary, kind_of(scores)),
         "command": folder.command(),
     }

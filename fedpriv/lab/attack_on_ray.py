@@ -69,7 +69,10 @@ def _joined(whole: Campaign, ended: Ended, numbers: Sequence[int]) -> Campaign:
         return replace(whole, failures={**whole.failures, **failed})
     ours, theirs = ended.result, (whole.found, whole.failures, whole.tracebacks)
     parts = zip(theirs, (ours.found, ours.failures, ours.tracebacks), strict=True)
-    return Campaign(*({**known, **{numbers[place]: each for place, each in new.items()}} for known, new in parts))
+    found, failures, tracebacks = (
+        {**known, **{numbers[place]: each for place, each in new.items()}} for known, new in parts
+    )
+    return Campaign(found, failures, tracebacks)
 
 
 def _loss(campaign: Campaign) -> float:

@@ -28,7 +28,7 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
 from fedpriv.attacks.scored import Scores
-from fedpriv.attacks.simulation import NOT_ATTACKED, Mismatch, SimulationCheck, simulated_images
+from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
 from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Truth
@@ -37,7 +37,7 @@ from fedpriv.data.datasets import unit_scale
 from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.attack_pictures import save_pictures, save_shared
-from fedpriv.lab.leakage import Leakage
+from fedpriv.lab.leakage import Leakage, Refusal
 from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.lab.rates import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
@@ -147,7 +147,9 @@ def _attack_observations(
     allowed, leakage = _allowed(attacks, threat)
     wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
     for name in surplus(folder, recorded):
-        leakage = leakage.refused(f"observation {name} is left out: the settings do not account for it", progress)
+        leakage = leakage.refused(
+            Refusal(f"observation {name} is left out: the settings do not account for it"), progress
+        )
     heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
     check = simulation_check(world)
     heard, leakage = _with_best_decisions(world, check, heard, leakage, progress)
@@ -171,7 +173,7 @@ def _attack_observations(
         if not suited:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
-            leakage = leakage.refused(f"attack {attack.label} refused: {text}", progress)
+            leakage = leakage.refused(Refusal(text, attack.label), progress)
         doubts = _doubts(world, check, attack, suited)
         campaign = _campaign(world, attack, suited, doubts, known, progress)
         scored = {
@@ -194,8 +196,8 @@ def _attack_observations(
                     silent += missed(upload.truth, attack.label, upload.kind, lines, picked=picked)
             spent = sum(result.seconds for result in campaign.found.values())
             leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
-        for text in _failures(attack, suited, campaign):
-            leakage = leakage.refused(worded(text, kind), progress)
+        for refusal in _failures(attack, suited, campaign, kind):
+            leakage = leakage.refused(refusal, progress)
         if campaign.tracebacks:
             texts = dict.fromkeys(campaign.tracebacks.values())
             folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
@@ -234,7 +236,7 @@ def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> f
 def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
     """The attacks that the threat model gives what they need; of the others the user was told before."""
     reasons = {attack: threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
-    refusals = tuple(f"attack {attack.name} refused: {reason}" for attack, reason in reasons.items() if reason)
+    refusals = tuple(Refusal(reason, attack.name) for attack, reason in reasons.items() if reason)
     return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
 
 
@@ -264,7 +266,7 @@ def _heard(
             observation = read_target(world, folder, target)
         except InputError as error:
             damaged += 1
-            leakage = leakage.refused(f"{target.title} is left out: {error}", progress)
+            leakage = leakage.refused(Refusal(f"{target.title} is left out: {error}"), progress)
             continue
         if Access.CANDIDATES in threat.grants:
             known = replace(known, candidates=candidates(world, target, known))
@@ -272,11 +274,11 @@ def _heard(
             if known.candidates is None:
                 kind = world.dataset.kind
                 text = f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
-                leakage = leakage.refused(f"{target.title}: {text}", progress)
+                leakage = leakage.refused(Refusal(f"{target.title}: {text}"), progress)
         heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
     if empty:
         text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
-        leakage = leakage.refused(text, progress)
+        leakage = leakage.refused(Refusal(text), progress)
     return heard, replace(leakage, unattacked=damaged)
 
 
@@ -284,13 +286,15 @@ def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tu
     """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
     groups = _groups(heard)
     if all(len(members) == 1 for members in groups.values()):
-        return list(heard), leakage.refused("adversary.join_uploads: no client was heard more than once", progress)
+        return list(heard), leakage.refused(
+            Refusal("adversary.join_uploads: no client was heard more than once"), progress
+        )
     reasons = {
         key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None
         for key, members in groups.items()
     }
     for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
-        leakage = leakage.refused(f"adversary.join_uploads: {reason}", progress)
+        leakage = leakage.refused(Refusal(f"adversary.join_uploads: {reason}"), progress)
     joined: list[_Heard] = []
     for key, members in groups.items():
         if reasons[key] is None:
@@ -368,12 +372,12 @@ def _with_best_decisions(
         doubt = check.mismatch(simulated_images, upload.observation)
         if doubt is not None:
             # What is best follows from how clients compute, as attacks simulate it.
-            return list(heard), leakage.refused(f"best decision: not computed: {doubt.reason}", progress)
+            return list(heard), leakage.refused(Refusal(f"best decision: not computed: {doubt.reason}"), progress)
         about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
         try:
             optima = best_decisions(*about, labels_known=truth.labels_known)
         except AttackRefused as error:
-            return list(heard), leakage.refused(f"best decision: {error}", progress)
+            return list(heard), leakage.refused(Refusal(f"best decision: {error}"), progress)
         known[upload.target] = replace(truth, optima=tuple(optima))
     told = [
         replace(upload, truth=known[upload.target]) if upload.kind == PROTECTED and upload.target in known else upload
@@ -413,9 +417,10 @@ def _campaign(
     return Campaign(
         {numbers[place]: result for place, result in made.found.items()},
         {numbers[place]: reason for place, reason in made.failures.items()}
-        | {number: doubt.reason for number, doubt in barred.items()},
+        | {number: doubt.text for number, doubt in barred.items()},
         {numbers[place]: text for place, text in made.tracebacks.items()}
         | {number: doubt.traceback for number, doubt in barred.items() if doubt.traceback},
+        frozenset(barred),
     )
 
 
@@ -454,23 +459,26 @@ def _without_failures(
         campaign,
         found=found,
         failures={**campaign.failures, **{number: doubts[number].of_failure for number in sorted(void)}},
+        void=campaign.void | void,
     )
 
 
-def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign) -> list[str]:
-    """One line for each upload that the attack failed on; one for all, where all failed for the same reason."""
-    reasons = set(campaign.failures.values())
-    if not campaign.found and len(reasons) == 1:
-        return [f"attack {attack.label} refused: {reasons.pop()}"]
-    lines: list[str] = []
-    for number, reason in campaign.failures.items():
-        kind = heard[number].kind
-        alike = {campaign.failures.get(other) for other, upload in enumerate(heard) if upload.kind == kind}
+def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign, kind: str) -> list[Refusal]:
+    """One for each upload that the attack failed on; one for all, where all failed for the same reason.
+
+    ``kind``: of the examples.
+    """
+    reasons = {number: worded(reason, kind) for number, reason in campaign.failures.items()}
+    if not campaign.found and len(set(reasons.values())) == 1:
+        return [Refusal(next(iter(reasons.values())), attack.label, void=bool(campaign.void))]
+    refusals: list[Refusal] = []
+    for number, reason in reasons.items():
+        upload, void = heard[number].kind, number in campaign.void
+        alike = {reasons.get(other) for other, each in enumerate(heard) if each.kind == upload}
         # What holds for the network holds for all uploads, and is said once.
-        whole = alike == {reason} and reason.startswith(NOT_ATTACKED)
-        where = kind if whole else f"{heard[number].target.title}, {kind}"
-        lines.append(f"attack {attack.label} refused, {where}: {reason}")
-    return list(dict.fromkeys(lines))
+        where = "" if void and alike == {reason} else heard[number].target.title
+        refusals.append(Refusal(reason, attack.label, upload, where, void))
+    return list(dict.fromkeys(refusals))
 
 
 def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:

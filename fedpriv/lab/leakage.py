@@ -7,7 +7,31 @@ from fedpriv.attacks.scored import Scores
 from fedpriv.progress import Progress
 from fedpriv.records import LeakageRate, Score
 
-__all__ = ["Leakage"]
+__all__ = ["Leakage", "Refusal"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What was not attacked, and why.
+
+    Attributes:
+        reason: in one line.
+        attack: as its scores name it; empty: this is about uploads, whatever attacks them.
+        upload: protected or unprotected; empty: both.
+        where: the single upload, in words; empty: all of that kind.
+        void: whether the attack simulates the client wrongly, so that its failure shows nothing.
+    """
+
+    reason: str
+    attack: str = ""
+    upload: str = ""
+    where: str = ""
+    void: bool = False
+
+    def __str__(self) -> str:
+        if not self.attack:
+            return self.reason
+        return f"{', '.join(filter(None, (f'attack {self.attack} refused', self.where, self.upload)))}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -27,7 +51,7 @@ class Leakage:
 
     scores: tuple[Score, ...] = ()
     lpips_reason: str | None = None
-    refusals: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     unattacked: int = 0
     rates: tuple[LeakageRate, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -36,7 +60,12 @@ class Leakage:
         """Return this with more scores."""
         return replace(self, scores=self.scores + scored.scores, lpips_reason=scored.lpips_reason or self.lpips_reason)
 
-    def refused(self, text: str, progress: Progress) -> "Leakage":
+    def refused(self, refusal: Refusal, progress: Progress) -> "Leakage":
         """Return this with one more thing that could not be attacked, and say so."""
-        progress.warn(text)
-        return replace(self, refusals=(*self.refusals, text))
+        progress.warn(str(refusal))
+        return replace(self, refusals=(*self.refusals, refusal))
+
+    @property
+    def refused_words(self) -> tuple[str, ...]:
+        """The refusals as the summary has them."""
+        return tuple(map(str, self.refusals))

@@ -7,7 +7,6 @@ from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
-from fedpriv.attacks.reconstruction.upload_model.preflight import ALL_REFUSED
 from fedpriv.attacks.simulation import RANDOM, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.budget import last_round
@@ -79,8 +78,8 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     try:
         about = attack_preflight(world.model, settings, possible)
     except AttackRefused as error:
-        about = (f"{ALL_REFUSED}{error}",)
-    if not any(line.startswith(ALL_REFUSED) for line in about):
+        about = (f"attacks will be refused: {error}",)
+    else:
         about = (*_about_simulations(check, world, settings, possible), *about)
     return (*lines, *(worded(line, kind) for line in about))
 
@@ -92,7 +91,7 @@ def _about_simulations(
     found = {name: check.at(ATTACKS[name].simulation(), world.initial.parameters, settings) for name in names}
     random = [RANDOM] if any(mismatch is not None and mismatch.kind == "random" for mismatch in found.values()) else []
     wrong = [
-        f"attack {name} {'will be refused' if mismatch.bars(ATTACKS[name]) else 'may be refused'}: {mismatch.reason}"
+        f"attack {name} {'will be refused' if mismatch.bars(ATTACKS[name]) else 'may be refused'}: {mismatch.text}"
         for name, mismatch in found.items()
         if mismatch is not None and mismatch.kind == "wrong"
     ]

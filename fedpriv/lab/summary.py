@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from scipy.stats import binomtest
 
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.attacks.simulation import NOT_ATTACKED
 from fedpriv.attacks.threat import threat_model
 from fedpriv.config import Experiment
 from fedpriv.lab.knowledge import knowledge_sentences
 from fedpriv.lab.labels import label_sentences
+from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import row_result
 from fedpriv.mechanisms.machinery.settings import NoiseAt
 from fedpriv.records import (
@@ -58,7 +58,7 @@ def verdict(
     scores: Sequence[Score],
     stops: Sequence[Stop] = (),
     unattacked: int = 0,
-    refusals: Sequence[str] = (),
+    refusals: Sequence[Refusal] = (),
     rates: Sequence[LeakageRate] = (),
     knowledge: Knowledge | None = None,
     labels: LabelSurvey | None = None,
@@ -281,17 +281,17 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
     return sentences
 
 
-def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[str]) -> list[str]:
+def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[Refusal]) -> list[str]:
     """Name the attacks that have no result, or none of one kind of upload, with the first reason.
 
     An attack that is not named was made, though some uploads may have been refused.
     """
     made = {score.attack for score in scores}
-    said: dict[str, list[str]] = {}
+    sentences = []
     for name in experiment.adversary.attacks:
-        texts = [text for text in refusals if text.startswith(f"attack {name} refused")]
-        said[name] = [text for text in texts if NOT_ATTACKED in text] if name in made else texts
-    return [f"{texts[0][0].upper()}{texts[0][1:]}." for texts in said.values() if texts]
+        mine = [str(each) for each in refusals if each.attack == name and (each.void or name not in made)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in mine[:1]]
+    return sentences
 
 
 def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:

@@ -164,7 +164,7 @@ def tune_attack(
         about = attack.simulation(), before.parameters, public_settings(experiment, world.dataset, world.plans[0])
         mismatch = simulation_check(world).at(*about)
         if mismatch is not None and mismatch.bars(attack):
-            raise InputError(f"attack {name}: {mismatch.reason}")
+            raise InputError(f"attack {name}: {mismatch.text}")
         rehearsed = _rehearse(world, before, victims)
         public = guesses(unit_scale(world.dataset.x_test), columns=world.dataset.columns)
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")

@@ -119,7 +119,7 @@ class TrialRecord(Model):
 
     reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
     memberships: tuple[MembershipFigures, ...] = Field((), description="one for each attack of the audit")
-    refusals: tuple[str, ...] = Field((), description="what was not attacked, and why")
+    refusals: tuple[str, ...] = Field((), description="what was not attacked, and why; in tables a JSON list")
     epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
     bound_confidence: float | None = Field(None, description="with this confidence")
     refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")

@@ -103,7 +103,8 @@ def _record(row: Mapping[str, Any]) -> TrialRecord:
     known = {name: value for name, value in row.items() if value is not None}
     fields = {name: value for name, value in known.items() if name in TrialRecord.model_fields}
     fields["settings"] = {name[4:]: _setting(value) for name, value in known.items() if name.startswith("set.")}
-    fields["refusals"] = fields["refusals"].split("; ") if "refusals" in fields else ()
+    if "refusals" in fields:
+        fields["refusals"] = json.loads(fields["refusals"])
     for head, (field, kind, keys) in _READ.items():
         places: dict[str, dict[str, Any]] = {}
         for name, value in known.items():
@@ -141,7 +142,7 @@ def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
     for name in TrialRecord.model_fields:
         if name not in _PARTS:
             value = getattr(record, name)
-            yield name, "; ".join(value) or None if name == "refusals" else value
+            yield name, (list(value) or None) if name == "refusals" else value
     for key, value in record.settings.items():
         yield f"set.{key}", value
     for name, part in _parts(record):

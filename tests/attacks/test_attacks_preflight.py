@@ -1,10 +1,13 @@
 """Warnings before an attack, one setting at a time."""
 
+import re
+
+import pytest
 import torch
 from attack_victims import lenet, mlp, settings
 from torch import nn
 
-from fedpriv.attacks.reconstruction import preflight
+from fedpriv.attacks.reconstruction import AttackRefused, preflight
 from tests.cases import in_one_test
 
 
@@ -25,13 +28,6 @@ def network(*middle: nn.Module) -> nn.Sequential:
             "as the client does in training",
         ),
         (network(nn.ReLU()), {}, ("dlg", "iga"), "ReLU"),
-        (
-            nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(64, 10)),
-            {},
-            ("iga",),
-            "0 (Embedding) takes whole",
-        ),
-        (nn.EmbeddingBag(50, 10), {}, ("dlg",), "the model (EmbeddingBag) takes whole numbers"),
         (lenet(), {"batch_size": 2, "clients": 6}, ("iga",), "12 examples behind one upload"),
         (network(nn.LeakyReLU()), {}, ("dlg",), "LeakyReLU"),
         (lenet(), {"batch_size": 11}, ("iga",), "11 examples behind one upload are more than the 10 classes"),
@@ -44,6 +40,18 @@ def test_warns(model: nn.Module, changes: dict[str, object], attacks: tuple[str,
     lines = preflight(model, settings(**changes), attacks)
     assert len(lines) == 1
     assert says in lines[0]
+
+
+@in_one_test(
+    ("model", "says"),
+    [
+        (nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(64, 10)), "0 (Embedding) takes whole"),
+        (nn.EmbeddingBag(50, 10), "the model (EmbeddingBag) takes whole numbers"),
+    ],
+)
+def test_refuses_networks_of_tokens(model: nn.Module, says: str) -> None:
+    with pytest.raises(AttackRefused, match=re.escape(says)):
+        preflight(model, settings(), ("iga",))
 
 
 @in_one_test(

@@ -235,7 +235,7 @@ def test_another_network_bars_attacks_that_simulate_it_and_no_others(layer: nn.M
     for name in ("iga", "candidate", "closed_form", "imprint"):
         mismatch = found(name, own(layer), settings(batch_size=3))
         assert mismatch is not None and mismatch.kind == "wrong"
-        assert mismatch.reason.startswith("not attacked: its simulation of a client computes another upload")
+        assert mismatch.text.startswith("not attacked: its simulation of a client computes another upload")
         assert mismatch.bars(ATTACKS[name]) == (name not in ("closed_form", "imprint"))
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_simulated_is_a_reason_and_unexpected_errors_keep_their_t
 
     mismatch = found("iga", own(Fails()), settings())
     assert mismatch is not None and mismatch.kind == "wrong"
-    assert mismatch.reason == "not attacked: its simulation of a client fails: KeyError: 'evaluation'"
+    assert mismatch.text == "not attacked: its simulation of a client fails: KeyError: 'evaluation'"
     assert "in forward" in mismatch.traceback
 
 

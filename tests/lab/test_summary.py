@@ -7,6 +7,7 @@ import pytest
 
 from fedpriv.accounting import Release, guarantee
 from fedpriv.config import Experiment
+from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import verdict
 from fedpriv.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
@@ -67,9 +68,9 @@ def test_another_attack_adds_its_victims() -> None:
 def test_an_attack_without_a_result_is_named_with_its_reason() -> None:
     scores = [line(0, "dlg", "unprotected", True)]
     refusals = [
-        "observation 0001-0003 is left out: the settings do not account for it",
-        "attack iga refused: it needs the batch size",
-        "attack dlg refused, round 1, client 1, unprotected: it lacks a tensor",
+        Refusal("observation 0001-0003 is left out: the settings do not account for it"),
+        Refusal("it needs the batch size", "iga"),
+        Refusal("it lacks a tensor", "dlg", "unprotected", "round 1, client 1"),
     ]
     experiment = settings("none", attacks=["dlg", "iga"])
     said = verdict(experiment, "completed", LAST, NONE, scores, refusals=refusals)

@@ -133,7 +133,8 @@ def test_records_survive_csv() -> None:
         full.model_copy(
             update={
                 "settings": {"model.hidden": [8, 4], "data.name": "a, \"b\"", "x": 2},
-                "refusals": ("iga: no", "map: never"), "certified": (certified,), "evasions": (evasion,),
+                "refusals": ("iga: no; use map", 'map: "never", [so]'),
+                "certified": (certified,), "evasions": (evasion,),
             }
         ),
         *others,

@@ -448,7 +448,7 @@ def test_a_refused_attack_is_named_beside_what_it_leaves_empty(tmp_path: Path, f
     assert " refused " in row
     assert f'<td colspan="9">attack closed_form refused: {reason}' in (tmp_path / "out" / "report.html").read_text()
     (figure,) = figures(tmp_path / "out")
-    assert figure["refusals"].startswith("attack closed_form refused")
+    assert json.loads(figure["refusals"])[0].startswith("attack closed_form refused")
 
 
 def test_the_command_in_the_folder_goes_on_with_it(tmp_path: Path, fedpriv: Fedpriv) -> None:

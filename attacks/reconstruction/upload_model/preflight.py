@@ -13,14 +13,13 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     soft_cross_entropy,
     twice_differentiable,
 )
+from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model.model import refusal
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.registry import ATTACKS
 
-__all__ = ["ALL_REFUSED", "preflight", "whole_numbers"]
-
-ALL_REFUSED = "attacks will be refused: "
+__all__ = ["preflight", "whole_numbers"]
 
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
 
@@ -28,7 +27,7 @@ KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.H
 def preflight(
     model: nn.Module, settings: PublicSettings, attacks: Sequence[str], loss: Loss = soft_cross_entropy
 ) -> tuple[str, ...]:
-    """Return one line for each thing that makes these attacks on such uploads misleading or impossible.
+    """Return one line for each thing that makes these attacks on such uploads misleading.
 
     Args:
         model: the network, with the parameters that will be attacked, its layers in the mode (training or evaluation)
@@ -36,15 +35,18 @@ def preflight(
         settings: what the adversary would know.
         attacks: names of the attacks.
         loss: what the clients minimise, of each example.
+
+    Raises:
+        AttackRefused: no attack can be made on such uploads.
     """
     if not attacks:
         return ()
-    if settings.text is not None:
-        reason = refusal(settings)
-        return tuple(_about_layers(model, attacks)) if reason is None else (f"{ALL_REFUSED}{reason}",)
-    reason = refusal(settings) or whole_numbers(model)
+    is_text = settings.text is not None
+    reason = refusal(settings) or (None if is_text else whole_numbers(model))
     if reason is not None:
-        return (f"{ALL_REFUSED}{reason}",)
+        raise AttackRefused(reason)
+    if is_text:
+        return tuple(_about_layers(model, attacks))
     return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings, loss))
 
 
