@@ -10,8 +10,8 @@ from torch import nn
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
-from fedpriv.attacks.reconstruction.errors import is_lack_of_memory
-from fedpriv.attacks.reconstruction.upload_model.repeated import uploads_of
+from fedpriv.attacks.reconstruction.results import is_lack_of_memory
+from fedpriv.attacks.reconstruction.upload_model import uploads_of
 from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
 

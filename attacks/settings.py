@@ -13,7 +13,7 @@ from fedpriv.registry import ATTACKS, suggestion
 from fedpriv.settings import Count, Section
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.records import Score
@@ -76,15 +76,14 @@ class AttackSettings(Section):
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:
         """What runs it on a chunk of rows, for a victim's restarts in turn."""
-        from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
 
         return tuple(partial(run_recipe, method) if isinstance(method, Recipe) else method for method in cls.methods())
 
     @classmethod
     def parts(cls) -> Mapping[str, str]:
         """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe
 
         recipes = [recipe.parts for recipe in cls.methods() if isinstance(recipe, Recipe)]
         kinds = recipes[0] if recipes else ()

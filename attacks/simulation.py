@@ -32,9 +32,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     soft_cross_entropy,
     twice_differentiable,
 )
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, uploads_of
-from fedpriv.attacks.reconstruction.upload_model.unroll import local_optimizer
+from fedpriv.attacks.reconstruction.upload_model import Heard, Victim, local_optimizer, prepare_victims, uploads_of
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.errors import InputError, cut, reason_of

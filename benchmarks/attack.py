@@ -29,10 +29,8 @@ from torch import Tensor, nn
 
 from benchmarks.measure import in_own_process, options, peak_mib, save, seconds
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching.distances import angle, total_variation
-from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.reconstruction.matching import Evaluator, Matcher, angle, total_variation
+from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings

@@ -175,14 +175,14 @@ MUTANTS = (
     ),
     Mutant(
         "the angle that attacks minimise leaves out the upload's length",
-        "attacks/reconstruction/matching/distances.py",
+        "attacks/reconstruction/matching.py",
         "lengths = comparison.squared * comparison.heard",
         "lengths = comparison.squared * comparison.squared",
         "tests/attacks",
     ),
     Mutant(
         "iDLG takes the largest entry for the label",
-        "attacks/reconstruction/labels/last_layer.py",
+        "attacks/reconstruction/labels.py",
         "return _output_gradient(heard, layer).argmin().reshape(1)",
         "return _output_gradient(heard, layer).argmax().reshape(1)",
         "tests/attacks",

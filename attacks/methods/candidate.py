@@ -34,6 +34,6 @@ class CandidateSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.candidates.picking import run_candidates
+        from fedpriv.attacks.reconstruction.candidates import run_candidates
 
         return (run_candidates,)

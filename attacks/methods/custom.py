@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedpriv.attacks.reconstruction.results import Outcome
     from fedpriv.attacks.reconstruction.scene import Report, Scene
-    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.reconstruction.upload_model import Victim
 
 __all__ = ["CustomSettings"]
 
@@ -80,8 +80,7 @@ def run_custom(
     report: "Report",
 ) -> "Outcome":
     """Run the recipe that the settings are; arguments as for ``run_recipe``."""
-    from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
 
     recipe = Recipe(
         config.objective,

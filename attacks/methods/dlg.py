@@ -10,7 +10,7 @@ from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 __all__ = ["DlgSettings"]
 
@@ -31,7 +31,7 @@ class DlgSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe
 
         return (
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),

@@ -8,7 +8,7 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.registry import ATTACKS
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 __all__ = ["IdlgSettings"]
 
@@ -25,6 +25,6 @@ class IdlgSettings(DlgSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe
 
         return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

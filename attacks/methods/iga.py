@@ -10,7 +10,7 @@ from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 __all__ = ["IgaSettings"]
 
@@ -41,6 +41,6 @@ class IgaSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe
 
         return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv",)),)

@@ -10,7 +10,7 @@ from fedpriv.registry import ATTACKS
 from fedpriv.settings import Count, NonNegative, Positive, Steps
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 __all__ = ["IgaModernSettings"]
 
@@ -41,6 +41,6 @@ class IgaModernSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+        from fedpriv.attacks.reconstruction.recipes import Recipe
 
         return (Recipe("cosine", "signed-adam", "cosine", start="patterned", box=True, priors=("opponents",)),)

@@ -39,6 +39,6 @@ class ImprintSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.first_layer.imprint_reading import run_imprint
+        from fedpriv.attacks.reconstruction.first_layer.imprint import run_imprint
 
         return (run_imprint,)

@@ -9,7 +9,7 @@ from fedpriv.registry import ATTACKS
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
-    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.reconstruction.upload_model import Victim
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
 __all__ = ["LookupSettings"]

@@ -31,6 +31,6 @@ class MapSettings(AttackSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.posterior.map import run_map
+        from fedpriv.attacks.reconstruction.posterior import run_map
 
         return (run_map,)

@@ -33,6 +33,6 @@ class TabularSettings(MatchingSettings):
     @classmethod
     @override
     def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.recipes.ensemble import run_ensemble
+        from fedpriv.attacks.reconstruction.recipes import run_ensemble
 
         return (run_ensemble,)

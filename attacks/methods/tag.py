@@ -11,7 +11,7 @@ from fedpriv.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress
-    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.reconstruction.upload_model import Victim
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 

@@ -37,7 +37,7 @@ from fedpriv.attacks.own_model.loss import Criterion, try_loss
 from fedpriv.attacks.own_model.tensors import Arrays, named_vector, present, trained
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import soft_cross_entropy
-from fedpriv.attacks.reconstruction.upload_model.preflight import whole_numbers
+from fedpriv.attacks.reconstruction.upload_model import whole_numbers
 from fedpriv.attacks.simulation import SimulationCheck
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import MechanismSettings

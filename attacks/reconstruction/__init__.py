@@ -3,14 +3,18 @@
 ``run_attack`` runs one attack on many observations as one batch. Attacks are the modules of ``attacks.methods``.
 """
 
-from fedpriv.attacks.reconstruction.candidates.optimum import Optimum, best_decisions
+from fedpriv.attacks.reconstruction.candidates import Optimum, best_decisions
 from fedpriv.attacks.reconstruction.engine import AttackJob, run_attack
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
+from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress
-from fedpriv.attacks.reconstruction.upload_model.model import refusal
-from fedpriv.attacks.reconstruction.upload_model.preflight import preflight
-from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, OtherBatches, other_batches, stackable
+from fedpriv.attacks.reconstruction.upload_model import (
+    Heard,
+    OtherBatches,
+    other_batches,
+    preflight,
+    refusal,
+    stackable,
+)
 
 __all__ = [
     "AttackJob",

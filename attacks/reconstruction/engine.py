@@ -17,12 +17,18 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     soft_cross_entropy,
     twice_differentiable,
 )
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.matching.memory import MEASURED, chunks
-from fedpriv.attacks.reconstruction.results import Attempt, Outcome, Reconstruction
+from fedpriv.attacks.reconstruction.matching import MEASURED, chunks
+from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Outcome, Reconstruction
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.repeated import Heard, OtherBatches, join, stack, uploads_of
+from fedpriv.attacks.reconstruction.upload_model import (
+    Heard,
+    OtherBatches,
+    Victim,
+    join,
+    prepare_victims,
+    stack,
+    uploads_of,
+)
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.errors import InputError, printable
 from fedpriv.gradients.operator import first_line
@@ -42,7 +48,7 @@ class AttackJob:
         name: a name in :data:`ATTACKS`.
         observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
             one job each. A tuple is one victim, several uploads of the very same batch, and so are
-            :class:`OtherBatches` (see ``upload_model.repeated``); its result bears round and client of the first.
+            :class:`OtherBatches` (see ``upload_model``); its result bears round and client of the first.
         model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
         config: the attack's settings.
         seed: from which random starts are drawn, with round, client and restart.
@@ -72,10 +78,6 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
 
     Returns:
         One result for each observation, in their order.
-
-    Raises:
-        AttackRefused: there is no attack of that name, the settings are another attack's, or an upload is of a kind
-            that gradient matching cannot model, or does not fit the network.
     """
     attack = _attack(job)
     if not job.observations:

@@ -93,9 +93,6 @@ def fit_prior(images: Tensor) -> GaussianPrior:
 
     Returns:
         The prior, in the images' type, computed in float64 on the CPU.
-
-    Raises:
-        ValueError: there are too few images, or they are all the same.
     """
     if images.ndim != 4 or len(images) < FEWEST_IMAGES:
         raise ValueError(f"a prior needs at least {FEWEST_IMAGES} images (N, C, H, W); given {tuple(images.shape)}")

@@ -1,10 +1,11 @@
-"""What an attack hands back."""
+"""Results of an attack, and the errors and warnings that stop or qualify it."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["Attempt", "Outcome", "Reconstruction"]
+from fedpriv.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +88,14 @@ class Reconstruction:
     def losses(self) -> tuple[float | None, ...]:
         """The loss of each restart."""
         return tuple(attempt.loss for attempt in self.attempts)
+
+
+class AttackRefused(InputError):
+    """The attack's model of the upload does not hold for these settings: running it would measure nothing."""
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, which torch reports on a CPU as any other ``RuntimeError``."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))

@@ -1,4 +1,4 @@
-"""What all attacks share: the public scale of images, random starts, and the rows they run on."""
+"""Scene: what all attacks share: the public scale of images, the network, random starts and restarts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,9 @@ from torch import Tensor
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.columns import Column
 from fedpriv.randomness import torch_stream
-
-__all__ = ["Progress", "Report", "Scene", "Trace"]
 
 Progress = Callable[[int, int, float], None]
 """(iterations done, iterations in all, mean over victims of the best finite loss so far)."""
@@ -91,13 +89,7 @@ class Scene:
 
 
 class Trace:
-    """Tells the listener about a hundred times how far an attack is, over all its chunks of rows.
-
-    Args:
-        listener: told; may be ``None``.
-        iterations: of one row.
-        victims: for each row the number of its victim.
-    """
+    """Tells the listener about a hundred times how far an attack is, over all its chunks of rows."""
 
     def __init__(self, listener: Progress | None, iterations: int, victims: Sequence[int]) -> None:
         self._listener = listener
@@ -129,3 +121,25 @@ class Trace:
         best = torch.full((int(self._victims.max()) + 1,), torch.inf).scatter_reduce(0, self._victims, finite, "amin")
         reached = best[torch.isfinite(best)]
         return float(reached.mean()) if len(reached) else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where the search for one victim's images starts.
+
+    Attributes:
+        images: (B, C, H, W), normalised.
+        labels: int64 (B,), each its image's; ``None``: not all are known.
+    """
+
+    images: Tensor
+    labels: Tensor | None
+
+    @staticmethod
+    def of(scene: Scene, images: Tensor, labels: Tensor, count: int) -> "Start":
+        """Take the first ``count`` of images (n, C, H, W) with labels (n,); what is missing is the prior's mean."""
+        missing = count - len(images)
+        if missing <= 0:
+            return Start(images[:count], labels[:count])
+        mean = scene.prior.mean.view(scene.shape).expand(missing, *scene.shape)
+        return Start(torch.cat([images, mean.to(images)]), None)

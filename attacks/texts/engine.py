@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.results import Attempt, Reconstruction
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.repeated import OtherBatches, join, uploads_of
+from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Reconstruction
+from fedpriv.attacks.reconstruction.upload_model import OtherBatches, Victim, join, prepare_victims, uploads_of
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.settings import TextAttackSettings
 from fedpriv.errors import printable

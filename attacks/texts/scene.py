@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.attacks.observation import TextFormat
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.federated import example_losses
 from fedpriv.gradients import Vector

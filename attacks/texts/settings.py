@@ -9,9 +9,9 @@ from typing_extensions import override
 from fedpriv.attacks.settings import AttackSettings
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+    from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.scene import Progress
-    from fedpriv.attacks.reconstruction.upload_model.model import Victim
+    from fedpriv.attacks.reconstruction.upload_model import Victim
     from fedpriv.attacks.settings import Runs
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.simulation import Trial, simulated_upload, trained_upload
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.ground import without

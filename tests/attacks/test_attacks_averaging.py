@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.posterior.averaging import fit_cloud
+from fedpriv.attacks.reconstruction.posterior import fit_cloud
 
 PIXELS = 16
 

@@ -21,10 +21,10 @@ from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.methods.candidate import CandidateSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, best_decisions
-from fedpriv.attacks.reconstruction.candidates.surrogate import batch_log_likelihoods
+from fedpriv.attacks.reconstruction.candidates import batch_log_likelihoods
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.randomness import Secret
@@ -204,10 +204,10 @@ def test_in_a_batch_the_others_are_a_normal_sum() -> None:
     images, labels = normalise(IMAGES[:6]).double(), LABELS[:6]
     found = batch_log_likelihoods(scene, victim, images, labels)
 
-    from fedpriv.attacks.reconstruction.candidates import surrogate
+    from fedpriv.attacks.reconstruction import candidates
 
-    public = surrogate._public_images(scene)
-    given_labels = surrogate._public_labels(scene, victim, len(public))
+    public = candidates._public_images(scene)
+    given_labels = candidates._public_labels(scene, victim, len(public))
     ones = torch.ones(650, dtype=torch.float64)
     added = [
         torch.stack([clipped([value[k] for value in rows.values()], mechanism, ones) for k in range(len(x))]) / 4
@@ -258,7 +258,7 @@ class TestRefusals:
         assert "3 records for 4 images: there are too few" in attack(SMALL, [heard]).failures[0]
 
     def test_more_records_than_are_compared_in_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fedpriv.attacks.reconstruction.candidates.picking.MOST_RECORDS", 2)
+        monkeypatch.setattr("fedpriv.attacks.reconstruction.candidates.MOST_RECORDS", 2)
         heard = given(observe(SMALL, IMAGES[:2], LABELS[:2]), IMAGES[:3], LABELS[:3], examples=2)
         assert "3 records, one for each class that it may have, in a batch of 2" in attack(SMALL, [heard]).failures[0]
 

@@ -7,13 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpriv.attacks.reconstruction.dummy_gradients import convolution_operators
-from fedpriv.attacks.reconstruction.dummy_gradients.convolution_operators import (
-    Windows,
-    _back_by_phases,
-    _by_phases,
-    _folded,
-)
+from fedpriv.attacks.reconstruction.dummy_gradients import convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import Windows, _back_by_phases, _by_phases, _folded
 from tests.cases import in_one_test
 
 SHAPES = [
@@ -30,7 +25,7 @@ SHAPES = [
 def test_patches_are_added_up_where_they_lie(
     windows: Windows, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution_operators, "MANY_SUMS", many)
+    monkeypatch.setattr(convolution, "MANY_SUMS", many)
     places = windows.positions[0] * windows.positions[1]
     numbers = 2 * windows.kernel[0] * windows.kernel[1]
     patches = torch.randn(3, numbers, places, generator=torch.Generator().manual_seed(1), dtype=dtype)

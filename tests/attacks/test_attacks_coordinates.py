@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import CHANNELS, NEIGHBOURS
+from fedpriv.attacks.reconstruction.variables import coordinates_of
 from tests.cases import in_one_test
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
-from fedpriv.attacks.reconstruction.matching.distances import (
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
+from fedpriv.attacks.reconstruction.matching import (
+    Comparison,
     angle,
     opponent_variation,
     squared_distance,
     total_variation,
 )
-from fedpriv.attacks.reconstruction.matching.matcher import Comparison
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel
+from fedpriv.attacks.reconstruction.upload_model import UploadModel
 from fedpriv.mechanisms.none import NoMechanism
 from tests.cases import in_one_test
 

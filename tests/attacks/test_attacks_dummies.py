@@ -10,15 +10,14 @@ from attack_networks import CLASSES, GHOST, SHAPE, VMAP, network, seeded
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients import convolution
-from fedpriv.attacks.reconstruction.dummy_gradients.dummies import DummyGradients
-from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.dummy_gradients.routes import (
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Targets
+from fedpriv.attacks.reconstruction.dummy_gradients.network import (
+    Network,
     dummy_gradients,
     ghost_dummies,
     ghost_obstacle,
     written_dummies,
 )
-from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
 from fedpriv.gradients import Vector
 from tests.cases import in_one_test
 

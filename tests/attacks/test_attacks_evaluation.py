@@ -9,12 +9,17 @@ from attack_networks import DIGITS, seeded
 from attack_victims import observe_digits
 from torch import Tensor, nn
 
+from fedpriv.attacks.reconstruction import matching
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching import evaluation
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance, total_variation
-from fedpriv.attacks.reconstruction.matching.evaluation import Evaluator
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher, Objective
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.matching import (
+    Evaluator,
+    Matcher,
+    Objective,
+    angle,
+    squared_distance,
+    total_variation,
+)
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 
 
 def parabola(points: Tensor, weights: Tensor) -> Tensor:
@@ -48,8 +53,8 @@ def slowed(monkeypatch: pytest.MonkeyPatch, eager: float, compiled: float) -> li
         made.append(1)
         return lambda *values: run(*values)
 
-    monkeypatch.setattr(evaluation, "_compiled", compile_it)
-    monkeypatch.setattr(evaluation, "_seconds", lambda run, _: compiled if made else eager)
+    monkeypatch.setattr(matching, "_compiled", compile_it)
+    monkeypatch.setattr(matching, "_seconds", lambda run, _: compiled if made else eager)
     return made
 
 
@@ -87,7 +92,7 @@ def test_without_a_compiler_it_goes_on_in_eager_mode_and_says_so(monkeypatch: py
     def none(*_: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand more")
 
-    monkeypatch.setattr(evaluation, "_compiled", none)
+    monkeypatch.setattr(matching, "_compiled", none)
     evaluate = Evaluator(parabola, 1, "always")
     losses, _ = evaluate(*variables())
     assert losses.tolist() == [0.5, 6.5, 20.5]
@@ -147,7 +152,7 @@ def test_no_memory_for_compiling_is_not_taken_for_no_compiler(monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("fedpriv.attacks.reconstruction.matching.evaluation._compiled", full)
+    monkeypatch.setattr("fedpriv.attacks.reconstruction.matching._compiled", full)
     evaluate = Evaluator(lambda values: values.square().flatten(1).sum(dim=1), 10, "always")
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(torch.ones(2, 3))

@@ -12,9 +12,9 @@ from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.features.last_layer import Features, read_features
+from fedpriv.attacks.reconstruction.features import Features, read_features
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 

@@ -12,7 +12,7 @@ from fedpriv import metrics
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.reconstruction.recipes.descent import Best
+from fedpriv.attacks.reconstruction.recipes import Best
 from fedpriv.randomness import torch_stream
 
 

@@ -19,8 +19,8 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.config import DataConfig
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models.lenet import LenetSettings

@@ -13,17 +13,17 @@ from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.posterior.label_evidence import (
+from fedpriv.attacks.reconstruction.posterior import (
     BEHIND,
-    DRAWS,
+    LABEL_DRAWS,
     SEED,
     TRIED,
+    Whitening,
     likely_labels,
     open_labels,
 )
-from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
 
@@ -92,7 +92,7 @@ def test_the_labels_that_are_likely_at_some_image_of_the_prior(make: Any, mechan
     classes = CLASSES if make is many_classes else 10
     heard, _, _ = observe_digits(model, 2, mechanism=mechanism, classes=classes)
     scene, victims = prepared(model, heard)
-    draws = torch.randn(DRAWS, 1, 1, 8, 8, generator=torch.Generator().manual_seed(SEED)).double()
+    draws = torch.randn(LABEL_DRAWS, 1, 1, 8, 8, generator=torch.Generator().manual_seed(SEED)).double()
     draws[0] = 0
     images = Whitening(scene.prior, scene.shape).images(draws)
     every = [torch.tensor([label]) for label in range(classes)]

@@ -20,8 +20,8 @@ from attack_victims import (
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels.last_layer import OutputLayer, find_output_layer, infer_labels
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.labels import OutputLayer, find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.resnet import ResnetSettings

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize, rosen, rosen_der
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.matching.lbfgs import minimise
+from fedpriv.attacks.reconstruction.lbfgs import minimise
 from tests.cases import in_one_test
 
 Batch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

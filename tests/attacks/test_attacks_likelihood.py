@@ -16,13 +16,11 @@ from torch import Tensor
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.posterior.label_evidence import open_labels
-from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening, misfit
-from fedpriv.attacks.reconstruction.posterior.relu_gates import can_be_gated
+from fedpriv.attacks.reconstruction.matching import Matcher
+from fedpriv.attacks.reconstruction.posterior import Whitening, can_be_gated, misfit, open_labels
 from fedpriv.attacks.reconstruction.priors import fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim, prepare_victims
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.base import BlockMechanism

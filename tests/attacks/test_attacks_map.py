@@ -13,10 +13,10 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.matching import Matcher
+from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.priors import fit_prior
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 
 SHORT = MapSettings(iterations=20)
 LONG = MapSettings(iterations=90)

@@ -11,14 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.attacks.observation import Observation
-from fedpriv.attacks.reconstruction import AttackRefused
-from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.dummy_gradients.routes import ghost_obstacle
-from fedpriv.attacks.reconstruction.matching import memory
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher
-from fedpriv.attacks.reconstruction.matching.memory import chunks, row_bytes
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction import AttackRefused, matching
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, ghost_obstacle
+from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, angle, chunks, row_bytes, squared_distance
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, uniform_shares
 from tests.cases import in_one_test
@@ -285,7 +281,7 @@ def test_chunks_cover_every_row_once_and_are_bounded(count: int, name: str, monk
     network = Network(model)
     victims = prepare_victims(observe_digits(model, 1)[0], network.names, network.device) * count
     each = row_bytes(network, victims[0], (1, 8, 8), 10)
-    monkeypatch.setattr(memory, "CPU_BYTES", 20 * each)
+    monkeypatch.setattr(matching, "CPU_BYTES", 20 * each)
     parts = list(chunks(network, victims, (1, 8, 8), 10))
     assert [row for part in parts for row in part] == list(range(count))
     assert all(len(part) <= 20 for part in parts)
@@ -314,7 +310,7 @@ def test_what_fits_in_no_chunk_is_refused_in_one_line(monkeypatch: pytest.Monkey
     model = lenet()
     network = Network(model)
     victims = prepare_victims(observe_digits(model, 2)[0], network.names, network.device)
-    monkeypatch.setattr(memory, "_device_bytes", lambda _: 10_000)
+    monkeypatch.setattr(matching, "_device_bytes", lambda _: 10_000)
     with pytest.raises(
         AttackRefused, match=r"^one dummy batch of 1 image\(s\) .* needs about 0.0 GiB; cpu has 0.0 GiB$"
     ):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import UploadModel, prepare_victims
 from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings

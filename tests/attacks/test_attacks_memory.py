@@ -9,7 +9,7 @@ import pytest
 # Page faults of ten rounds in which 12 blocks of 4 MiB are asked for, written to and freed.
 FAULTS = """
 import resource, torch
-from fedpriv.attacks.reconstruction.matching.memory import keep_freed_memory
+from fedpriv.attacks.reconstruction.matching import keep_freed_memory
 if {kept}:
     keep_freed_memory()
 def blocks():

@@ -32,12 +32,11 @@ from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching.coordinates import coordinates_of
 from fedpriv.attacks.reconstruction.priors import fit_prior
-from fedpriv.attacks.reconstruction.recipes.parts import PRIORS, SCHEDULES, SIGNS, STARTS, Recipe, annealed, warmed
-from fedpriv.attacks.reconstruction.recipes.problem import Problem
+from fedpriv.attacks.reconstruction.recipes import PRIORS, SCHEDULES, SIGNS, STARTS, Problem, Recipe, annealed, warmed
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
+from fedpriv.attacks.reconstruction.variables import coordinates_of
 from fedpriv.registry import ATTACKS
 from tests.cases import in_one_test
 

@@ -6,7 +6,7 @@ import torch
 from attack_victims import digits, mlp, normalise, observe
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.first_layer.rank_one import quotient, rank_one
+from fedpriv.attacks.reconstruction.first_layer.closed_form import quotient, rank_one
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
 from tests.cases import in_one_test
 

@@ -5,13 +5,11 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, lenet, mlp, normalise, observe_digits, parameters_of
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.dummy_gradients.relus import kink_inputs
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, kink_inputs
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
-from fedpriv.attacks.reconstruction.posterior.likelihood import Whitening
-from fedpriv.attacks.reconstruction.posterior.relu_gates import Gated, _coins_differ, can_be_gated, read_gated
+from fedpriv.attacks.reconstruction.posterior import Gated, Whitening, _coins_differ, can_be_gated, read_gated
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from tests.cases import in_one_test
 
 NOISY = {"name": "gaussian", "sigma": 1e-2, "clip_norm": 1.0}

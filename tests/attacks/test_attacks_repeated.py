@@ -16,10 +16,8 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, other_batches, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.repeated import join
+from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
+from fedpriv.attacks.reconstruction.upload_model import Victim, join, prepare_victims
 from tests.cases import in_one_test
 
 NOISE = {"name": "gaussian", "sigma": 0.02, "clip_norm": 1.0}

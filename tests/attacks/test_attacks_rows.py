@@ -17,7 +17,7 @@ from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, Reconstruction, run_attack
-from fedpriv.attacks.reconstruction.matching.relaxation import Relaxation
+from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.rows import most_frequent, row_scores
 from fedpriv.attacks.truth import Truth

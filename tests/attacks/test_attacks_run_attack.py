@@ -15,14 +15,12 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation, read_observation, write_observation
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, matching, run_attack
 from fedpriv.attacks.reconstruction import engine as room
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching import evaluation, memory
-from fedpriv.attacks.reconstruction.recipes.descent import run_recipe
-from fedpriv.attacks.reconstruction.recipes.parts import Recipe
+from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.config import AdversaryConfig
 from fedpriv.registry import ATTACKS
 from tests.cases import in_one_test
@@ -61,8 +59,8 @@ def test_chunks_do_not_change_results(name: str, monkeypatch: pytest.MonkeyPatch
     whole = run_attack(AttackJob(name, heard, model, SHORT[name], seed=0))
     network = Network(model)
     victims = prepare_victims(heard, network.names, network.device)
-    monkeypatch.setattr(memory, "CPU_BYTES", 2 * memory.row_bytes(network, victims[0], (1, 8, 8), 10))
-    assert [len(part) for part in memory.chunks(network, victims * 3, (1, 8, 8), 10)] == [2, 2, 2, 2, 1]
+    monkeypatch.setattr(matching, "CPU_BYTES", 2 * matching.row_bytes(network, victims[0], (1, 8, 8), 10))
+    assert [len(part) for part in matching.chunks(network, victims * 3, (1, 8, 8), 10)] == [2, 2, 2, 2, 1]
     for one, other in zip(whole, run_attack(AttackJob(name, heard, model, SHORT[name], seed=0)), strict=True):
         for left, right in zip(one.attempts, other.attempts, strict=True):
             assert left.loss == pytest.approx(right.loss, rel=1e-6)
@@ -77,8 +75,8 @@ def test_restarts_take_turns_with_coordinates(rows_at_once: int | None, monkeypa
     victims = prepare_victims(heard, network.names, network.device)
     scene = Scene.of(network, heard[0].settings, torch.float64)
     if rows_at_once:
-        size = memory.row_bytes(network, victims[0], scene.shape, scene.classes)
-        monkeypatch.setattr(memory, "CPU_BYTES", rows_at_once * size)
+        size = matching.row_bytes(network, victims[0], scene.shape, scene.classes)
+        monkeypatch.setattr(matching, "CPU_BYTES", rows_at_once * size)
     found = run_attack(AttackJob("dlg", heard, model, SHORT["dlg"], seed=3))
     for victim, result in zip(victims, found, strict=True):
         images, logits = scene.starts(3, "dlg", victim, 3)
@@ -96,8 +94,8 @@ def test_that_nothing_could_be_compiled_is_in_the_notes(name: str, monkeypatch: 
     def none(*_: object) -> None:
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(evaluation, "_compiled", none)
-    monkeypatch.setattr(evaluation, "LONG", 0.0)
+    monkeypatch.setattr(matching, "_compiled", none)
+    monkeypatch.setattr(matching, "LONG", 0.0)
     model, heard = doubled(1)
     config = {"iga": IgaSettings(iterations=6), "map": MapSettings(iterations=20)}[name]
     (found,) = run_attack(AttackJob(name, heard, model, config, 0))

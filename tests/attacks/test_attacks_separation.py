@@ -18,11 +18,16 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, OtherBatches, Reconstruction, run_attack, stackable
-from fedpriv.attacks.reconstruction.first_layer.certificate import certify
-from fedpriv.attacks.reconstruction.first_layer.components import unmix
-from fedpriv.attacks.reconstruction.first_layer.polish import polish
-from fedpriv.attacks.reconstruction.first_layer.spectrum import FALSE_ALARM, Spectrum, noise_edge, take_apart
-from fedpriv.attacks.reconstruction.first_layer.switching import scaled
+from fedpriv.attacks.reconstruction.first_layer.batch import (
+    FALSE_ALARM,
+    Spectrum,
+    certify,
+    noise_edge,
+    polish,
+    scaled,
+    take_apart,
+    unmix,
+)
 from tests.cases import in_one_test
 
 CONFIG = ClosedFormSettings()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedpriv.attacks.reconstruction.posterior.smoothing import SmoothKinks
+from fedpriv.attacks.reconstruction.posterior import SmoothKinks
 from tests.cases import in_one_test
 
 CALLS = {

@@ -15,10 +15,9 @@ from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Objective
-from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
-from fedpriv.attacks.reconstruction.upload_model.model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.matching import Objective, angle, squared_distance
+from fedpriv.attacks.reconstruction.posterior import misfit
+from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.scores import bare
 from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced, shortened

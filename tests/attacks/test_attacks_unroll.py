@@ -12,11 +12,9 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, infer_labels
-from fedpriv.attacks.reconstruction.matching.distances import angle, squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher
-from fedpriv.attacks.reconstruction.upload_model.model import prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining, unrolled_update
+from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
+from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.clients.training import local_upload
 from fedpriv.config import Experiment
 from fedpriv.gradients import Vector

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackRefused, refusal
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, prepare_victims
-from fedpriv.attacks.reconstruction.upload_model.unroll import LocalTraining
+from fedpriv.attacks.reconstruction.upload_model import LocalTraining, UploadModel, prepare_victims
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 from tests.cases import in_one_test

@@ -87,7 +87,7 @@ ALLOWED = {
     # Votes are accounted for as releases of the Gaussian mechanism, and noise on a sum is shown to attacks as one.
     "gaussian": {
         "attacks/methods/custom.py",
-        "attacks/reconstruction/recipes/parts.py",
+        "attacks/reconstruction/recipes.py",
         "fedpriv/votes.py",
         "server/tap.py",
     }

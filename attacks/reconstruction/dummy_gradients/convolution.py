@@ -4,19 +4,276 @@ A kernel's gradient is a product of the output's gradient with the patches that 
 are many, so they are made for a few images at a time and never kept.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.dummy_gradients.convolution_operators import Windows
 from fedpriv.gradients.patches import padded_sides
 
-__all__ = ["Kept", "by_patches", "kernel_gradients", "run_convolution"]
+# The work of convolutions' kernel gradients, as operators: patches of a few images at a time, or grouped convolutions.
+#
+# As operators of their own they are left as they are by torch.compile, which would write out all patches at once.
+
+
+# Patches overlap: they are copied out for so many bytes a thread at a time, which stay in the cache.
+CACHE_BYTES = 2**20
+GPU_BYTES = 2**28
+# From so many images and channels on, up to so many numbers in an image's patches, grouped convolutions are faster than
+# patches on a CPU.
+FEW_IMAGES = 4
+FEW_CHANNELS = 8
+FEWEST_CHANNELS = 3  # the same, for convolutions forward
+MOST_PATCHES = 2**18
+# From so many numbers on torch divides a sum among threads; patches that are only written and added up are made for so
+# many times as many images at once, which makes for longer sums.
+MANY_SUMS = 2**15
+WRITTEN_STRIPS = 4
+ONLY_INPUT = (True, False, False)  # of the gradients that a convolution's backward can make
+
+
+Pair = tuple[int, int]
+
+
+class Windows(NamedTuple):
+    """Where a kernel is applied to a padded image: its size, steps inside and between, the image's size."""
+
+    kernel: tuple[int, int]
+    dilation: tuple[int, int]
+    stride: tuple[int, int]
+    image: tuple[int, int]
+    groups: int
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """How often it is applied, down and across."""
+        sizes = zip(self.image, self.kernel, self.dilation, self.stride, strict=True)
+        first, second = ((size - dilation * (kernel - 1) - 1) // step + 1 for size, kernel, dilation, step in sizes)
+        return first, second
+
+
+def _by_phases(of_output: Tensor, windows: Windows) -> bool:
+    """Whether a strided convolution's way back is faster by its phases: on a CPU, where these cover the image."""
+    plain = windows.groups == 1 and max(windows.dilation) == 1 and windows.stride[0] == windows.stride[1] > 1
+    covered = all(
+        size == (places + -(-kernel // stride) - 1) * stride
+        for size, places, kernel, stride in zip(
+            windows.image, windows.positions, windows.kernel, windows.stride, strict=True
+        )
+    )
+    return plain and covered and of_output.device.type == "cpu" and of_output.dtype == torch.float32
+
+
+def _back_by_phases(of_output: Tensor, weight: Tensor, windows: Windows) -> Tensor:
+    """The same numbers as a transposed convolution with stride s: s^2 convolutions without stride, interleaved."""
+    step = windows.stride[0]
+    down, across = (-(-kernel // step) for kernel in windows.kernel)
+    outputs, inputs, height, width = weight.shape
+    whole = F.pad(weight, (0, across * step - width, 0, down * step - height))
+    phases = whole.reshape(outputs, inputs, down, step, across, step).permute(1, 3, 5, 0, 2, 4).flip(4, 5)
+    kernels = phases.reshape(inputs * step * step, outputs, down, across)
+    output = F.conv2d(of_output, kernels, padding=(down - 1, across - 1))
+    output = output.unflatten(1, (inputs, step, step))
+    images = output.new_empty(len(output), inputs, output.shape[4], step, output.shape[5], step)
+    for i, j in itertools.product(range(step), repeat=2):  # faster than pixel_shuffle
+        images[:, :, :, i, :, j] = output[:, :, i, j]
+    interleaved: Tensor = images.flatten(4, 5).flatten(2, 3)
+    return interleaved
+
+
+def _back(
+    of_output: Tensor, x: Tensor, weight: Tensor, kernel: Pair, dilation: Pair, stride: Pair, groups: int
+) -> Tensor:
+    """From a convolution's output (R, out, *positions) to its padded images x."""
+    windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), groups)
+    if _by_phases(of_output, windows):
+        return _back_by_phases(of_output, weight, windows)
+    images: Tensor = torch.ops.aten.convolution_backward(
+        of_output, x, weight, None, stride, (0, 0), dilation, False, (0, 0), groups, ONLY_INPUT
+    )[0]
+    return images
+
+
+_LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
+_WHERE = "int[] kernel, int[] dilation, int[] stride"
+_LIBRARY.define(f"kernel_gradients(Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+_SHARED = "Tensor weight, Tensor? of_output"
+_LIBRARY.define(f"kernels_to_images(Tensor kernels, Tensor x, Tensor errors, {_WHERE}, {_SHARED}) -> Tensor")
+_LIBRARY.define(f"back(Tensor of_output, Tensor x, Tensor weight, {_WHERE}, int groups) -> Tensor")
+_LIBRARY.define("zeros_around(Tensor x, int[] sides) -> Tensor")
+_LIBRARY.define(f"images_through_kernels(Tensor kernels, Tensor x, Tensor errors, {_WHERE}) -> Tensor")
+
+
+def _kernel_gradients(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    rows = errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+    strips = _strips(x, windows)
+    buffer = _buffer(x[strips[0]], windows)
+    for strip in strips:
+        torch.bmm(errors[strip], _patches(x[strip], windows, buffer), out=rows[strip])
+    return _channels_first(rows, x.shape[1])
+
+
+def _kernels_to_images(
+    kernels: Tensor,
+    x: Tensor,
+    errors: Tensor,
+    kernel: Pair,
+    dilation: Pair,
+    stride: Pair,
+    weight: Tensor,
+    of_output: Tensor | None,
+) -> Tensor:
+    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images.
+
+    Where it is given, the output's gradient through the weight, which all share, is added.
+    """
+    windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    groups = len(weight) // kernels.shape[1]
+    kernels, errors = kernels.contiguous(), errors.contiguous()
+    if _grouped_is_faster(x):
+        own = _own_kernels_to_images(kernels, x, errors, windows)
+        if of_output is None:
+            return own
+        whole = own.reshape(len(of_output), -1, *windows.image)
+        return _back(of_output, whole, weight, kernel, dilation, stride, groups).add_(whole).reshape(x.shape)
+    if of_output is None:
+        shared, weights = errors[:, :0], kernels[:, :0]
+    else:
+        shared = of_output.reshape(len(x), -1, errors.shape[2])
+        weights = weight.reshape(1, groups, *kernels.shape[1:]).expand(len(of_output), -1, -1, -1).flatten(0, 1)
+    images = x.new_empty(x.shape)
+    for strip in _strips(x, windows, WRITTEN_STRIPS):
+        through = torch.cat([weights[strip], kernels[strip]], dim=1)
+        felt = torch.cat([shared[strip], errors[strip]], dim=1)
+        images[strip] = _folded(torch.bmm(through.mT, felt), windows)
+    return images
+
+
+def _folded(patches: Tensor, windows: Windows) -> Tensor:
+    """Patches (R, in * kernel, positions) added up where they lie in the images (R, in, H, W).
+
+    torch's ``fold`` does that in one thread: from so many images on a sum for each place in the kernel is faster.
+    """
+    (down, across), (tall, wide) = windows.positions, windows.kernel
+    channels = patches.shape[1] // (tall * wide)
+    if patches.device.type != "cpu" or len(patches) * channels * down * across < MANY_SUMS:
+        return F.fold(patches, windows.image, windows.kernel, windows.dilation, 0, windows.stride)
+    each = patches.view(-1, channels, tall, wide, down, across)
+    images = patches.new_zeros(len(patches), channels, *windows.image)
+    for i, j in itertools.product(range(tall), range(wide)):
+        top, left = i * windows.dilation[0], j * windows.dilation[1]
+        step, move = windows.stride
+        images[:, :, top : top + step * down : step, left : left + move * across : move] += each[:, :, i, j]
+    return images
+
+
+def _own_kernels_to_images(kernels: Tensor, x: Tensor, errors: Tensor, windows: Windows) -> Tensor:
+    """By one convolution with a group for each image."""
+    groups, weights = _as_groups(kernels, x, windows)
+    felt = errors.reshape(1, -1, *windows.positions)
+    images: Tensor = torch.ops.aten.convolution_backward(
+        felt, groups, weights, None, windows.stride, (0, 0), windows.dilation, False, (0, 0), len(x), ONLY_INPUT
+    )[0]
+    return images.reshape(x.shape)
+
+
+def _images_through_kernels(
+    kernels: Tensor, x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair
+) -> Tensor:
+    """Each padded image (R, in, H, W) through its own kernel (R, out, in * kernel): (R, out, P), as the errors are."""
+    windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
+    kernels = kernels.contiguous()
+    if _grouped_is_faster(x, FEWEST_CHANNELS) and kernels.shape[2] * errors.shape[2] <= MOST_PATCHES:
+        groups, weights = _as_groups(kernels, x, windows)
+        output = F.conv2d(groups, weights, None, windows.stride, 0, windows.dilation, groups=len(x))
+        return output.reshape(errors.shape)
+    kernels = kernels.unflatten(2, (x.shape[1], -1)).transpose(2, 3).flatten(2)
+    through = errors.new_empty(errors.shape)
+    strips = _strips(x, windows)
+    buffer = _buffer(x[strips[0]], windows)
+    for strip in strips:
+        torch.bmm(kernels[strip], _patches(x[strip], windows, buffer).mT, out=through[strip])
+    return through
+
+
+def _grouped_is_faster(x: Tensor, channels: int = FEW_CHANNELS) -> bool:
+    """Whether a convolution with a group for each image beats patches: measured on a CPU, where it has fast code."""
+    usable = x.device.type == "cpu" and x.dtype == torch.float32
+    return usable and len(x) >= FEW_IMAGES and x.shape[1] >= channels
+
+
+def _as_groups(kernels: Tensor, x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+    """All images as one (1, R * in, H, W), and their kernels (R * out, in, *kernel)."""
+    return x.reshape(1, -1, *windows.image), kernels.reshape(-1, x.shape[1], *windows.kernel)
+
+
+def _strips(x: Tensor, windows: Windows, times: int = 1) -> list[slice]:
+    """How many images' patches are made at once."""
+    numbers = x.shape[1] * math.prod(windows.kernel) * math.prod(windows.positions)
+    room = times * CACHE_BYTES * torch.get_num_threads() if x.device.type == "cpu" else GPU_BYTES
+    step = max(1, room // (numbers * x.element_size()))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
+
+
+def _buffer(x: Tensor, windows: Windows) -> Tensor:
+    """Room for the patches of so many images."""
+    return x.new_empty(len(x), *windows.positions, *windows.kernel, x.shape[1])
+
+
+def _patches(x: Tensor, windows: Windows, buffer: Tensor) -> Tensor:
+    """The patches (R, positions, kernel * in) of padded images (R, in, H, W), in the buffer, which others use too.
+
+    Channels are last, so that runs are long.
+    """
+    x = x.permute(0, 2, 3, 1).contiguous()
+    images, height, width, channels = x.shape
+    positions, kernel = windows.positions, windows.kernel
+    across, down = channels, channels * width
+    between = (windows.stride[0] * down, windows.stride[1] * across)
+    inside = (windows.dilation[0] * down, windows.dilation[1] * across)
+    view = x.as_strided((images, *positions, *kernel, channels), (height * down, *between, *inside, 1))
+    patches: Tensor = buffer[:images].copy_(view).reshape(images, math.prod(positions), -1)
+    return patches
+
+
+def _channels_first(rows: Tensor, channels: int) -> Tensor:
+    """(R, out, kernel * in) to (R, out, in * kernel), laid out anew."""
+    ordered: Tensor = rows.unflatten(2, (-1, channels)).transpose(2, 3).contiguous().flatten(2)
+    return ordered
+
+
+def _zeros_around(x: Tensor, sides: list[int]) -> Tensor:
+    return F.pad(x, sides)
+
+
+def _kernel_gradients_shape(x: Tensor, errors: Tensor, kernel: Pair, dilation: Pair, stride: Pair) -> Tensor:
+    return errors.new_empty(*errors.shape[:2], x.shape[1] * math.prod(kernel))
+
+
+def _like_second(first: Tensor, second: Tensor, *others: object) -> Tensor:
+    return second.new_empty(second.shape)
+
+
+def _like_third(first: Tensor, second: Tensor, third: Tensor, *others: object) -> Tensor:
+    return third.new_empty(third.shape)
+
+
+for _name, _run, _shape in (
+    ("kernel_gradients", _kernel_gradients, _kernel_gradients_shape),
+    ("kernels_to_images", _kernels_to_images, _like_second),
+    ("images_through_kernels", _images_through_kernels, _like_third),
+    ("back", _back, _like_second),
+    ("zeros_around", _zeros_around, _zeros_around),
+):
+    _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fedpriv::{_name}", _shape, lib=_LIBRARY)
+
 
 # Up to so many multiplications a convolution of one image, with its derivatives, is faster as a product with patches.
 FEW_PRODUCTS = 2**19
@@ -74,12 +331,7 @@ def by_patches(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 
 def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:
-    """Return each image's gradient of the kernel (R * groups, out / groups, in / groups * kernel).
-
-    Args:
-        kept: of the convolution.
-        errors: gradients of its output, (R, out, *positions).
-    """
+    """Return each image's gradient of the kernel (R * groups, out / groups, in / groups * kernel)."""
     images = kept.images.to(errors.dtype)
     felt = errors.reshape(len(images), -1, math.prod(kept.windows.positions))
     gradients: Tensor = _KernelGradients.apply(*kept.tokens, images, felt, kept.windows)

@@ -1,23 +1,118 @@
-"""A network as the adversary runs it."""
+"""The network as the adversary runs it, and the cheapest way to compute the gradients of many dummy batches.
+
+Three routes give the same numbers. *ghost* keeps the inputs and output gradients of Linear layers and convolutions,
+*vmap* writes out the gradients of any network, and ordinary autograd serves a single batch.
+"""
 
 import copy
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
-from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches
-from fedpriv.attacks.reconstruction.dummy_gradients.layers import RULES, Entry, taped_forward
-from fedpriv.attacks.reconstruction.errors import AttackRefused, is_lack_of_memory
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches, kernel_gradients, run_convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Factor, Outer, Written
+from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
 from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import first_line
 
-__all__ = ["Loss", "Network", "soft_cross_entropy", "twice_differentiable"]
+# Layers that write down what they get and give, from which the gradients of their parameters follow.
+#
+# The gradient of a Linear weight is the sum over positions of outer products of output gradient and input. What is
+# written down stays in autograd's graph: what follows from it can be differentiated with respect to the dummy images.
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What one layer got and gave.
+
+    Attributes:
+        name: of the layer in the network.
+        layer: itself.
+        kept: what its rule needs of its input.
+        output: (R, ...), for R images.
+    """
+
+    name: str
+    layer: Any
+    kept: Any
+    output: Tensor
+
+
+class Rule(NamedTuple):
+    """How a kind of layer runs, and what the gradients of its parameters are.
+
+    Attributes:
+        run: (layer, input (R, ...)) -> what is kept of the input, and the output (R, ...).
+        factors: (layer, what was kept, gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of
+            N rows of U units; the R images are spread over the units in order.
+    """
+
+    run: Callable[[Any, Tensor], tuple[Any, Tensor]]
+    factors: Callable[[Any, Any, Tensor, tuple[int, int]], tuple[Factor, Factor]]
+
+
+def taped_forward(name: str, layer: nn.Module, entries: list[Entry]) -> Callable[[Tensor], Tensor]:
+    """Return what a layer does, with a line in ``entries`` for each call."""
+
+    def forward(x: Tensor) -> Tensor:
+        kept, output = RULES[type(layer)].run(layer, x)
+        entries.append(Entry(name, layer, kept, output))
+        return output
+
+    return forward
+
+
+def _run(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, type(layer).forward(layer, x)
+
+
+def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+    inputs = x.to(error.dtype).reshape(*units, -1, layer.in_features)
+    errors = error.reshape(*units, -1, layer.out_features)
+    return Outer(inputs, errors, layer.weight.shape), Written(errors.sum(dim=2))
+
+
+def _convolution(layer: Any, kept: Any, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+    kernels = kernel_gradients(kept, error).reshape(*units, -1, layer.weight.numel())
+    biases = error.flatten(2).sum(dim=2).reshape(*units, -1, layer.out_channels)
+    kernels, biases = (value.squeeze(2) if value.shape[2] == 1 else value.sum(dim=2) for value in (kernels, biases))
+    return Written(kernels.reshape(*units, *layer.weight.shape)), Written(biases)
+
+
+def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+    normal = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    shape = (*units, -1, *layer.normalized_shape)
+    return Written((error * normal).reshape(shape).sum(dim=2)), Written(error.reshape(shape).sum(dim=2))
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+    normal = F.group_norm(x, layer.num_groups, eps=layer.eps)
+    weight, bias = ((part.flatten(2).sum(dim=2)) for part in (error * normal, error.reshape(*x.shape[:2], -1)))
+    shape = (*units, -1, layer.num_channels)
+    return Written(weight.reshape(shape).sum(dim=2)), Written(bias.reshape(shape).sum(dim=2))
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Conv1d: Rule(run_convolution, _convolution),
+    nn.Conv2d: Rule(run_convolution, _convolution),
+    nn.GroupNorm: Rule(_run, _group_norm),
+    nn.LayerNorm: Rule(_run, _layer_norm),
+    nn.Linear: Rule(_run, _linear),
+}
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, classes), label probabilities (B, classes)) -> losses (B,)."""
@@ -36,7 +131,6 @@ class Network:
 
     Args:
         model: maps normalised images (B, C, H, W) to logits (B, classes); it is copied, not changed.
-        loss: what the clients minimise, for label probabilities.
 
     Attributes:
         names: of the trained parameters, in order. Those that are not trained do not travel; they are part of the
@@ -113,14 +207,9 @@ class Network:
             parameters: of shape (*shape,) where ``shared``, else (N, *shape).
             images: (N, B, C, H, W), normalised.
             labels: probabilities (N, B, classes).
-            shared: whether all batches use the same parameters.
-            each: whether to return each example's own gradient.
 
         Returns:
             Tensors (N, B, *shape) of the examples where ``each``, else (N, *shape) of the batches' means.
-
-        Raises:
-            AttackRefused: the network cannot be differentiated this way.
         """
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         try:
@@ -177,3 +266,204 @@ def _taped(model: nn.Module, entries: list[Entry]) -> nn.Module:
         if type(layer) in RULES:
             layer.forward = taped_forward(name, layer, entries)
     return taped
+
+
+KINKED = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+
+
+class ReluMode(TorchFunctionMode, ABC):
+    """Within this context every ReLU, of a layer or a function, is :meth:`relu`."""
+
+    @abstractmethod
+    def relu(self, inputs: Tensor) -> Tensor:
+        """Return what stands in for the ReLU of these inputs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in KINKED:
+            return self.relu(args[0] if args else (kwargs or {})["input"])
+        return func(*args, **(kwargs or {}))
+
+
+class _Watched(ReluMode):
+    """Within this context what ReLUs get is written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Tensor] = []
+
+    @override
+    def relu(self, inputs: Tensor) -> Tensor:
+        self.inputs.append(inputs.clone())
+        return torch.relu(inputs)
+
+
+def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Tensor]:
+    """What the ReLUs get for images (R, C, H, W), tensors (R, ...) in the order of the calls; empty without ReLUs."""
+    with torch.no_grad(), _Watched() as watched:
+        network.logits(parameters, images)
+    inputs: list[Tensor] = watched.inputs
+    return inputs
+
+
+# Up to so many parameters the gradient of a single dummy batch is computed by ordinary autograd, without any batching.
+SMALL = 2**18
+PROBE = 20240301  # the seed of the images and parameters that a network is tried with; it decides nothing else
+PROBED = 11  # images in one such batch: a prime that is no usual length of an axis
+COMPARED = 3  # of them are also gone through one at a time
+TOLERANCE = 1e-6  # of gradients in float64, relative to the largest number of a tensor
+
+
+def dummy_gradients(
+    network: Network,
+    parameters: Vector,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    each: bool,
+    autocast: torch.dtype | None = None,
+) -> DummyGradients:
+    """Gradients of the loss for many dummy batches with the same parameters, by the route that is open.
+
+    Args:
+        images: (N, B, C, H, W), normalised.
+        labels: probabilities (N, B, classes).
+    """
+    alone = len(images) * (images.shape[1] if each else 1) == 1
+    if alone and autocast is None and network.size <= SMALL:
+        return plain_dummies(network, parameters, images, labels)
+    if not ghost_obstacle(network, images.shape[2:], labels.shape[2]):
+        return ghost_dummies(network, parameters, images, labels, each=each, autocast=autocast)
+    return written_dummies(network, parameters, images, labels, each=each)
+
+
+def ghost_obstacle(network: Network, shape: torch.Size, classes: int) -> str:
+    """Find out, by trying it, why gradients of images (C, H, W) cannot be computed layer by layer; empty if they can.
+
+    The ghost route needs every parameter to be used once, by its own Linear or convolution, and every image to go
+    through on its own. That is read off what the network does with random images and parameters, and the numbers are
+    compared with those of ordinary autograd, one image at a time.
+    """
+    key = (shape, classes)
+    if key not in network.obstacles:
+        network.obstacles[key] = _obstacle(network, shape, classes)
+    return network.obstacles[key]
+
+
+def written_dummies(
+    network: Network, parameters: Vector, images: Tensor, labels: Tensor, *, each: bool
+) -> DummyGradients:
+    """Compute the gradients by ``vmap``: N * U * K numbers, for any network that ``vmap`` can take.
+
+    Args:
+        images: (N, B, C, H, W), normalised.
+        labels: probabilities (N, B, classes).
+    """
+    gradients = network.gradients(parameters, images, labels, shared=True, each=each)
+    return DummyGradients({name: Written(value if each else value[:, None]) for name, value in gradients.items()})
+
+
+def plain_dummies(network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> DummyGradients:
+    """Compute the gradient of a single dummy batch by ordinary autograd: for a small network nothing costs less.
+
+    Args:
+        images: (1, B, C, H, W), normalised.
+        labels: probabilities (1, B, classes).
+    """
+    with torch.enable_grad():
+        leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
+        loss = network.loss_alone(leaves, images[0], labels[0])
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+        joined = torch.cat([value.reshape(-1) for value in gradients])
+    factors = {name: Written(value.view(1, 1, *value.shape)) for name, value in zip(leaves, gradients, strict=True)}
+    return DummyGradients(factors, Written(joined.view(1, 1, -1)))
+
+
+def ghost_dummies(
+    network: Network,
+    parameters: Vector,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    each: bool,
+    autocast: torch.dtype | None = None,
+) -> DummyGradients:
+    """Compute the gradients layer by layer; right for networks whose ``route`` says so.
+
+    Args:
+        images: (N, B, C, H, W), normalised.
+        labels: probabilities (N, B, classes).
+    """
+    rows, examples = images.shape[:2]
+    units = (rows, examples if each else 1)
+    lower = nullcontext() if autocast is None else torch.autocast(images.device.type, dtype=autocast)
+    # Errors are derivatives with respect to the layers' outputs, which are in a graph only if their images are.
+    images = images if images.requires_grad else images.detach().requires_grad_()
+    with torch.enable_grad(), lower:
+        logits, entries = network.follow(parameters, images.flatten(0, 1))
+    with torch.enable_grad():
+        total = network.losses(logits.to(images.dtype), labels.flatten(0, 1)).sum()
+        trained = [entry for entry in entries if not set(_names(entry)).isdisjoint(network.names)]
+        outputs = [entry.output for entry in trained]
+        mean = total if each else total / examples
+        errors = torch.autograd.grad(mean, outputs, create_graph=True, allow_unused=True)
+        factors: dict[str, Factor] = {}
+        for entry, error in zip(trained, errors, strict=True):
+            felt = torch.zeros_like(entry.output) if error is None else error
+            made = RULES[type(entry.layer)].factors(entry.layer, entry.kept, felt.to(images.dtype), units)
+            factors |= dict(zip(_names(entry), made, strict=True))
+    unused = {name: parameters[name] for name in network.names if name not in factors}
+    factors |= {name: Written(value.new_zeros(*units, *value.shape)) for name, value in unused.items()}
+    return DummyGradients({name: factors[name] for name in network.names})
+
+
+def _names(entry: Entry) -> tuple[str, str]:
+    prefix = f"{entry.name}." if entry.name else ""
+    return f"{prefix}weight", f"{prefix}bias"
+
+
+def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
+    if network.coupled:
+        return f"{network.coupled[0]} mixes the examples of a batch"
+    wide = torch.float32 if network.device.type == "mps" else torch.float64
+    network = network.cast(wide)
+    generator = torch.Generator().manual_seed(PROBE)
+    images = torch.randn(PROBED, *shape, generator=generator).to(network.device, wide)
+    labels = torch.randn(PROBED, classes, generator=generator).softmax(dim=1).to(network.device, wide)
+    model = copy.deepcopy(network.trainable)
+    with torch.no_grad():
+        for value in model.parameters():
+            noise = torch.randn(value.shape, generator=generator).to(value)
+            value.add_(noise, alpha=0.1 if value.requires_grad else 0.0)
+    try:
+        gradients = ghost_gradients(model, network.losses, images, labels)
+    except RuntimeError as error:
+        return f"the network cannot be followed: {first_line(error)}"
+    if isinstance(gradients, Entangled):
+        return gradients.reason
+    for name, route in gradients.routes.items():
+        method, _, kind = route.partition(": ")
+        if method == "dense" or (method == "ghost" and kind not in {layer.__name__ for layer in RULES}):
+            return f"{name or 'the model'} ({kind}) has no rule"
+    try:
+        return _disagreement(network, model, images[:COMPARED], labels[:COMPARED])
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return f"the network cannot be differentiated twice: {first_line(error)}"
+
+
+def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:
+    """Compare the gradients of single images with those of ordinary autograd; the reason if they differ."""
+    parameters = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    single, targets = images[:, None], labels[:, None]
+    ghost = ghost_dummies(network, parameters, single, targets, each=False).rows()
+    alone = [plain_dummies(network, parameters, single[[k]], targets[[k]]).rows() for k in range(len(images))]
+    for name, value in ghost.items():
+        wanted = torch.cat([rows[name] for rows in alone]).detach()
+        scale = float(wanted.abs().max())
+        tolerance = (TOLERANCE if wanted.dtype == torch.float64 else 1e-3) * scale
+        if not float((value.detach() - wanted).abs().max()) <= tolerance:
+            return f"the gradients of {name} do not follow from its layer's input and output alone"
+    return ""

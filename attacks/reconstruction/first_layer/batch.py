@@ -1,13 +1,13 @@
 """A whole batch from the gradient of a first Linear layer: any activation, with noise, over several rounds.
 
-The gradient falls into few factors (``spectrum``), of which images are combinations. Independent components give
-roughly which (``components``). Where units switch off, their zeros make that exact (``switching``), and prove it
-(``certificate``); elsewhere the network's own errors do (``polish``). What noise leaves open is filled in by the prior
-(``denoise``).
+The gradient is a product of few factors (:class:`Spectrum`), and the images are combinations of these. Independent
+components give roughly which. Where units switch off, their zeros make that exact (:func:`settle_switches`), and prove
+it (:class:`Certificate`); elsewhere the network's own errors do (:func:`polish`). The prior fills in what noise leaves
+open.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,26 +15,607 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.dummy_gradients.routes import dummy_gradients
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.first_layer import polish as newton
-from fedpriv.attacks.reconstruction.first_layer.components import unmix
-from fedpriv.attacks.reconstruction.first_layer.denoise import denoised, faint_scaled
+from fedpriv.attacks.reconstruction.dummy_gradients.network import dummy_gradients
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
-from fedpriv.attacks.reconstruction.first_layer.spectrum import Spectrum, take_apart
-from fedpriv.attacks.reconstruction.first_layer.switching import FirstLayer, images_of, settle_switches
-from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
+from fedpriv.attacks.reconstruction.labels import read_labels
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients.operator import wide_type
 
-__all__ = ["BatchRead", "first_layer_errors", "read_batch", "stacked"]
+# A proof of an answer that needs no truth: errors are zero where the images found switch a unit off, nowhere else.
+#
+# Behind a ReLU an example's error is zero at a unit exactly where its pre-activation is not positive. Errors come from
+# the gradient, pre-activations from the images found and the public weights; wrong separations agreed at 0.5 to 0.9 of
+# the pairs (unit, example). The share that agrees is the sparsity-matching score of SPEAR (Dimitrov, Baader, Mueller
+# and Vechev 2024).
 
-MOST = 128  # images that are told apart
+
+# An image: with 1 to 2 of them wrong images were found that agreed everywhere, with 3 and more none.
+OUTPUTS = 3
+CLEAR = 5.0  # deviations of the noise up to which an error counts as zero
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How well zero errors and images agree.
+
+    Attributes:
+        pairs: of a unit and an example, that were compared.
+        disagreeing: those that contradict each other.
+        narrow: whether the layer has so few outputs an image that other images may agree as well.
+    """
+
+    pairs: int
+    disagreeing: int
+    narrow: bool = False
+
+    @property
+    def share(self) -> float:
+        """The share of the pairs that agree; 1.0 certifies a layer's answer that is not narrow, without noise."""
+        return 1.0 - self.disagreeing / self.pairs
+
+    @property
+    def words(self) -> str:
+        """In one line, for people."""
+        doubt = ""
+        if self.disagreeing:
+            doubt = ": the images are not proven"
+        elif self.narrow:
+            doubt = f": below {OUTPUTS} outputs an image this does not prove the images"
+        return (
+            f"certificate {self.share:.4f} ({self.disagreeing} of {self.pairs} pairs disagree with the images){doubt}"
+        )
+
+
+def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> Certificate:
+    """Compare errors with the first layer's outputs at the images found.
+
+    Args:
+        errors: (rows, B); the rows of several rounds one below the other.
+        noise: (B,), its deviation in each example's errors.
+        outputs: (B, rows), of the first layer, before its activation.
+    """
+    zero = errors.mT.abs() <= CLEAR * noise[:, None]
+    parts = zero.unflatten(1, (rounds, -1))
+    missing = parts.all(dim=2, keepdim=True).expand_as(parts).flatten(1) if rounds > 1 else torch.zeros_like(zero)
+    disagreeing = (zero != (outputs <= 0)) & ~missing
+    narrow = zero.shape[1] < OUTPUTS * rounds * len(zero)
+    return Certificate(zero.numel(), int(disagreeing.sum()), narrow)
+
+
+# Images told apart by what photographs are like, whatever the network's activation: independent components.
+#
+# A batch's gradient shows its images only mixed with each other. But differences of neighbouring pixels are mostly
+# small and sometimes large, and nearly independent between images; every mixture of several is closer to normal. So the
+# unmixing is looked for whose rows are farthest from normal (FastICA, Hyvarinen 1999, symmetric; on gradients Kariyappa
+# et al. 2023). No errors of the network are looked at, and no zeros among them are needed.
+
+
+SMOOTH = 0.1  # of the absolute value that measures how far from normal a row is, in its standard deviations
+ICA_STEPS = 200  # at most
+ICA_SETTLED = 1e-5  # change of a direction's cosine after which it stays
+FEW = 32  # up to so many images several starts are tried
+STARTS = 3
+SEED = 20261123  # of the starts; it decides nothing but which local optimum is found
+SMALLEST = 16  # side of an image from which on noise is averaged over 2 x 2 pixels
+
+
+def unmix(mixtures: Tensor, shape: tuple[int, int, int], *, noisy: bool) -> Tensor:
+    """Find the unmixing A (B, B): the rows of ``A @ mixtures`` are images, each but for a factor.
+
+    Args:
+        mixtures: (B, P), float64.
+        shape: (C, H, W) with C H W = P.
+    """
+    samples = _differences(mixtures.unflatten(1, shape), pooled=noisy and min(shape[1:]) >= SMALLEST)
+    values, vectors = torch.linalg.eigh(samples @ samples.mT / samples.shape[1])
+    whitening = (vectors / values.clamp(min=1e-12 * float(values[-1])).sqrt()) @ vectors.mT
+    white = whitening @ samples
+    starts = STARTS if len(mixtures) <= FEW else 1
+    rotations = [_rotation(white, start) for start in range(starts)]
+    sparsest = min(rotations, key=lambda rotation: float(_smooth_size(rotation @ white).mean()))
+    unmixing: Tensor = sparsest @ whitening
+    return unmixing
+
+
+def _differences(images: Tensor, *, pooled: bool) -> Tensor:
+    """Differences of neighbours (B, n): across, down, and of these two, in decorrelated channels on equal scales."""
+    channels = images.shape[1]
+    turned = torch.einsum("dc,bchw->bdhw", _cosines(channels).to(images), images)
+    if pooled:
+        turned = F.avg_pool2d(turned, 2)
+    across, down = turned.diff(dim=3), turned.diff(dim=2)
+    parts = [part[:, channel].flatten(1) for part in (across, down, across.diff(dim=2)) for channel in range(channels)]
+    sizes = [part.square().mean().sqrt() if part.numel() else part.new_zeros(()) for part in parts]
+    usable = [part / size for part, size in zip(parts, sizes, strict=True) if float(size) > 0]
+    return torch.cat(usable, dim=1) if usable else images.flatten(1)
+
+
+def _cosines(count: int) -> Tensor:
+    """The orthonormal cosine transform (n, n), which nearly decorrelates channels."""
+    places = torch.arange(count, dtype=torch.float64)
+    matrix = torch.cos(math.pi / count * (places + 0.5) * places[:, None]) * math.sqrt(2 / count)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+def _rotation(white: Tensor, start: int) -> Tensor:
+    """A rotation (B, B) of white samples (B, n) at which they are sparse, by fixed-point steps."""
+    generator = torch.Generator().manual_seed(SEED + start)
+    rotation, _ = torch.linalg.qr(torch.randn(len(white), len(white), generator=generator, dtype=white.dtype))
+    for _ in range(ICA_STEPS):
+        rows = rotation @ white
+        sizes = _smooth_size(rows)
+        curvature = (SMOOTH**2 / sizes**3).mean(dim=1)
+        step = (rows / sizes) @ white.mT / white.shape[1] - curvature[:, None] * rotation
+        left, _, right = torch.linalg.svd(step)
+        turned: Tensor = left @ right
+        change = float((1 - (turned * rotation).sum(dim=1).abs()).max())
+        rotation = turned
+        if change < ICA_SETTLED:
+            break
+    settled: Tensor = rotation
+    return settled
+
+
+def _smooth_size(rows: Tensor) -> Tensor:
+    """The absolute value without its kink; the smaller its mean at equal variance, the sparser a row."""
+    sizes: Tensor = (rows.square() + SMOOTH**2).sqrt()
+    return sizes
+
+
+# A first Linear layer's gradient as a product of few factors, and how many of them stand above the noise.
+#
+# The gradient of weight and bias side by side is ``E Xh``: the examples' errors E (outputs, B) times their images, each
+# with a one behind it (B, P + 1). Its singular values are those of the images as long as they exceed what noise alone
+# would show: a matrix of independent normal entries of deviation s has no singular value above ``s (sqrt(rows) +
+# sqrt(columns) + t)``, but with probability ``exp(-t^2 / 2)`` (Davidson and Szarek 2001, theorem II.13; in the limit of
+# large matrices Bai and Yin 1993). What is below that edge cannot be told from noise.
+
+
+FALSE_ALARM = 1e-6  # probability that noise alone counts as an image
+ROUNDING = 8.0  # rounding errors of sums, in units of the type's precision times the root mean square of the entries
+SPARE = 16  # singular values beyond twice those that are expected, from which on there is noise alone
+DIRECT = 512  # up to so many rows or columns the singular values are computed directly
+PASSES = 4  # over larger matrices, to find the range of the leading singular vectors
+SHORT = (torch.bfloat16, torch.float16)  # types in which uploads may be sent
+PROBES = 20240513  # the seed of the random vectors that this starts from; it decides nothing but roundings
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The part of a matrix (rows, P + 1) that stands above the noise; float64 on the CPU.
+
+    Attributes:
+        left: (rows, B), orthonormal columns.
+        values: (B,), singular values, the largest first, all above the edge.
+        right: (B, P + 1), orthonormal rows.
+        deviation: of the noise in each entry of the matrix, rounding included.
+        edge: the largest singular value that noise alone shows.
+        largest: the largest singular value.
+        unexplained: the share of the squared matrix that these factors leave.
+    """
+
+    left: Tensor
+    values: Tensor
+    right: Tensor
+    deviation: float
+    edge: float
+    largest: float
+    unexplained: float
+
+    @property
+    def examples(self) -> int:
+        """How many images stand above the noise."""
+        return len(self.values)
+
+    @property
+    def scaled(self) -> Tensor:
+        """The right factor times the singular values, (B, P + 1): the matrix is ``left @ scaled``."""
+        return self.values[:, None] * self.right
+
+    def noise_of(self, vectors: Tensor) -> Tensor:
+        """The deviation (n,) of the noise in ``left @ vector`` for vectors (n, B)."""
+        noise: Tensor = self.deviation * (vectors / self.values).norm(dim=1)
+        return noise
+
+
+def noise_edge(rows: int, columns: int, deviation: float) -> float:
+    """Return the singular value that noise of this deviation exceeds with probability :data:`FALSE_ALARM` at most."""
+    return deviation * (math.sqrt(rows) + math.sqrt(columns) + math.sqrt(-2 * math.log(FALSE_ALARM)))
+
+
+def take_apart(matrix: Tensor, deviation: float, expected: int) -> Spectrum:
+    """Find the leading singular values and vectors, and how many of them are the images'.
+
+    The noise is the larger of what is public and what is seen: the rest that no image explains (noise that the threat
+    model does not tell, or numbers that were sent with few digits).
+
+    Args:
+        matrix: (rows, P + 1).
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("the gradient of the first layer is not finite")
+    precise = matrix.double().cpu()
+    rows, columns = precise.shape
+    kept = min(rows, columns, 2 * expected + SPARE)
+    left, values, right = _leading(precise, kept)
+    squared = float(precise.square().sum())
+    rounding = ROUNDING * _precision(matrix) * math.sqrt(squared / precise.numel())
+    deviation = max(deviation, rounding)
+    above = int((values > noise_edge(rows, columns, deviation)).sum())
+    if kept < min(rows, columns):
+        deviation, above = _seen(precise.shape, squared, values[:above], deviation)
+    edge = noise_edge(rows, columns, deviation)
+    explained = float(values[:above].square().sum())
+    unexplained = max(1 - explained / squared, 0.0) if squared else 1.0
+    return Spectrum(
+        left[:, :above], values[:above], right[:above], deviation, edge, float(values[:1].sum()), unexplained
+    )
+
+
+def _precision(matrix: Tensor) -> float:
+    """The relative precision of the shortest type that holds all numbers: that in which they were sent."""
+    short = [kind for kind in SHORT if torch.equal(matrix.to(kind).to(matrix.dtype), matrix)]
+    return float(torch.finfo(short[0] if short else matrix.dtype).eps)
+
+
+def _seen(shape: torch.Size, squared: float, values: Tensor, least: float) -> tuple[float, int]:
+    """The noise's deviation, and how many of the values are images: the fewest without which the rest looks like noise.
+
+    As the number of components is tested by Kritchman and Nadler (2008).
+    """
+    rows, columns = shape
+    rests = squared - torch.cat([values.new_zeros(1), values.square().cumsum(0)])
+    for above, (value, rest) in enumerate(zip(values.tolist(), rests.tolist(), strict=False)):
+        deviation = max(least, math.sqrt(max(rest, 0.0) / ((rows - above) * (columns - above))))
+        if value <= noise_edge(rows, columns, deviation):
+            return deviation, above
+    return least, len(values)
+
+
+def _leading(matrix: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading singular vectors and values; of large matrices by subspace iteration (Halko et al. 2011)."""
+    if min(matrix.shape) <= DIRECT:
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return left[:, :count], values[:count], right[:count]
+    generator = torch.Generator().manual_seed(PROBES)
+    basis = torch.randn(matrix.shape[1], count, generator=generator, dtype=matrix.dtype)
+    for _ in range(PASSES):
+        basis, _ = torch.linalg.qr(matrix @ basis)
+        basis, _ = torch.linalg.qr(matrix.mT @ basis)
+    basis, _ = torch.linalg.qr(matrix @ basis)
+    inner, values, right = torch.linalg.svd(basis.mT @ matrix, full_matrices=False)
+    return basis @ inner, values, right
+
+
+# Images from the gradient and the examples' errors, by what images look like: the posterior's mean.
+#
+# Given the errors E the gradient is ``E X`` plus normal noise, and images have a normal prior: then the mean of the
+# images given the gradient is linear in it (a Wiener filter that takes into account which images are mixed).
+
+
+FAINT = 3.0  # deviations of the noise below which a bias says nothing of an image's sign and contrast
+
+
+def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor:
+    """Return the images (B, P).
+
+    Args:
+        mixing: (B, B): the errors are ``left @ mixing``.
+    """
+    prior, variance = prior.to(mixing), spectrum.deviation**2
+    information = mixing.mT @ mixing / variance
+    offsets = spectrum.scaled[:, :-1] - mixing.sum(dim=1, keepdim=True) * prior.mean
+    offsets = mixing.mT @ offsets / variance
+    strengths, turned = torch.linalg.eigh(information)
+    heard = turned.mT @ offsets
+    kept = 1 / (strengths.clamp(min=0)[:, None] + 1 / prior.variances)
+    outside = 1 / (strengths.clamp(min=0)[:, None] + 1 / prior.rest)
+    along = heard @ prior.basis
+    shrunk = outside * heard + ((kept - outside) * along) @ prior.basis.mT
+    images: Tensor = prior.mean + turned @ shrunk
+    return images
+
+
+def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], GaussianPrior]) -> Tensor:
+    """Scale the columns of a mixing (B, B) such that each image ends in a one, or, faint ones, such that it is typical.
+
+    Where noise covers what an image has at the bias, its length is the prior's, and its sign that which has more of the
+    prior's mean.
+
+    Args:
+        mixing: (B, B), its columns known but for their scale.
+    """
+    inverse = torch.linalg.inv(mixing)
+    rows = inverse @ spectrum.scaled
+    ones = rows[:, -1]
+    faint = ones.abs() < FAINT * spectrum.deviation * inverse.norm(dim=1)
+    lengths: Tensor = ones
+    if not bool(faint.any()):
+        return mixing * lengths
+    fitted = prior().to(mixing)
+    outside = fitted.pixels - len(fitted.variances)
+    typical = (fitted.mean.square().sum() + fitted.variances.sum() + outside * fitted.rest).sqrt()
+    sign = torch.where(rows[:, :-1] @ fitted.mean < 0, -1.0, 1.0)
+    lengths = torch.where(faint, rows[:, :-1].norm(dim=1) / typical * sign, ones)
+    return mixing * lengths
+
+
+# The unmixing made exact by the network itself, for any activation: errors must be those of the images found.
+#
+# Images ``A V`` are combinations of the gradient's right factors V, so that only B x B numbers are unknown, and the
+# errors that the network gives them must add up to the left factors: ``E(A V) A = L``. That is far more equations than
+# unknowns. They are solved by damped Newton steps on the sum of squares (Gauss-Newton, Levenberg and Marquardt), with
+# derivatives of the errors along the B factors from differences. Close to the answer each step doubles the digits.
+
+
+MOST_POLISHED = 64  # images: beyond, the B^2 unknowns take minutes
+NEWTON_STEPS = 15
+NUDGE = 1e-6  # of an image's length, for differences
+FIRST_DAMPING, LESS, MORE = 1e-3, 0.05, 8.0
+TRIALS = 8  # of one step
+NEWTON_SETTLED = 1e-6  # relative gain of a step after which it is over
+NEWTON_RIDGE = 1e-14  # relative to the mean of the diagonal
+
+Errors = Callable[[Tensor], Tensor]
+"""Batches of images (N, B, P) -> each example's share in the upload's errors (N, B, rows); float64 on the CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Polished:
+    """A mixing (B, B), scaled, and the squared distance of left factors that its images leave, relative to them."""
+
+    mixing: Tensor
+    misfit: float
+
+
+def polish(spectrum: Spectrum, mixing: Tensor, errors: Errors) -> Polished:
+    """Solve for the mixing.
+
+    Args:
+        mixing: (B, B), scaled (see :func:`switching.scaled`), roughly right.
+    """
+    problem = _Problem(spectrum, errors)
+    # Unknown is A = mixing^-1 in coordinates of orthonormal right factors.
+    point = _Point.of(problem, torch.linalg.inv(mixing) * spectrum.values)
+    damping = FIRST_DAMPING
+    for _ in range(NEWTON_STEPS):
+        system, slope = problem.linearised(point)
+        moved: _Point | None = None
+        for _ in range(TRIALS):
+            moved = problem.step(point, system, slope, damping)
+            if moved is not None and moved.size < point.size:
+                break
+            moved, damping = None, damping * MORE
+        if moved is None:
+            break
+        gain = 1 - moved.size / point.size
+        point, damping = moved, damping * LESS
+        if gain < NEWTON_SETTLED:
+            break
+    inverse = point.unmixing / spectrum.values
+    return Polished(torch.linalg.inv(inverse), point.size / float(problem.left.square().sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """Where the search is.
+
+    Attributes:
+        unmixing: A, (B, B).
+        errors: (B, rows), of its images.
+        rest: (rows + 1, B): what is left of the equations; the last row says that images end in a one.
+        size: squared length of the rest.
+    """
+
+    unmixing: Tensor
+    errors: Tensor
+    rest: Tensor
+    size: float
+
+    @staticmethod
+    def of(problem: "_Problem", unmixing: Tensor) -> "_Point":
+        errors = problem.errors(problem.images(unmixing)[None])[0]
+        ends = problem.weight * (unmixing @ problem.last - 1)
+        rest = torch.cat([errors.mT @ unmixing - problem.left, ends[None]])
+        return _Point(unmixing, errors, rest, float(rest.square().sum()))
+
+
+class _Problem:
+    """The equations and their linearisation."""
+
+    def __init__(self, spectrum: Spectrum, errors: Errors) -> None:
+        self.left = spectrum.left * spectrum.values
+        self.errors = errors
+        self.last = spectrum.right[:, -1]
+        self.weight = float(self.left.norm()) / len(self.last)
+        self._pixels = spectrum.right[:, :-1]
+
+    def images(self, unmixing: Tensor) -> Tensor:
+        """(B, P)."""
+        return unmixing @ self._pixels
+
+    def linearised(self, point: _Point) -> tuple[Tensor, Tensor]:
+        """The matrix (B B, B B) and the vector (B, B) of the normal equations of the change of A."""
+        count = len(point.unmixing)
+        along = self._derivatives(point)  # (B, rows, B): of image i's errors, along factor l
+        flat = along.permute(1, 0, 2).flatten(1)
+        system = (flat.mT @ flat).view(count, count, count, count)
+        system = system * (point.unmixing @ point.unmixing.mT)[:, None, :, None]
+        mixed = torch.einsum("iul,ju,in->iljn", along, point.errors, point.unmixing)
+        same = torch.eye(count, dtype=along.dtype)
+        system = system + mixed + mixed.permute(2, 3, 0, 1)
+        system = system + (point.errors @ point.errors.mT)[:, None, :, None] * same[None, :, None, :]
+        ends = self.weight**2 * torch.outer(self.last, self.last)
+        system = system + same[:, None, :, None] * ends[None, :, None, :]
+        rest, end = point.rest[:-1], point.rest[-1]
+        slope = torch.einsum("iul,ui->il", along, rest @ point.unmixing.mT)
+        slope = slope + point.errors @ rest + self.weight * end[:, None] * self.last
+        return system.reshape(count**2, count**2), slope
+
+    def step(self, point: _Point, system: Tensor, slope: Tensor, damping: float) -> _Point | None:
+        """Where a damped step leads; ``None`` where it is not defined."""
+        diagonal = system.diagonal()
+        damped = system + torch.diag(damping * diagonal + NEWTON_RIDGE * diagonal.mean())
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if int(failed):
+            return None
+        change = torch.cholesky_solve(slope.reshape(-1, 1), factor).view_as(slope)
+        moved = _Point.of(self, point.unmixing - change)
+        return moved if math.isfinite(moved.size) else None
+
+    def _derivatives(self, point: _Point) -> Tensor:
+        images = self.images(point.unmixing)
+        nudge = NUDGE * float(images.norm(dim=1).mean())
+        moved = [self.errors(images[None] + nudge * row)[0] for row in self._pixels]
+        derivatives: Tensor = (torch.stack(moved, dim=2) - point.errors[:, :, None]) / nudge
+        return derivatives
+
+
+# The unmixing made exact where units switch: each example's errors are zero where its image switches units off.
+#
+# Images that are roughly right, with the public weights, say which units they switch off. The example's errors are the
+# combination of the gradient's left factors that is smallest there: in absolute values, so that units that are guessed
+# wrong do not matter (as SPEAR++ for sparse errors, but started from images and without drawing rows). Better errors
+# give better images, and these a better guess; where the certificate reaches 1 that ends at the truth.
+#
+# Without such units, several rounds with other batches show zeros as well: an example's errors vanish in all rounds
+# without it, and they are the combination whose lengths in the rounds have the smallest sum.
+
+
+KEPT = (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0)  # of the units that seem off, the clearest; in each turn
+WEIGHTINGS = 4  # of the rows, in one turn
+SHRINKING = 0.3  # of what counts as zero, from one weighting to the next
+RIDGE = 1e-13  # relative to the trace, so that a system can be solved
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """The public first layer, of several rounds one below the other; float64 on the CPU.
+
+    Attributes:
+        weight: (rows, P).
+        bias: (rows,).
+        rounds: in how many equal parts the rows fall.
+        other_batches: whether an example may be missing from rounds.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    rounds: int = 1
+    other_batches: bool = False
+
+    def outputs(self, images: Tensor) -> Tensor:
+        """(B, rows), before the activation, of images (B, P)."""
+        return images @ self.weight.mT + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Switched:
+    """A mixing (B, B) of the left factors, errors = left @ mixing, and how far zeros and images agree."""
+
+    mixing: Tensor
+    certificate: Certificate
+
+
+def scaled(spectrum: Spectrum, mixing: Tensor) -> Tensor | None:
+    """Scale the columns of a mixing (B, B) such that each image ends in a one; ``None`` where it cannot be inverted."""
+    ones, failed = torch.linalg.solve_ex(mixing, spectrum.scaled[:, -1])
+    usable = not int(failed) and bool(torch.isfinite(ones).all()) and bool((ones != 0).all())
+    # Lengths of many orders of magnitude make a matrix singular that was nearly so.
+    return mixing * ones if usable and not int(torch.linalg.inv_ex(mixing * ones).info) else None
+
+
+def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:
+    """The images (B, P) of a scaled mixing (B, B)."""
+    images: Tensor = torch.linalg.solve(mixing, spectrum.scaled)[:, :-1]
+    return images
+
+
+def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, switching: bool = True) -> Switched:
+    """Take turns of images and errors until they agree; return the turn in which they agreed best.
+
+    Args:
+        mixing: (B, B), scaled, roughly right.
+    """
+    best = Switched(mixing, _certificate(spectrum, mixing, layer))
+    for turn, kept in enumerate(KEPT):
+        certain = switching and best.certificate.disagreeing == 0
+        if switching:
+            off = _off(spectrum, mixing, layer, 1.0 if certain else kept)
+            turned = scaled(spectrum, _smallest(spectrum, mixing, off))
+        else:
+            turned = scaled(spectrum, _fewest_rounds(spectrum, mixing, layer.rounds, turn))
+        if turned is None:
+            break
+        mixing = turned
+        certificate = _certificate(spectrum, mixing, layer)
+        if not switching or certificate.disagreeing <= best.certificate.disagreeing:
+            best = Switched(mixing, certificate)
+        if certain:
+            break
+    return best
+
+
+def _certificate(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer) -> Certificate:
+    noise = spectrum.noise_of(mixing.mT)
+    outputs = layer.outputs(images_of(spectrum, mixing))
+    return certify(spectrum.left @ mixing, noise, outputs, layer.rounds if layer.other_batches else 1)
+
+
+def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float) -> Tensor:
+    """Which rows (B, rows) are zero in each example's errors, because it seems to switch the unit off."""
+    depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
+    wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
+    off: Tensor = depth.argsort(dim=1).argsort(dim=1) < wanted
+    return off
+
+
+def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
+    """Mixing (B, B) whose errors are smallest, in absolute values, in rows (B, rows) that seem to be zero."""
+    vectors, counted = (mixing / mixing.norm(dim=0)).mT, off.to(mixing)
+    start = vectors
+    for weighting in range(WEIGHTINGS):
+        sizes = (vectors @ spectrum.left.mT).abs()
+        typical = (sizes * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+        least = torch.maximum(typical * SHRINKING**weighting, spectrum.noise_of(vectors))[:, None]
+        vectors = _weighted(spectrum, start, counted / (sizes.square() + least.square()).sqrt().clamp(min=1e-30))
+    turned: Tensor = vectors.mT
+    return turned
+
+
+def _fewest_rounds(spectrum: Spectrum, mixing: Tensor, rounds: int, turn: int) -> Tensor:
+    """Mixing (B, B) whose errors have the smallest sum of lengths over the rounds, so that they vanish in many."""
+    vectors = start = (mixing / mixing.norm(dim=0)).mT
+    for weighting in range(WEIGHTINGS):
+        parts = (vectors @ spectrum.left.mT).unflatten(1, (rounds, -1))
+        sizes = parts.norm(dim=2, keepdim=True)
+        least = sizes.mean(dim=1) * SHRINKING ** (turn + weighting)
+        least = torch.maximum(least, spectrum.noise_of(vectors)[:, None])[:, :, None]
+        weights = 1 / (sizes.square() + least.square()).sqrt().clamp(min=1e-30)
+        vectors = _weighted(spectrum, start, weights.expand_as(parts).flatten(1))
+    turned: Tensor = vectors.mT
+    return turned
+
+
+def _weighted(spectrum: Spectrum, start: Tensor, weights: Tensor) -> Tensor:
+    """Unit vectors (B, B) with the least weighted squares, by weights (B, rows), that keep their share of the start."""
+    ridge = RIDGE * torch.eye(len(start), dtype=start.dtype)
+    products = torch.stack([(spectrum.left * row[:, None]).mT @ spectrum.left for row in weights])
+    traces = products.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-30)
+    solved, _ = torch.linalg.solve_ex(products + traces[:, None, None] * ridge, start[:, :, None])
+    vectors: Tensor = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return vectors
+
+
+MOST_IMAGES = 128  # images that are told apart
 WEAK = 8.0  # times the noise's edge below which an image is searched in averaged pixels
 AUDIBLE = 1e-4  # deviation of the noise in an image, on the scale of the network's input, from which the prior is asked
 READINGS = 4  # turns of labels and images
-CLEAR = 10.0  # times the noise in the left factors: what is left there is no more than noise
+CLEAR_OF_NOISE = 10.0  # times the noise in the left factors: what is left there is no more than noise
 SOLVED = 0.05  # of the squared left factors: more than that is left where the model of the upload does not hold
 PROBE = 20261123  # the seed of the images that tell whether units switch; it decides nothing else
 PROBED = 16
@@ -67,17 +648,7 @@ class BatchRead:
 
 
 def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
-    """Tell the images of a batch apart.
-
-    Args:
-        scene: what is public.
-        victim: one upload, or several of the same batch or of other batches of the same images.
-        layer: the first layer.
-
-    Raises:
-        AttackRefused: the layer has no bias of the weight's scale, nothing stands above the noise, or too many images
-            do.
-    """
+    """Tell the images of a batch apart."""
     weight, bias = stacked(victim, layer)
     if bias is None or not victim.one_scale:
         raise AttackRefused(NO_BIAS)
@@ -119,9 +690,6 @@ def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, 
     """The errors (N, B, outputs) with which the examples of dummy batches enter one upload.
 
     Args:
-        scene: what is public.
-        victim: of which one upload is meant.
-        bias: the first layer's.
         images: (N, B, C, H, W), normalised.
         labels: (N, B).
     """
@@ -161,8 +729,8 @@ def _spectrum(victim: Victim, layer: InputLayer, matrix: Tensor) -> Spectrum:
         raise AttackRefused(NOTHING.format(spectrum.edge, spectrum.largest))
     if spectrum.examples >= min(matrix.shape):
         raise AttackRefused(FULL.format(len(matrix), spectrum.examples))
-    if spectrum.examples > MOST:
-        raise AttackRefused(MANY.format(spectrum.examples, MOST))
+    if spectrum.examples > MOST_IMAGES:
+        raise AttackRefused(MANY.format(spectrum.examples, MOST_IMAGES))
     return spectrum
 
 
@@ -231,20 +799,20 @@ class _Separation:
 
     def polished(self) -> "_Separation":
         """Go on with the network's own errors, and labels, until labels stay."""
-        if len(self.mixing) > newton.MOST:
+        if len(self.mixing) > MOST_POLISHED:
             return self
         best, least = self, SOLVED
         for labels in self._readings():
             current = self
             for _ in range(READINGS):
-                solution = newton.polish(self.spectrum, current.mixing, self._errors(labels))
+                solution = polish(self.spectrum, current.mixing, self._errors(labels))
                 current = replace(self, mixing=solution.mixing)
                 if solution.misfit < least:
                     best, least = current, solution.misfit
                 before, labels = labels, current.labels
                 if torch.equal(before, labels):
                     break
-            if least < CLEAR * self._noise:
+            if least < CLEAR_OF_NOISE * self._noise:
                 break
         return best
 
@@ -264,7 +832,7 @@ class _Separation:
             if not torch.equal(own, other):
                 yield other
 
-    def _errors(self, labels: Tensor) -> newton.Errors:
+    def _errors(self, labels: Tensor) -> Errors:
         scales = _scales(self.victim, self.layer)
 
         def errors(images: Tensor) -> Tensor:

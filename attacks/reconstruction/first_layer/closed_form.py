@@ -1,12 +1,13 @@
 """Images read off the gradient of a first Linear layer, without optimisation.
 
-The gradient of its weight is the sum of ``e x^T`` over the examples, that of its bias the sum of ``e``: see
-``first_layer.rank_one`` for one example, with or without noise, and
-``first_layer.batch`` for several. Local training with SGD changes the errors e, not
-the images, so that updates of several steps can be read too.
+The gradient of its weight is the sum of ``e x^T`` over the examples, the gradient of its bias the sum of ``e``. One
+example is read here, with or without noise; ``first_layer.batch`` reads several, ``first_layer.vmf_blocks`` reads draws
+on blocks. Local training with SGD changes the errors e, not the images, so that updates of several steps can be read
+too.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,43 +15,272 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
-from fedpriv.attacks.reconstruction.errors import AttackRefused
 from fedpriv.attacks.reconstruction.first_layer.batch import read_batch, stacked
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
-from fedpriv.attacks.reconstruction.first_layer.rank_one import exact, rank_one
-from fedpriv.attacks.reconstruction.first_layer.vmf_reading import read_blocks
-from fedpriv.attacks.reconstruction.labels.last_layer import read_labels
-from fedpriv.attacks.reconstruction.matching.distances import squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher
-from fedpriv.attacks.reconstruction.matching.memory import chunks
-from fedpriv.attacks.reconstruction.results import Outcome
-from fedpriv.attacks.reconstruction.scene import Report, Scene
-from fedpriv.attacks.reconstruction.starts import Start
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import read_blocks
+from fedpriv.attacks.reconstruction.labels import read_labels
+from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, chunks, squared_distance
+from fedpriv.attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.gradients.operator import in_double
+from fedpriv.mechanisms.machinery.cosine import mean_cosine
 
-__all__ = ["read_starts", "run_closed_form"]
+# The image of one example from the gradient of a first Linear layer: exact without noise, the best guess with it.
+#
+# Without noise the matrix is ``e x^T`` and the bias ``e``, so that x is their quotient. With noise of equal size in
+# every entry, row by row quotients are poor: entries of e are small. The whole matrix still is of rank one but for the
+# noise, and far below its entries' noise its direction is seen. Errors e and image x are estimated in turn: given one,
+# the other is a projection, shrunk by what the prior leaves open (variational Bayes for a matrix of rank one, with e on
+# a sphere as in Smidl and Quinn 2007). How long e is decides over the contrast of the image; the bias tells, and the
+# prior where noise covers the bias. That an image's own contrast may differ from the prior's is taken into account.
 
-SCALES = 25  # factors of an image that are tried at once
-ZOOMS = 3  # times
+
+EXACT = 1e-12  # squared distance to a matrix of rank one, relative, that rounding alone explains
+PROVING_ROWS = 64  # rows with the largest errors, on which that is tested
+POWER_STEPS = 30  # of the power method for the first direction
+TURNS = 40  # most turns of errors and image
+SETTLED = 1e-4  # relative change of the image in a turn after which it stays
+WIDE = 61  # lengths of the errors, of each sign, that are tried first
+NARROW = 17  # lengths around the best one that are tried then
+ZOOMS = 8  # times
+SCALES = 801  # values of v that are summed over
+LEAST_SPREAD = 0.1  # of the logarithm of an image's power over the prior's
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """What the matrix (outputs, P) and the bias of a first layer say.
+
+    Attributes:
+        image: (P,), on the scale of the network's input.
+        errors: (outputs,), the derivative with respect to the layer's output.
+        deviation: the noise in each entry, as seen in what is not of rank one.
+    """
+
+    image: Tensor
+    errors: Tensor
+    deviation: float
+
+
+def quotient(weight: Tensor, bias: Tensor) -> RankOne:
+    """Return the quotient of matrix and bias, rows weighted by the squared bias: right where there is no noise.
+
+    Args:
+        weight: (outputs, P).
+        bias: (outputs,), not zero.
+    """
+    image = (weight.mT @ bias) / bias.square().sum()
+    rows = bias.abs().topk(min(PROVING_ROWS, len(bias))).indices
+    rest = weight[rows] - torch.outer(bias[rows], image)
+    return RankOne(image, bias, float(rest.square().mean().sqrt()))
+
+
+def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
+    """Return the quotient where the matrix is of rank one but for rounding, so that it is right; else ``None``.
+
+    Judged by the rows with the largest errors: all others are smaller, and most are zero behind a ReLU.
+
+    Args:
+        weight: (outputs, P).
+        bias: (outputs,); ``None``: there is none.
+    """
+    if bias is None or not bool(bias.any()):
+        return None
+    estimate = quotient(weight, bias)
+    squared = float(bias.abs().topk(min(PROVING_ROWS, len(bias))).values.square().mean())
+    size = squared * float(estimate.image.square().mean())
+    return estimate if estimate.deviation**2 <= EXACT * size else None
+
+
+def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float = 1.0) -> RankOne:
+    """Estimate image and errors.
+
+    Args:
+        weight: (outputs, P).
+        bias: (outputs,); ``None``: there is none, or it is not on the same scale as the matrix. Then the image's
+            contrast and sign are guesses of the prior.
+    """
+    return exact(weight, bias) or _Estimate(weight, bias, prior, bias_noise).settle()
+
+
+class _Estimate:
+    """Image and errors in turn."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._bias_noise = bias_noise
+        self._prior = prior
+        self._precise = in_double(weight)
+        self._squared = float(self._precise.square().sum())
+        self._lengths = _Lengths(prior)
+
+    def settle(self) -> RankOne:
+        """Take turns until the image stays."""
+        unit, certainty = self._first_direction(), 1.0
+        image, length, deviation = self._prior.mean, 0.0, 0.0
+        for _ in range(TURNS):
+            seen = self._weight.mT @ unit
+            deviation = self._deviation(unit)
+            bias_seen = None if self._bias is None else certainty * float(self._bias @ unit)
+            inferred = self._lengths.infer(certainty * seen, bias_seen, deviation, self._bias_noise * deviation)
+            change = float((inferred.image - image).norm() / inferred.image.norm())
+            image, length = inferred.image, inferred.length
+            unit, size = self._direction(inferred)
+            certainty = mean_cosine(size / deviation**2, len(unit))
+            if change < SETTLED:
+                break
+        return RankOne(image, length * unit, deviation)
+
+    def _first_direction(self) -> Tensor:
+        """The unit vector of errors that explains most, were the image drawn from the prior (power method)."""
+        prior = self._prior
+        columns = (self._weight @ prior.basis) * prior.variances.sqrt()
+        if self._bias is not None:
+            middle = self._weight @ prior.mean + self._bias
+            columns = torch.cat([columns, middle[:, None]], dim=1)
+        direction = columns[:, columns.square().sum(dim=0).argmax()]
+        for _ in range(POWER_STEPS):
+            direction = columns @ (columns.mT @ _unit(direction))
+        return _unit(direction)
+
+    def _direction(self, inferred: "_Inferred") -> tuple[Tensor, float]:
+        """The errors' direction given the image, and how strongly it is seen in units of the squared noise."""
+        seen = self._weight @ inferred.product
+        if self._bias is not None:
+            seen = seen + inferred.length / self._bias_noise**2 * self._bias
+        return _unit(seen), float(seen.norm())
+
+    def _deviation(self, unit: Tensor) -> float:
+        """The noise in what is left of the matrix when its part along a direction is taken away."""
+        rows, pixels = self._weight.shape
+        # A difference of large numbers: the rounding of a projection in float32 would be seen in it.
+        precise = in_double(unit)
+        rest = self._squared - float(
+            (self._precise.mT @ precise).square().sum() / precise.square().sum().clamp(min=1e-30)
+        )
+        return math.sqrt(max(rest, EXACT * self._squared, 1e-60) / (max(rows - 1, 1) * pixels))
+
+
+@dataclass(frozen=True, eq=False)
+class _Inferred:
+    """Means over what the lengths of errors, contrasts and images may be.
+
+    Attributes:
+        length: of the errors; negative where they point the other way.
+        product: (P,), length times image.
+        image: (P,).
+    """
+
+    length: float
+    product: Tensor
+    image: Tensor
+
+
+class _Lengths:
+    """How long the errors are, from ``length * image + noise`` and ``length + noise``, and so the image.
+
+    The image has the prior's distribution, but its covariance times an unknown power, log-normal. With v the squared
+    length times that power, the logarithm of the evidence of (length, v) is a polynomial of the length, whose
+    coefficients depend on v alone; lengths and v are summed over on grids. Few numbers are involved: float64, CPU.
+    """
+
+    def __init__(self, prior: GaussianPrior) -> None:
+        self._prior = prior
+        self._variances = prior.variances.cpu().double()
+        self._mean_along = (prior.basis.mT @ prior.mean).cpu().double()
+        self._mean_outside = float(prior.mean.square().sum()) - float(self._mean_along.square().sum())
+        self._outside = prior.pixels - len(self._variances)
+        total = float(self._variances.sum()) + self._outside * prior.rest
+        self._typical = math.sqrt(float(prior.mean.square().sum()) + total)
+        self._spread = max(prior.contrast, LEAST_SPREAD)
+
+    def infer(self, seen: Tensor, bias_seen: float | None, deviation: float, bias_deviation: float) -> _Inferred:
+        """Infer them.
+
+        Args:
+            seen: (P,), length times image plus noise.
+        """
+        prior = self._prior
+        along = (prior.basis.mT @ seen).cpu().double()
+        squared = float(seen.double().square().sum())
+        typical = max(math.sqrt(squared) / self._typical, 1e-30)
+        scales = typical**2 * torch.logspace(-5, 2, SCALES, dtype=torch.float64)
+        inside, rest = scales[:, None] * self._variances, scales * prior.rest
+        noisy, noisy_rest = inside + deviation**2, rest + deviation**2
+        outside = max(squared - float(along.square().sum()), 0.0)
+        product = float(seen.double() @ prior.mean.double()) - float(along @ self._mean_along)
+        constant = (along.square() / noisy + noisy.log()).sum(dim=1) + outside / noisy_rest
+        constant = constant + self._outside * noisy_rest.log()
+        linear = (along * self._mean_along / noisy).sum(dim=1) + product / noisy_rest
+        square = (self._mean_along.square() / noisy).sum(dim=1) + self._mean_outside / noisy_rest
+
+        def evidence(lengths: Tensor) -> Tensor:
+            """Its logarithm for lengths (n,), with all v: (n, v)."""
+            column = lengths[:, None]
+            powers = (scales / column.square()).log() / self._spread
+            exponent = constant - 2 * column * linear + column.square() * square + powers.square()
+            if bias_seen is not None:
+                exponent = exponent + ((bias_seen - column) / bias_deviation).square()
+            return -exponent / 2
+
+        lengths = _grid(evidence, typical, bias_seen)
+        shares = (evidence(lengths) + _widths(lengths).log()[:, None]).flatten().softmax(dim=0).view(-1, SCALES)
+        kept, kept_rest = inside / noisy, rest / noisy_rest
+
+        def shrunk(weights: Tensor, vector: Tensor) -> Tensor:
+            return prior.shrink(vector, (weights @ kept).to(seen), (weights @ kept_rest).to(seen))
+
+        length = float((shares.sum(dim=1) * lengths).sum())
+        sums, over, times = shares.sum(dim=0), (shares / lengths[:, None]).sum(dim=0), lengths @ shares
+        image = prior.mean + shrunk(over, seen) - shrunk(sums, prior.mean)
+        return _Inferred(length, length * prior.mean + shrunk(sums, seen) - shrunk(times, prior.mean), image)
+
+
+def _grid(evidence: Callable[[Tensor], Tensor], typical: float, bias_seen: float | None) -> Tensor:
+    """Lengths of both signs, ascending, that lie close together where there is evidence."""
+    wide = typical * torch.logspace(-2, 1, WIDE, dtype=torch.float64)
+    lengths = torch.cat([-wide, wide, wide.new_tensor([bias_seen] if bias_seen else [])])
+    width = 10 ** (3 / (WIDE - 1)) - 1
+    best, most, near, every = lengths[0], -math.inf, lengths, [lengths]
+    for _ in range(ZOOMS):
+        found = evidence(near).logsumexp(dim=1)
+        if float(found.max()) > most:
+            best, most = near[found.argmax()], float(found.max())
+        near = best * (1 + width * torch.linspace(-1, 1, NARROW, dtype=torch.float64))
+        every.append(near)
+        width /= NARROW / 4
+    distinct: Tensor = torch.cat(every).unique()
+    return distinct
+
+
+def _widths(lengths: Tensor) -> Tensor:
+    """How much each point of an ascending grid stands for, on a logarithmic scale of each sign."""
+    widths = torch.empty_like(lengths)
+    for sign in (lengths < 0, lengths > 0):
+        logarithms = lengths[sign].abs().log()
+        if len(logarithms):
+            padded = torch.cat([logarithms[:1], logarithms, logarithms[-1:]])
+            widths[sign] = (padded[2:] - padded[:-2]).abs() / 2
+    return widths
+
+
+def _unit(vector: Tensor) -> Tensor:
+    unit: Tensor = vector / vector.norm().clamp(min=1e-30)
+    return unit
+
+
+FACTORS = 25  # factors of an image that are tried at once
+FACTOR_ZOOMS = 3  # times
 NO_LAYER = "closed_form needs a network whose first layer multiplies the image itself (Linear behind flattening)"
 
 
 def run_closed_form(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: ClosedFormSettings, report: Report
 ) -> Outcome:
-    """Run the attack.
-
-    Args:
-        scene: what is public.
-        rows: the victims.
-        images: not read: nothing starts at random.
-        logits: likewise.
-        config: has no settings.
-        report: told how it goes.
-
-    Raises:
-        AttackRefused: the network has no such layer, or an upload is of a kind that cannot be read.
-    """
+    """Run the attack."""
     answers = _read_all(scene, rows)
     labels = _complete(scene, rows, answers)
     losses = _losses(scene, rows, answers, labels)
@@ -63,9 +293,6 @@ def read_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
     """Return what attacks that start there are given: as many images a victim as its public number says.
 
     Images that the first layer does not show are the prior's mean; then no labels are told.
-
-    Raises:
-        AttackRefused: as for :func:`run_closed_form`.
     """
     answers = _read_all(scene, victims)
     labels = _complete(scene, victims, answers)
@@ -155,16 +382,16 @@ def _scaled(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
     (label,) = read_labels(scene, [victim])
     if label is None:
         return image
-    exponents = torch.linspace(-3, 3, SCALES).to(image)
+    exponents = torch.linspace(-3, 3, FACTORS).to(image)
     factors = torch.cat([exponents.exp(), -exponents.exp()])
-    width = 6 / (SCALES - 1)
+    width = 6 / (FACTORS - 1)
     best = image.new_tensor(1.0)
-    for _ in range(ZOOMS):
+    for _ in range(FACTOR_ZOOMS):
         labels = label.expand(len(factors), 1)
         distances = _distances(scene, [victim] * len(factors), factors[:, None, None, None, None] * image, labels)
         best = factors[distances.argmin()]
-        factors = best * (width * torch.linspace(-1, 1, SCALES).to(image)).exp()
-        width *= 2 / (SCALES - 1)
+        factors = best * (width * torch.linspace(-1, 1, FACTORS).to(image)).exp()
+        width *= 2 / (FACTORS - 1)
     return best * image
 
 

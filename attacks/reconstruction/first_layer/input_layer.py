@@ -45,8 +45,6 @@ def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int
     what adding d to the image does.
 
     Args:
-        network: the network.
-        parameters: with which it is tried.
         shape: (C, H, W) of an image.
 
     Returns:

@@ -18,6 +18,7 @@ next are not used.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,9 +28,15 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
+from fedpriv.attacks.reconstruction.dummy_gradients.network import kink_inputs
+from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
+from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Precision, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
-
-__all__ = ["SHARPEST", "HeardBlocks", "LengthSearch", "Lengths", "Mismatch", "PixelFilter", "Units", "heard_blocks"]
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.mechanisms.machinery.blocks import block_length
+from fedpriv.mechanisms.vmf import VmfMechanism
 
 TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say
 WEIGHED = 5  # more turns, with these weights
@@ -136,9 +143,6 @@ def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> Hear
 
     Args:
         weight: (m, P), what was heard of the layer's matrix.
-        offset: coordinates before the matrix, of all parameters laid end to end.
-        length: D, at least 1.
-        kappa: concentration, at least 0.
 
     Returns:
         The rows; ``None`` where no block lies within one.
@@ -185,13 +189,7 @@ def _row_signs(heard: HeardBlocks) -> tuple[Tensor, Tensor]:
 
 
 class LengthSearch:
-    """The search for the lengths of an image's parts, and the filter of the noise in their directions.
-
-    Args:
-        heard: the rows.
-        prior: of images, float64 on the CPU.
-        units: of the layer, where these are ReLUs: one that is off sends a row that says nothing.
-    """
+    """The search for the lengths of an image's parts, and the filter of the noise in their directions."""
 
     def __init__(self, heard: HeardBlocks, prior: GaussianPrior, units: Units | None = None) -> None:
         signs, self._odds = _row_signs(heard)
@@ -217,12 +215,7 @@ class LengthSearch:
         return lengths
 
     def refine(self, rough: Lengths, mismatch: Mismatch) -> Lengths:
-        """Search from there on, with the noise that belongs to these lengths.
-
-        Args:
-            found: where to start.
-            mismatch: of the rows, or of the whole upload.
-        """
+        """Search from there on, with the noise that belongs to these lengths."""
         unit = rough.sign * self._unit
         # Noise grows with the lengths, and behind more noise images may be longer: that of a typical image stops this.
         typical = rough.lengths * (self._typical / rough.lengths.norm().clamp(min=1e-30))
@@ -325,3 +318,88 @@ def _block_norms(images: Tensor, blocks: Tensor) -> Tensor:
     sums = images.new_zeros(len(images), int(blocks.max()) + 1)
     squares = sums.scatter_add(1, blocks, images.square()).gather(1, blocks)
     return torch.where(blocks > 0, squares.clamp(min=1e-60).sqrt(), torch.inf)
+
+
+REFINED = 2  # rounds of lengths that the whole upload decides
+NEEDS = (
+    "closed_form on blocks of a size needs vmf, one example, one upload of one draw, and a block of D numbers within a "
+    "row of {} pixels; given {}, examples {}, uploads {}, draws {:g}"
+)
+
+
+def read_blocks(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor]:
+    """Read the image off the first layer, and its sign, lengths and label off all layers.
+
+    Returns:
+        The image (C, H, W), normalised, and its label ().
+    """
+    heard = _heard(victim, layer, scene.pixels)
+    search = LengthSearch(heard, scene.prior.to(heard.rows), _relus(scene, victim, layer))
+    known = torch.arange(scene.classes) if victim.labels is None else victim.labels.cpu()
+    upload = _Upload(scene, victim, heard)
+    searched = [search.settle(sign) for sign in (1.0, -1.0)]
+    images = [search.image(lengths) for lengths in searched]
+    tried = [
+        (lengths.surprise + upload.mismatch(label, images[number]).item(), number, label)
+        for number, lengths in enumerate(searched)
+        for label in known.tolist()
+    ]
+    _, number, label = min(tried)
+    lengths = searched[number]
+    for _ in range(REFINED):
+        lengths = search.refine(lengths, partial(upload.mismatch, label))
+    image = search.image(lengths)
+    return image.to(scene.mean).view(scene.shape), torch.tensor(label, device=scene.mean.device)
+
+
+def _heard(victim: Victim, layer: InputLayer, pixels: int) -> HeardBlocks:
+    mechanism, model = victim.model.mechanism, victim.model
+    single = model.examples == 1 and not victim.more and model.releases == 1 and model.training is None
+    if isinstance(mechanism, VmfMechanism) and single and not layer.transposed:
+        before = list(victim.gradient)[: list(victim.gradient).index(layer.weight)]
+        offset = sum(victim.gradient[name].numel() for name in before)
+        weight, _ = layer.gradients(victim.gradient)
+        length = block_length(mechanism.blocks)
+        heard = None if length is None else heard_blocks(weight, offset, length, mechanism.kappa)
+        if heard is not None:
+            return heard
+    kind = f"{mechanism.name}, {getattr(mechanism, 'blocks', 'blocks')}" + (", transposed" if layer.transposed else "")
+    raise AttackRefused(NEEDS.format(pixels, kind, model.examples, len(victim.uploads), model.releases))
+
+
+def _relus(scene: Scene, victim: Victim, layer: InputLayer) -> Units | None:
+    """The layer's units, if what it gives goes to ReLUs."""
+    probe = torch.linspace(-1, 1, scene.pixels).to(next(iter(victim.parameters.values())))
+    inputs = kink_inputs(scene.network, victim.parameters, probe.view(1, *scene.shape))
+    weight, bias = layer.gradients(victim.parameters)
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    if (
+        not inputs
+        or inputs[0].shape != (1, len(weight))
+        or not torch.allclose(inputs[0][0], weight @ probe + bias, rtol=1e-3, atol=1e-4)
+    ):
+        return None
+    return Units(weight.cpu().double(), bias.cpu().double())
+
+
+class _Upload:
+    """How well images explain the whole upload."""
+
+    def __init__(self, scene: Scene, victim: Victim, heard: HeardBlocks) -> None:
+        self._scene = scene
+        precision: Precision = "float32" if scene.network.device.type == "mps" else "float64"
+        self._matcher = Matcher(scene.network, [victim], _relative_distance, precision)
+        coordinates = sum(value.numel() for value in victim.gradient.values())
+        across = max(heard.across, 1 / (SHARPEST * heard.length))
+        self._scale = math.ceil(coordinates / heard.length) / (2 * across)
+
+    def mismatch(self, label: int, image: Tensor) -> Tensor:
+        """Minus the logarithm of the upload's density given an image (P,) and its label, but for a constant."""
+        images = image.view(1, 1, *self._scene.shape).to(self._scene.network.device)
+        one_hot = F.one_hot(torch.tensor([[label]], device=images.device), self._scene.classes)
+        distance: Tensor = self._matcher(images, one_hot)[0]
+        return self._scale * distance.to(image)
+
+
+def _relative_distance(comparison: Comparison) -> Tensor:
+    return squared_distance(comparison) / comparison.heard.sum(dim=1).clamp(min=1e-30)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Progress
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.dager.decoding import grow
 from fedpriv.attacks.texts.dager.probes import Probe, find_probes, inputs_of
 from fedpriv.attacks.texts.dager.searching import search

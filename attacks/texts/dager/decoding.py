@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.dager.probes import inputs_of
 from fedpriv.attacks.texts.dager.spans import Span
 from fedpriv.attacks.texts.dager.tokens import Kept

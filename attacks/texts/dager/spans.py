@@ -14,7 +14,7 @@ import torch
 from scipy.stats import beta, chi2
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.first_layer.spectrum import Spectrum, take_apart
+from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, take_apart
 from fedpriv.attacks.texts.dager.probes import Probe
 
 __all__ = ["Span", "Unusable", "span_of"]

@@ -7,7 +7,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.dager.probes import Probe, inputs_of
 from fedpriv.attacks.texts.dager.spans import Span
 from fedpriv.names import PAD

@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.names import END

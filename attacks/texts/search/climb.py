@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher, Objective
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.matching import Matcher, Objective
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced, shortened
 from fedpriv.attacks.texts.search.language import Language

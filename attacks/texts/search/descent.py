@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.matching.matcher import Matcher, Objective
+from fedpriv.attacks.reconstruction.matching import Matcher, Objective
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.scoring import Texts
 from fedpriv.names import PAD, START

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Sentences, TextScene
 from fedpriv.attacks.texts.search.labels import read_text_labels
 from fedpriv.attacks.texts.search.language import Language

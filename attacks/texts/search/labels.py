@@ -5,13 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels.last_layer import (
-    find_output_layer,
-    infer_labels,
-    label_signatures,
-    match_labels,
-)
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels, label_signatures, match_labels
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.names import END, START
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama

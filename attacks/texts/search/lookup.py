@@ -13,8 +13,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.soft import table_factor, table_name

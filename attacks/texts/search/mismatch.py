@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.matching.distances import squared_distance
-from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Objective
+from fedpriv.attacks.reconstruction.matching import Comparison, Objective, squared_distance
 from fedpriv.gradients import flattened
 
 __all__ = ["squared_and_absolute", "tensor_angle"]

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import reduce
 
 from fedpriv.attacks.methods.text_map import TextMapSettings
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.posterior.likelihood import misfit
+from fedpriv.attacks.reconstruction.posterior import misfit
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Progress
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, TextScene
 from fedpriv.attacks.texts.search.climb import Climb, Reached, Tell
 from fedpriv.attacks.texts.search.ground import Ground

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.methods.lamp import LampSettings
-from fedpriv.attacks.reconstruction.matching.distances import angle
+from fedpriv.attacks.reconstruction.matching import angle
 from fedpriv.attacks.reconstruction.scene import Progress
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.search.descent import Penalty, Vectors
 from fedpriv.attacks.texts.search.ground import Ground

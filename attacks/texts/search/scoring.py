@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.dummy_gradients.targets import Targets
-from fedpriv.attacks.reconstruction.matching.matcher import Comparison, Matcher, Objective
-from fedpriv.attacks.reconstruction.upload_model.model import UploadModel, Victim
+from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Objective
+from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.soft import soft_targets
 from fedpriv.data.sequences import NO_TARGET

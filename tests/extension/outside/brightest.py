@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.settings import NonNegative
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Minimum", "minimise"]
-
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (n, D), numbers of their rows (n,)) -> (values (n,), maybe of a wider type, gradients (n, D))."""
 
@@ -76,10 +74,7 @@ def minimise(
     not finite at the start stays there.
 
     Args:
-        evaluate: gives values and gradients of some rows.
         start: (N, D).
-        iterations: most accepted steps of a row, at least 1.
-        progress: called after each evaluation with the fewest steps that an unfinished row has made, and all values.
         target: (N,), values that are low enough.
     """
     rows = _start(evaluate, start)

@@ -1,29 +1,34 @@
-"""What reached the last Linear layer for each example of a batch, from that layer's gradient, with its label.
+"""Reconstruct each image of a batch alone, from the features that reached the last layer.
 
-The gradient is a sum of products of ``softmax - label`` and the features that the last layer multiplies, as that of a
-first layer is of errors and images. A network that begins with convolutions has such a layer at its end. Its errors sum
-to zero over the classes, so that at most one example fewer than there are classes can be told apart; but they follow
-from features and public weights, so that the features are found like images behind a smooth activation
-(``first_layer.polish``). After Kariyappa et al. 2023, whose features are those of a first Linear layer.
+The objective is the squared distance of features, each on its own scale, plus the prior of images. L-BFGS minimises it
+in coordinates in which the pixels of photographs are independent. The label of each image is known from the same layer.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.errors import AttackRefused
-from fedpriv.attacks.reconstruction.first_layer.polish import polish
-from fedpriv.attacks.reconstruction.first_layer.spectrum import Spectrum, take_apart
-from fedpriv.attacks.reconstruction.first_layer.switching import images_of, scaled
-from fedpriv.attacks.reconstruction.labels.last_layer import find_output_layer, read_labels
-from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model.model import Victim
+from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
+from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
+from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.attacks.reconstruction.scene import Scene, Start
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.reconstruction.variables import coordinates_of
 from fedpriv.gradients import Vector
 
-__all__ = ["Features", "read_features"]
+# What reached the last Linear layer for each example of a batch, from that layer's gradient, with its label.
+#
+# The gradient is a sum of products of ``softmax - label`` and the features that the last layer multiplies, as that of a
+# first layer is of errors and images. A network that begins with convolutions has such a layer at its end. Its errors
+# sum to zero over the classes, so that at most one example fewer than there are classes can be told apart; but they
+# follow from features and public weights, so that the features are found like images behind a smooth activation
+# (``first_layer.batch.polish``). After Kariyappa et al. 2023, whose features are those of a first Linear layer.
+
 
 DRAWS = 8  # sets of random images whose softmax the search starts from
 SEED = 20261124  # of these images; they are no part of the result
@@ -54,15 +59,7 @@ class Features:
 
 
 def read_features(scene: Scene, victim: Victim) -> Features:
-    """Tell the examples of a batch apart by the last layer.
-
-    Args:
-        scene: what is public.
-        victim: one upload.
-
-    Raises:
-        AttackRefused: the network or the upload is not of the kind, or the examples do not stand apart.
-    """
+    """Tell the examples of a batch apart by the last layer."""
     name, layer = _last(scene, victim)
     if victim.model.training is not None or victim.model.protects_updates or victim.pool or not victim.one_scale:
         raise AttackRefused(NOT_ONE)
@@ -123,10 +120,7 @@ class _Errors:
     """``(softmax - label) / B`` of features (N, B, F), as the search asks for it.
 
     Args:
-        parameters: of the network.
-        name: of the last layer.
         labels: (B,).
-        examples: by which the sum was divided.
     """
 
     def __init__(self, parameters: Vector, name: str, labels: Tensor, examples: int) -> None:
@@ -143,3 +137,44 @@ class _Errors:
         """One minus the mean cosine of errors found and errors of the features found."""
         expected = self(images_of(spectrum, mixing)[None])[0]
         return 1 - float(F.cosine_similarity(spectrum.left @ mixing, expected.mT, dim=0).mean())
+
+
+ITERATIONS = 300
+PRIOR = 1e-4  # weight of the coordinates' mean square next to the features' relative squared distance
+NO_TAPE = "features need a last layer that can be followed: a torch.nn.Linear that the network calls once"
+
+
+def read_feature_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
+    """Return each victim's images and labels."""
+    return [_invert(scene, victim, read_features(scene, victim)) for victim in victims]
+
+
+def _invert(scene: Scene, victim: Victim, features: Features) -> Start:
+    coordinates = coordinates_of(scene.shape).to(scene.mean)
+    wanted = features.values.to(scene.mean)
+    sizes = wanted.square().mean(dim=1).clamp(min=1e-30)
+
+    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = points.detach().requires_grad_()
+        with torch.enable_grad():
+            images = coordinates.images(leaf.unflatten(1, scene.shape))
+            given = _features(scene, victim, features.layer, images)
+            distances = (given - wanted[index]).square().mean(dim=1) / sizes[index]
+            values = distances + PRIOR * leaf.square().mean(dim=1)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    begin = coordinates.of(torch.zeros(len(wanted), *scene.shape).to(scene.mean)).flatten(1)
+    ended = minimise(evaluate, begin, ITERATIONS)
+    images = coordinates.images(ended.points.unflatten(1, scene.shape))
+    return Start(scene.box(images), features.labels)
+
+
+def _features(scene: Scene, victim: Victim, layer: str, images: Tensor) -> Tensor:
+    """What the last layer gets (B, F) for images (B, C, H, W)."""
+    _, entries = scene.network.follow(victim.parameters, images)
+    kept = [entry.kept for entry in entries if entry.name == layer]
+    if len(kept) != 1:
+        raise AttackRefused(NO_TAPE)
+    inputs: Tensor = kept[0]
+    return inputs.flatten(1)

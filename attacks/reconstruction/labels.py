@@ -1,0 +1,392 @@
+"""Labels read off the last layer's gradient, before any image is known.
+
+The gradient of the cross entropy with respect to the logits is ``softmax - label``. It is the gradient of the last bias
+itself, and for a last layer without bias, the gradient of its weight is that vector times the layer's input.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.matching import chunks
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model import LocalTraining, Victim, local_optimizer, unrolled_update
+from fedpriv.gradients import Vector
+
+# Labels of local training by trials: the training itself, on random images with candidates for the labels.
+#
+# After several steps an update is no sum over examples: what a label adds depends on the labels of the steps before,
+# with momentum also on its step, and Adam divides by the gradients' size. So candidates are tried out.
+
+
+NEIGHBOURS = 512  # candidates that are tried at once, at most
+
+
+class TrialTraining:
+    """Local training on random images with candidate labels, against what was heard of the last layer.
+
+    Args:
+        images: random ones (R, B, C, H, W).
+    """
+
+    def __init__(self, network: Network, victim: Victim, name: str, images: Tensor, classes: int) -> None:
+        self._network = network
+        self._victim = victim
+        self._name = name
+        self._classes = classes
+        self._images = images
+        self._batch = victim.model.batch
+
+    def improve(self, candidates: Tensor) -> Tensor:
+        """Exchange single labels, or the places of two, of the best candidate while that brings the update closer.
+
+        Args:
+            candidates: (M, B).
+
+        Returns:
+            The labels (B,), in the order in which the local steps take them.
+        """
+        distances = self.distances(candidates)
+        labels, best = candidates[distances.argmin()], float(distances.min())
+        for _ in range(2 * len(labels)):
+            nearby = neighbours(labels[None], self._classes, self._batch)
+            # Of very many, evenly spread ones: the search then takes its steps among these.
+            nearby = nearby[:: -(-len(nearby) // NEIGHBOURS)]
+            distances = self.distances(nearby)
+            nearest = int(distances.argmin())
+            if not float(distances[nearest]) < best * (1 - 1e-6):
+                break
+            best, labels = float(distances[nearest]), nearby[nearest]
+        return labels
+
+    def distances(self, candidates: Tensor) -> Tensor:
+        """Squared distance (M,) of what was heard and the mean update of candidates (M, B) over the random images."""
+        heard = self._victim.gradient[self._name]
+        repeats = len(self._images)
+        rows = candidates.repeat_interleave(repeats, dim=0)
+        images = self._images.repeat(len(candidates), 1, 1, 1, 1)
+        updates = []
+        channels, height, width = images.shape[2:]
+        with torch.no_grad():
+            for part in chunks(self._network, [self._victim] * len(rows), (channels, height, width), self._classes):
+                labels = F.one_hot(rows[part.start : part.stop], self._classes).to(images)
+                sent = self._victim.model.trained(
+                    self._network, self._victim.parameters, images[part.start : part.stop], labels
+                )
+                updates.append(sent[self._name])
+        means = torch.cat(updates).unflatten(0, (len(candidates), repeats)).mean(dim=1)
+        distances: Tensor = (means - heard).flatten(1).square().sum(dim=1)
+        return distances
+
+
+def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
+    """Return all labels (M, B) that differ from one of some (N, B) in one place, or have two places exchanged.
+
+    Each ``batch`` labels in a row belong to one step, where their order does not matter: they come in ascending order.
+    """
+    examples = labels.shape[1]
+    places = torch.arange(examples, device=labels.device)
+    changed = labels[:, None, None].repeat(1, examples, classes, 1)
+    changed[:, places, :, places] = torch.arange(classes, device=labels.device)
+    pairs = list(itertools.combinations(range(examples), 2))
+    orders = places.repeat(len(pairs), 1)
+    for order, (first, second) in zip(orders, pairs, strict=True):
+        order[first], order[second] = second, first
+    candidates = torch.cat([changed.flatten(0, 2), labels[:, orders].flatten(0, 1)])
+    batch = min(batch, examples)
+    if examples % batch == 0:
+        candidates = candidates.unflatten(1, (-1, batch)).sort(dim=2).values.flatten(1)
+    distinct: Tensor = candidates.unique(dim=0)
+    return distinct
+
+
+# Labels of local training by a search on the logits: what each step does to them, and so to the steps after it.
+#
+# A step on an example of class c moves the logits by ``-rate k (softmax - label)``, where k, the gain, is what
+# examples' gradients have in common (for the last layer alone 1 + the squared length of its input, some 200 in a LeNet
+# of sigmoids). Already at a rate of 0.01 the logits move by more than 1 in a step: the next example meets another
+# softmax, and the last bias, whose update adds these vectors up, shows the labels of early steps less than those of
+# late ones. But the images hardly matter before a network is trained. So the training of logits alone, which costs next
+# to nothing, is tried out for thousands of label sequences.
+
+
+GAINS = (0.5, 0.63, 0.79, 1.0, 1.26, 1.59, 2.0)  # images differ; times the gain at random images
+NUDGE = 1e-3  # of a step, along which the gain is measured
+WIDTH = 64  # sequences of labels that are improved side by side
+MOST = 8192  # sequences that are tried in one round, at most
+
+
+class LogitSearch:
+    """Training of the logits alone, against what was heard of the last layer.
+
+    Args:
+        images: random ones (R, B, C, H, W), at which softmax and gain are measured.
+    """
+
+    def __init__(self, network: Network, victim: Victim, name: str, images: Tensor, classes: int) -> None:
+        training = victim.model.training
+        if training is None:
+            raise ValueError("this upload is one gradient; there is no local training to search with")
+        self._training = training
+        self._classes = classes
+        with torch.no_grad():
+            self._logits = network.logits(victim.parameters, images.flatten(0, 1)).mean(dim=0)
+            self._measure(network, victim, name, images)
+
+    def _measure(self, network: Network, victim: Victim, name: str, images: Tensor) -> None:
+        """Measure the gain on one step of single examples, and read the sum of all steps off what was heard."""
+        first = replace(self._training, steps=1, batch_size=1, clients=1)
+        count = len(images)
+        labels = torch.arange(count, device=images.device) % self._classes
+        one_hot = F.one_hot(labels, self._classes).to(images)
+        update = unrolled_update(network, victim.parameters, images[:, :1], one_hot[:, None], first)
+        steps = self._steps(first, labels[:, None, None], self._logits.new_zeros(1))[0]
+        gains, inputs = [], []
+        for row in range(count):
+            moved = {key: value + NUDGE * update[key][row] for key, value in victim.parameters.items()}
+            others = images[(row + 1) % count]
+            change = (network.logits(moved, others) - network.logits(victim.parameters, others)).mean(dim=0) / NUDGE
+            length = steps[row].square().sum()
+            gains.append((change * steps[row]).sum() / length)
+            inputs.append(steps[row] @ update[name][row].reshape(self._classes, -1) / length)
+        gain, layer_input = torch.stack(gains).mean(), torch.stack(inputs).mean(dim=0)
+        self._gains = gain * torch.tensor(GAINS).to(gain)
+        # In gradient space; the bias has an input of 1.
+        heard = victim.gradient[name].reshape(self._classes, -1)
+        scale = victim.model.signed * victim.model.step
+        self._heard = scale * (heard @ layer_input) / layer_input.square().sum()
+
+    def _steps(self, training: LocalTraining, labels: Tensor, gains: Tensor) -> Tensor:
+        """The bias' update (G, M, classes) with labels (M, clients, b) and gains (G,), averaged over the clients."""
+        counts = F.one_hot(labels, self._classes).to(self._logits)
+        optimizer = local_optimizer(training)
+        change = self._logits.new_zeros(len(gains), *labels.shape[:2], self._classes)
+        for batch in training.batches(labels.shape[2]):
+            softmax = (self._logits + gains[:, None, None, None] * change).softmax(dim=3)
+            step = optimizer({"bias": softmax - counts[:, :, batch].mean(dim=2)})
+            change = change + step["bias"]
+        return change.mean(dim=2)
+
+    def distances(self, candidates: Tensor) -> Tensor:
+        """Squared distance (M,) of what was heard and the update of candidates (M, B), at the gain that fits best."""
+        labels = candidates.unflatten(1, (self._training.clients, -1))
+        updates = self._steps(self._training, labels, self._gains)
+        closest: Tensor = (updates - self._heard).square().sum(dim=2).amin(dim=0)
+        return closest
+
+    def search(self, start: Tensor) -> Tensor:
+        """Improve several sequences of labels side by side, by exchanging single labels and the places of two.
+
+        Args:
+            start: (B,).
+
+        Returns:
+            (M, B), the best first.
+        """
+        same = torch.arange(self._classes, device=start.device)[:, None].expand(-1, len(start))
+        kept = torch.cat([start[None], same])
+        width = min(WIDTH, max(1, MOST // len(neighbours(kept[:1], self._classes, self._training.batch_size))))
+        for _ in range(2 * len(start)):
+            # Of very many, evenly spread ones: the search then takes its steps among these.
+            tried = neighbours(kept[:width], self._classes, self._training.batch_size)
+            tried = torch.cat([kept, tried[:: -(-len(tried) // MOST)]]).unique(dim=0)
+            best = tried[self.distances(tried).argsort(stable=True)[:WIDTH]]
+            if torch.equal(best, kept):
+                break
+            kept = best
+        return kept
+
+
+TRIED = 4  # batches of random images on which local training is tried
+CANDIDATES = 16  # for the labels of local training, out of the search on logits, that are trained with first
+SEARCHED = 256  # examples at most: a search tries all pairs' places, whose memory grows with the cube
+SAMPLES = 8  # random images for each class, from which a batch's labels are told
+JOINT = "labels could not be read off the last layer and were optimised with the images"  # for people
+PROBE = 20240229  # the seed of the images that tell which tensor is the last; it decides nothing else
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """The tensor whose gradient shows the labels.
+
+    Attributes:
+        name: the parameter.
+        bias: whether it is added to the logits; else it is the weight (classes, features) of a layer without bias.
+    """
+
+    name: str
+    bias: bool
+
+
+def find_output_layer(
+    network: Network, parameters: Vector, shape: tuple[int, int, int], classes: int
+) -> OutputLayer | None:
+    """Find the last layer by what it does, so that own networks need no naming convention.
+
+    A bias of the last layer is a tensor (classes,) that shifts the logits by its own change. A weight of a last layer
+    without bias is a matrix (classes, features) whose rows scale one logit each.
+
+    Returns:
+        The layer, or ``None`` where no tensor does either.
+    """
+    generator = torch.Generator().manual_seed(PROBE)
+    reference = next(iter(parameters.values()))
+    images = torch.randn(4, *shape, generator=generator).to(reference)
+    change = torch.rand(classes, generator=generator).to(reference) + 0.5
+    with torch.no_grad():
+        logits = network.logits(parameters, images)
+        for name in reversed(network.names):
+            value = parameters[name]
+            if value.shape == (classes,) and _close(
+                network.logits({**parameters, name: value + change}, images), logits + change
+            ):
+                return OutputLayer(name, bias=True)
+            if (
+                value.ndim == 2
+                and len(value) == classes
+                and _close(network.logits({**parameters, name: value * change[:, None]}, images), logits * change)
+            ):
+                return OutputLayer(name, bias=False)
+    return None
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    scale = float(other.abs().max())
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
+
+
+def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
+    """Return each row's labels (B,): known ones, else those read off once for each victim, else ``None``."""
+    if all(victim.labels is not None for victim in rows):
+        return [victim.labels for victim in rows]
+    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
+    if layer is None:
+        return [victim.labels for victim in rows]
+    distinct = {id(victim): victim for victim in rows}
+    pooled = [_pooled(victim, layer) for victim in distinct.values()]
+    inferred = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
+    labels = dict(zip(distinct, inferred, strict=True))
+    return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
+
+
+def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
+    """The mean over several uploads of the same examples, for the last layer: labels add the same sign to each."""
+    if not victim.more:
+        return victim
+    releases = [upload.model.releases for upload in victim.uploads]
+    parts = [count * upload.gradient[layer.name] for count, upload in zip(releases, victim.uploads, strict=True)]
+    mean = torch.stack(parts).sum(dim=0) / sum(releases)
+    return replace(victim, gradient={**victim.gradient, layer.name: mean}, more=())
+
+
+def infer_labels(
+    network: Network, victims: Sequence[Victim], layer: OutputLayer, shape: tuple[int, int, int], classes: int
+) -> list[Tensor | None]:
+    """Guess the labels behind each upload.
+
+    One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label`` is the label's, the only one
+    below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
+    add up best to what was heard (see :func:`match_labels`). Several local steps, or Adam: the labels with which
+    training on random images comes closest to what was heard, searched for on the logits alone first (see
+    by a search on logits and by trial training); of more than SEARCHED examples, those of the line before.
+
+    Args:
+        shape: (C, H, W).
+
+    Returns:
+        For each victim the labels (B,), ascending, or in the order of the local steps where there are several; ``None``
+        where the gradient's scale is unknown (a mechanism on the whole update of several examples), so that labels
+        have to be optimised with the images.
+    """
+    return [_infer(network, victim, layer, shape, classes) for victim in victims]
+
+
+def _infer(
+    network: Network, victim: Victim, layer: OutputLayer, shape: tuple[int, int, int], classes: int
+) -> Tensor | None:
+    heard = victim.gradient[layer.name]
+    if victim.model.examples == 1:
+        return _output_gradient(heard, layer).argmin().reshape(1)
+    if victim.model.protects_updates:
+        return None
+    signatures = label_signatures(network, victim, layer, _random(victim, layer, shape), classes)
+    labels = match_labels(heard.flatten(), signatures, victim.model.examples)
+    if victim.model.training is None or victim.model.examples > SEARCHED:
+        return labels
+    generator = torch.Generator().manual_seed(PROBE)
+    images = torch.randn(TRIED, victim.model.examples, *shape, generator=generator).to(heard)
+    kept = LogitSearch(network, victim, layer.name, images, classes).search(labels)[:CANDIDATES]
+    return TrialTraining(network, victim, layer.name, images, classes).improve(torch.cat([labels[None], kept]))
+
+
+def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
+    """The vector softmax - label (classes,), from a weight up to a positive factor.
+
+    The weight's gradient is an outer product, so its leading left singular vector is that vector up to sign, also with
+    noise and for inputs of any sign; the label's entry is the largest, because it outweighs all others together.
+    """
+    if layer.bias:
+        return heard
+    if not bool(torch.isfinite(heard).all()):
+        return heard.sum(dim=1)
+    leading: Tensor = torch.linalg.svd(heard, full_matrices=False).U[:, 0]
+    largest = leading[leading.abs().argmax()]
+    return -leading * largest.sign()
+
+
+def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> Tensor:
+    """Images (SAMPLES, C, H, W)."""
+    generator = torch.Generator().manual_seed(PROBE)
+    return torch.randn(SAMPLES, *shape, generator=generator).to(victim.gradient[layer.name])
+
+
+def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:
+    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P).
+
+    Args:
+        images: (n, C, H, W), normalised.
+    """
+    images = images[:, None]
+    total = []
+    for label in range(classes):
+        labels = F.one_hot(torch.full((len(images), 1), label), classes).to(images)
+        gradients = network.gradients(victim.parameters, images, labels, shared=True, each=True)
+        total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten())
+    return torch.stack(total)
+
+
+def match_labels(heard: Tensor, signatures: Tensor, examples: int) -> Tensor:
+    """Choose ``examples`` labels, duplicates allowed, whose signatures add up best to ``examples * heard``.
+
+    One label after the other takes the largest share out of the rest; then single labels are exchanged while that
+    brings the sum closer.
+    """
+    rest = examples * heard
+    chosen: list[int] = []
+    for _ in range(examples):
+        label = int((rest - signatures).square().sum(dim=1).argmin())
+        chosen.append(label)
+        rest = rest - signatures[label]
+    for _ in range(examples):
+        improved = _exchange(rest, signatures, chosen)
+        if improved is None:
+            break
+        rest = improved
+    return torch.tensor(sorted(chosen), device=heard.device)
+
+
+def _exchange(rest: Tensor, signatures: Tensor, chosen: list[int]) -> Tensor | None:
+    """Make the single exchange that shrinks the rest most, in ``chosen`` too; ``None`` where none does."""
+    candidates = rest + signatures[chosen][:, None] - signatures[None]
+    distances = candidates.square().sum(dim=2)
+    best = int(distances.argmin())
+    out, into = divmod(best, len(signatures))
+    if not float(distances[out, into]) < float(rest.square().sum()) * (1 - 1e-6):
+        return None
+    chosen[out] = into
+    return candidates[out, into]

@@ -1,1 +1,0 @@
-"""Labels read off the last layer, before any image is known."""

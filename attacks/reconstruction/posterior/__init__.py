@@ -1,1 +1,0 @@
-"""The most probable images, given the mechanism's own noise and what images look like."""

@@ -1,0 +1,727 @@
+"""Gradient matching built from parts: objective, priors, variables, optimiser, start and labels.
+
+Each attack names one part of each kind (:class:`Recipe`). The optimisers:
+
+- L-BFGS, as in DLG: unbounded, in float64 where the device has it, because near a match the distance is a small
+  difference of large numbers.
+- Adam on the gradient or on its sign, as in Inverting Gradients: elementwise, so that rows are independent. Weights of
+  priors may fall from step to step; the losses that are compared and reported use the weights of the last step.
+
+Each row keeps its iterate with the lowest loss.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpriv import metrics
+from fedpriv.attacks.reconstruction.features import read_feature_starts
+from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
+from fedpriv.attacks.reconstruction.labels import JOINT, read_labels
+from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.matching import (
+    Evaluator,
+    Matcher,
+    Objective,
+    angle,
+    opponent_variation,
+    squared_distance,
+    total_variation,
+)
+from fedpriv.attacks.reconstruction.posterior import misfit
+from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
+from fedpriv.attacks.rows import most_frequent
+from fedpriv.columns import slices
+from fedpriv.gradients.operator import wide
+
+# The parts that gradient matching is made of, and recipes: which attack takes which.
+#
+# A recipe names one part of each kind. All of them combine: what an attack minimises (objective and priors), in which
+# variables, how (optimiser, schedule), from where (start), and where labels come from.
+
+
+MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
+AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
+TILE = 4  # pixels along a side of the square that a patterned start repeats
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Parts of an attack.
+
+    Attributes:
+        objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
+        optimiser: lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of
+            :data:`SIGNS`.
+        schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
+        variables: pixels, decorrelated, or relaxed, of rows (``variables``).
+        start: a key of :data:`STARTS` or of :data:`FOUND`.
+        box: whether images stay within the valid range of pixels.
+        priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
+        labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
+    """
+
+    objective: Literal["squared-distance", "cosine", "likelihood"]
+    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
+    schedule: Literal["constant", "steps", "cosine"] = "constant"
+    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
+    box: bool = False
+    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()
+    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Kind of part -> part, for people."""
+        return {
+            "objective": self.objective,
+            "prior": ", ".join([*(["box"] if self.box else []), *self.priors]) or "none",
+            "variables": self.variables,
+            "optimiser": self.optimiser,
+            "schedule": "line search" if self.optimiser == "lbfgs" else self.schedule,
+            "start": self.start,
+            "labels": ", else ".join(self.labels),
+        }
+
+
+OBJECTIVES: Mapping[str, Objective] = {"squared-distance": squared_distance, "cosine": angle, "likelihood": misfit}
+"""Comparison -> (N,)."""
+
+
+def _public_mean(scene: Scene, images: Tensor) -> Tensor:
+    """Mean squared distance of the pixels from the mean of public images, or from grey without any."""
+    middle = scene.prior.mean.to(images).view(scene.shape)
+    return (images - middle).square().flatten(1).mean(dim=1)
+
+
+def _gaussian(scene: Scene, images: Tensor) -> Tensor:
+    """Squared distance from that mean in the public images' standard deviations, for each pixel."""
+    return scene.prior.to(images).energy(images).mean(dim=1) / scene.pixels
+
+
+PRIORS: Mapping[str, Callable[[Scene, Tensor], Tensor]] = {
+    "tv": lambda scene, images: total_variation(images),
+    "opponents": lambda scene, images: opponent_variation(images),
+    "public_mean": _public_mean,
+    "gaussian": _gaussian,
+}
+"""(scene, normalised images (N, B, C, H, W)) -> (N,); differentiable."""
+
+
+SCHEDULES: Mapping[str, Callable[[int, int], float]] = {
+    "constant": lambda done, steps: 1.0,
+    "steps": lambda done, steps: 0.1 ** sum(done >= int(share * steps) for share in MILESTONES),
+    "cosine": lambda done, steps: (1 + math.cos(math.pi * done / steps)) / 2,
+}
+"""(steps that were made, all steps) -> factor of the learning rate."""
+
+
+def warmed(done: int, steps: int) -> float:
+    """The factor of the learning rate while it rises over the first ``steps`` steps, of which ``done`` were made."""
+    return min((done + 1) / steps, 1.0) if steps else 1.0
+
+
+def annealed(start: float, end: float, done: int, steps: int) -> float:
+    """The weight of a prior that falls from ``start`` to ``end``: smooth pictures first, their details later."""
+    return max(end, start * (1 - done / steps) ** 2)
+
+
+def _softened(gradients: Tensor, share: float) -> Tensor:
+    """Large gradients are cut at 1 / share: nowhere at the end of the steps."""
+    return (share * gradients).tanh() / share
+
+
+SIGNS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "adam": lambda gradients, share: gradients,
+    "signed-adam": lambda gradients, share: gradients.sign(),
+    "soft-signed-adam": _softened,
+}
+"""(gradients, share of the steps that are left, above 0) -> what Adam sees."""
+
+
+def _uniform(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    images: Tensor = (torch.special.ndtr(numbers) - scene.mean) / scene.std
+    return images
+
+
+def _patterned(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    """One small square of each image, repeated (Wei et al. 2020)."""
+    height, width = numbers.shape[-2:]
+    down, across = (torch.arange(side, device=numbers.device) % TILE for side in (height, width))
+    return numbers[..., down[:, None], across]
+
+
+def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
+
+
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {
+    "closed-form": read_starts,
+    "features": read_feature_starts,
+}
+"""Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
+
+
+STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
+    "normal": None,
+    "uniform": _uniform,
+    "patterned": _patterned,
+    "public-mean": _around_mean,
+}
+"""(scene, rows, standard normal numbers (N, B, C, H, W)) -> normalised images; ``None``: these are the variables."""
+
+
+# What a recipe minimises: one number a row, as a function of the images' variables and the labels' logits.
+
+
+NO_LABELS = "labels are not known and cannot be read off the last layer, and this attack does not optimise them"
+
+
+class Labels:
+    """Label probabilities of each row: of labels that are known or read off, else a softmax that is optimised."""
+
+    def __init__(
+        self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str], found: Sequence[Tensor | None]
+    ) -> None:
+        read = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        given = [other if own is None else own for own, other in zip(found, read, strict=True)]
+        fixed = [labels is not None for labels in given]
+        if "optimised" not in sources and not all(fixed):
+            raise AttackRefused(NO_LABELS)
+        unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
+        known = torch.stack([unknown if labels is None else labels for labels in given])
+        self._fixed = torch.tensor(fixed, device=known.device)
+        self._all = all(fixed)
+        self._known = F.one_hot(known, scene.classes).to(scene.mean)
+        self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in given)
+
+    def select(self, rows: Tensor) -> "Labels":
+        """Return the labels of some of the rows (n,)."""
+        chosen = object.__new__(Labels)
+        rows = rows.to(self._fixed.device)
+        chosen._fixed, chosen._known = self._fixed[rows], self._known[rows]
+        chosen._all = self._all
+        chosen.notes = self.notes
+        return chosen
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(N, B, classes)."""
+        if self._all:
+            return self._known
+        return torch.where(self._fixed[:, None, None], self._known.to(logits), logits.softmax(dim=2))
+
+    def final(self, logits: Tensor) -> Tensor:
+        """The labels (N, B) that belong to these logits."""
+        return self.probabilities(logits).argmax(dim=2)
+
+
+class Problem:
+    """Objective plus weighted priors."""
+
+    def __init__(self, recipe: Recipe, scene: Scene, rows: Sequence[Victim], config: Any) -> None:
+        precise = recipe.optimiser == "lbfgs" and scene.network.device.type != "mps"
+        self._scene = scene
+        self._dtype = torch.float64 if precise else scene.mean.dtype
+        self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
+        self._coordinates: Coordinates | Relaxation | None = None
+        if recipe.variables == "relaxed":
+            self._coordinates = relaxation_of(scene)
+        if recipe.variables == "decorrelated":
+            self._coordinates = coordinates_of(scene.shape).to(scene.mean.double() if precise else scene.mean)
+        weights = {
+            name: (float(getattr(config, f"{name}_start", 0.0)), getattr(config, name)) for name in recipe.priors
+        }
+        used = {name: pair for name, pair in weights.items() if any(pair)}
+        self._penalties = [PRIORS[name] for name in used]
+        self._weights = tuple(used.values())
+        self._rows = len(rows)
+        # Steps of Adam in pixels are followed by a projection; elsewhere the objective sees the projected images.
+        self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
+        self._inside = recipe.box and not self._projects
+        self._starts = _found(recipe.start, scene, rows)
+        read = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
+        self.labels = Labels(scene, rows, recipe.labels, read)
+
+    @property
+    def regular(self) -> bool:
+        """Whether there is more to minimise than the mismatch."""
+        return bool(self._penalties)
+
+    def weights(self, done: int, steps: int) -> Tensor:
+        """Return the priors' weights (N, k), the same in each row, after so many of all steps."""
+        values = [annealed(start, end, done, steps) for start, end in self._weights]
+        return torch.tensor(values, dtype=self._dtype, device=self._scene.mean.device).expand(self._rows, -1)
+
+    def select(self, rows: Tensor) -> "Problem":
+        """Return the problem of some of the rows, by their numbers (n,)."""
+        chosen = object.__new__(Problem)
+        chosen.__dict__.update(self.__dict__)
+        chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
+        chosen._rows = len(rows)
+        return chosen
+
+    def losses(self, variables: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
+        """Return what is minimised, (N,).
+
+        Args:
+            variables: (N, B, C, H, W).
+            logits: (N, B, classes).
+            weights: (N, k), see :meth:`weights`. The derivatives by these are the priors' values.
+        """
+        images = self.images(variables)
+        total = self._matcher(images, self.labels.probabilities(logits))
+        for number, penalty in enumerate(self._penalties):
+            total = total + weights[:, number] * penalty(self._scene, images)
+        return total
+
+    def images(self, variables: Tensor) -> Tensor:
+        """Map variables to normalised images, both (N, B, C, H, W)."""
+        images = variables if self._coordinates is None else self._coordinates.images(variables)
+        return self._scene.box(images) if self._inside else images
+
+    def project(self, variables: Tensor) -> Tensor:
+        """Return the nearest variables that are allowed."""
+        return self._scene.box(variables) if self._projects else variables
+
+    def start(self, name: str, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+        """Return the variables (N, B, C, H, W) to start from, given standard normal numbers."""
+        make = STARTS.get(name)
+        started = [start.images for start in self._starts if start is not None]
+        if not started and make is None:
+            return self.project(numbers)
+        images = make(self._scene, rows, numbers) if make is not None else _around(started, rows, numbers)
+        images = self._scene.box(images)
+        return images if self._coordinates is None else self._coordinates.of(images.to(self._dtype))
+
+
+def _found(name: str, scene: Scene, rows: Sequence[Victim]) -> list[Start | None]:
+    """Each row's start at images that were found, where the recipe asks for such."""
+    if name not in FOUND:
+        return [None] * len(rows)
+    distinct = list({id(victim): victim for victim in rows}.values())
+    starts = dict(zip(map(id, distinct), FOUND[name](scene, distinct), strict=True))
+    return [starts[id(victim)] for victim in rows]
+
+
+def _around(images: Sequence[Tensor], rows: Sequence[Victim], numbers: Tensor) -> Tensor:
+    """Images (N, B, C, H, W) around those found; each victim's first row starts at the very images."""
+    first = [number == 0 or rows[number - 1] is not victim for number, victim in enumerate(rows)]
+    spread = torch.where(torch.tensor(first, device=numbers.device), 0.0, AROUND)
+    return torch.stack(list(images)) + spread[:, None, None, None, None] * numbers
+
+
+# A mismatch of so much of what an image of zeros would have is a match: float32 cannot tell much more apart.
+SOLVED = 1e-12
+
+
+def run_recipe(
+    recipe: Recipe, scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: Any, report: Report
+) -> Outcome:
+    """Run a recipe on rows of (victim, restart) together.
+
+    Args:
+        images: standard normal numbers (N, B, C, H, W), from which the starts are made.
+        logits: starts of the labels' logits (N, B, classes), for rows whose labels are optimised.
+    """
+    recipe = replace(recipe, start=getattr(config, "start", recipe.start))
+    problem = Problem(recipe, scene, rows, config)
+    start = problem.start(recipe.start, rows, images)
+    if recipe.optimiser == "lbfgs":
+        return _lbfgs(problem, rows, start, logits, config.iterations, recipe.objective, report)
+    return _adam(problem, start, logits, config, recipe, report)
+
+
+def _lbfgs(
+    problem: Problem,
+    rows: Sequence[Victim],
+    variables: Tensor,
+    logits: Tensor,
+    iterations: int,
+    objective: str,
+    report: Report,
+) -> Outcome:
+    """Minimise variables and logits in one vector a row; the logits of rows with fixed labels have no effect."""
+    shape, pixels = variables.shape[1:], variables[0].numel()
+    points = _Points(problem, len(rows), shape, logits.shape[1:], pixels)
+    start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
+    # A likelihood has no least value that is known.
+    known = not problem.regular and objective != "likelihood"
+    target = SOLVED * _size(rows, objective) if known else None
+    minimum = minimise(points, start, iterations, report, target)
+    ended, last = points.split(minimum.points)
+    return Outcome(
+        problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
+    )
+
+
+class _Points:
+    """Values and gradients of some rows' points, as :func:`minimise` asks for them."""
+
+    def __init__(self, problem: Problem, count: int, shape: torch.Size, logits: torch.Size, pixels: int) -> None:
+        self._all = self._problem = problem
+        self._index = torch.arange(count)
+        self._shape, self._logits, self._pixels = shape, logits, pixels
+
+    def __call__(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        if not torch.equal(index.cpu(), self._index):
+            self._index, self._problem = index.cpu(), self._all.select(index)
+        leaf = points.detach().requires_grad_()
+        values = self._problem.losses(*self.split(leaf), self._problem.weights(1, 1))
+        (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    def split(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Variables (M, B, C, H, W) and logits (M, B, classes) of points (M, D)."""
+        pixels = self._pixels
+        return points[:, :pixels].unflatten(1, self._shape), points[:, pixels:].unflatten(1, self._logits)
+
+
+def _size(rows: Sequence[Victim], objective: str) -> Tensor:
+    """What each row's objective is about, where nothing matches: (N,)."""
+    if objective != "squared-distance":
+        return torch.tensor([float(len(victim.uploads)) for victim in rows])
+    lengths = [
+        torch.stack([wide(value).square().sum() for sent in victim.uploads for value in sent.gradient.values()]).sum()
+        for victim in rows
+    ]
+    return torch.stack(lengths)
+
+
+def _adam(problem: Problem, variables: Tensor, logits: Tensor, config: Any, recipe: Recipe, report: Report) -> Outcome:
+    variables, logits = variables.clone(), logits.clone()
+    adam = torch.optim.Adam([variables, logits], lr=config.learning_rate)
+    steps, factor, signs = config.iterations, SCHEDULES[recipe.schedule], SIGNS[recipe.optimiser]
+    warm_up, last = getattr(config, "warm_up", 0), problem.weights(1, 1)
+    best = Best(variables, logits)
+    evaluate = Evaluator(problem.losses, steps)
+    for step in range(steps):
+        adam.param_groups[0]["lr"] = config.learning_rate * warmed(step, warm_up) * factor(step, steps)
+        weights = problem.weights(step, steps)
+        losses, (*gradients, penalties) = evaluate(variables, logits, weights)
+        best.keep(losses + ((last - weights) * penalties).sum(dim=1), variables, logits)
+        variables.grad, logits.grad = (signs(gradient, 1 - step / steps) for gradient in gradients)
+        adam.step()
+        variables.copy_(problem.project(variables))
+        report(step + 1, best.losses)
+    best.keep(problem.losses(variables, logits, last).detach(), variables, logits)
+    iterations = torch.full((len(variables),), steps)
+    images, labels = problem.images(best.variables), problem.labels.final(best.logits)
+    notes = tuple("; ".join(text for text in (note, evaluate.note) if text) for note in problem.labels.notes)
+    return Outcome(images, labels, best.losses, iterations, notes)
+
+
+class Best:
+    """The iterate of each row whose own loss was the lowest so far, with that loss; a NaN never is the lowest."""
+
+    def __init__(self, variables: Tensor, logits: Tensor) -> None:
+        self.variables = variables.detach().clone()
+        self.logits = logits.detach().clone()
+        self.losses = variables.new_full((len(variables),), torch.inf, requires_grad=False)
+
+    def keep(self, losses: Tensor, variables: Tensor, logits: Tensor) -> None:
+        """Compare the losses (N,) at these very iterates with the lowest ones so far."""
+        lower = losses < self.losses
+        self.losses = torch.where(lower, losses, self.losses)
+        self.variables = torch.where(lower[:, None, None, None, None], variables.detach(), self.variables)
+        self.logits = torch.where(lower[:, None, None], logits.detach(), self.logits)
+
+
+# The most probable row of a table behind noise: each value by how frequent it is and how well it explains the upload.
+#
+# Matching follows noise as readily as rows: behind much of it, what it reads is worse than a guess. Here each column is
+# decided in turn, all others as they are (iterated conditional modes, Besag 1986), by the mechanism's own density and
+# the shares of values among public rows. Where an upload says nothing, the most frequent value and the median are left.
+
+
+LIKELY = Recipe("likelihood", "lbfgs", box=True)
+POLISHED = 200  # iterations
+SURE = 1e3  # logit of a label that is settled
+SWEEPS = 4  # over all columns, at most: later ones change hardly anything
+AT_ONCE = 64  # values that are compared together
+ROUND = 0.1  # deviations from the median within which its density is rounded, for searches along derivatives
+NARROWEST = 1e-3  # of a number's range: the least deviation of a column that is nearly constant
+
+
+@dataclass(frozen=True, eq=False)
+class NumberPrior:
+    """Laplace distributions of numbers around their medians, normalised: many a column is mostly one number.
+
+    Attributes:
+        middle: (numbers,).
+        deviation: (numbers,), mean absolute ones, above 0.
+    """
+
+    middle: Tensor
+    deviation: Tensor
+
+    def energy(self, numbers: Tensor) -> Tensor:
+        """Return minus the log-density (N,) of numbers (N, B, numbers), but for a constant."""
+        return (((numbers - self.middle) / self.deviation).square() + ROUND**2).sqrt().sum(dim=(1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """The values of one category or flag.
+
+    Attributes:
+        places: the features.
+        values: (values, places), normalised.
+        surprise: (values,), minus the logarithms of their shares.
+    """
+
+    places: slice
+    values: Tensor
+    surprise: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _RowPrior:
+    """What public rows say about each column, taken as independent.
+
+    Attributes:
+        middle: (1, 1, features), the most frequent values and medians, normalised.
+        choices: of categories, flags, and whether a number is missing.
+        places: features that are numbers.
+        numbers: their distribution.
+    """
+
+    middle: Tensor
+    choices: tuple[_Choice, ...]
+    places: list[int]
+    numbers: NumberPrior
+
+    @staticmethod
+    def of(scene: Scene, public: Tensor) -> "_RowPrior":
+        """Count public rows (M, 1, 1, features) on the [0, 1] scale."""
+        rows = public.to(wide(scene.mean))
+        flat, mean, std = rows.flatten(1), wide(scene.mean).flatten(), wide(scene.std).flatten()
+        discrete = [where for where, _ in _discrete(scene)]
+        choices = tuple(_choice(flat[:, where], where, one_hot, mean, std) for where, one_hot in _discrete(scene))
+        taken = {place for where in discrete for place in range(where.start, where.stop)}
+        places = [place for place in range(flat.shape[1]) if place not in taken]
+        middle = (most_frequent(scene.columns, rows) - mean) / std
+        spread = (((flat - mean) / std)[:, places] - middle.flatten()[places]).abs().mean(dim=0)
+        numbers = NumberPrior(middle.flatten()[places], spread.clamp(min=float(NARROWEST / std)))
+        return _RowPrior(middle, choices, places, numbers)
+
+
+def _discrete(scene: Scene) -> Iterator[tuple[slice, bool]]:
+    """Features that hold one of a few values, and whether exactly one of them is 1."""
+    for column, where in slices(scene.columns):
+        if not column.is_number:
+            yield where, column.kind == "category"
+        elif column.optional:
+            yield slice(where.stop - 1, where.stop), False
+
+
+def _choice(rows: Tensor, where: slice, one_hot: bool, mean: Tensor, std: Tensor) -> _Choice:
+    """Count the values of a column's rows (M, places); one that never occurs counts as half a row."""
+    width = rows.shape[1] if one_hot else 2
+    values = torch.eye(width).to(rows) if one_hot else torch.tensor([[0.0], [1.0]]).to(rows)
+    counts = rows.sum(dim=0) if one_hot else torch.stack([(1 - rows).sum(), rows.sum()])
+    shares = (counts + 0.5) / (len(rows) + width / 2)
+    return _Choice(where, (values - mean) / std, -shares.log())
+
+
+def decoded(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
+    """Return what is decided from these rows where they explain more than noise would, else from frequent values.
+
+    Args:
+        images: (N, B, 1, 1, features), normalised, one value a category.
+        labels: (N, B).
+    """
+    if scene.public_images is None or not len(scene.public_images):
+        return images
+    prior = _RowPrior.of(scene, scene.public_images)
+    made = [
+        _decided(_Posterior(scene, victim, known, config, prior), wide(start)) if _has_density(victim) else start
+        for victim, start, known in zip(rows, images, labels, strict=True)
+    ]
+    return torch.stack(made).to(images)
+
+
+def _has_density(victim: Victim) -> bool:
+    """Whether there is noise of which the upload's density is known: behind Adam's steps it is not."""
+    model = victim.model
+    adam = model.training is not None and model.training.optimizer == "adam"
+    return model.mechanism.protects and not (adam and model.protects_examples)
+
+
+class _Posterior:
+    """Minus the logarithm of how probable rows of one victim are."""
+
+    def __init__(self, scene: Scene, victim: Victim, labels: Tensor, config: Any, prior: _RowPrior) -> None:
+        self.scene, self.prior = scene, prior
+        self.problem = Problem(LIKELY, scene, [victim], config)
+        self.labels = SURE * wide(F.one_hot(labels, scene.classes).to(scene.mean))
+
+    def misfits(self, images: Tensor) -> Tensor:
+        """Of rows (N, B, 1, 1, features): (N,)."""
+        parts = []
+        with torch.no_grad():
+            for part in images.split(AT_ONCE):
+                problem = self.problem.select(torch.zeros(len(part), dtype=torch.long))
+                logits = self.labels.expand(len(part), *self.labels.shape)
+                parts.append(problem.losses(part, logits, problem.weights(1, 1)))
+        return torch.cat(parts)
+
+    def energy(self, images: Tensor) -> float:
+        """Of rows (B, 1, 1, features)."""
+        chosen = (_nearest(images, choice) for choice in self.prior.choices)
+        surprise = sum(float(each.surprise[at].sum()) for each, at in zip(self.prior.choices, chosen, strict=True))
+        numbers = self.prior.numbers.energy(images[None, :, 0, 0, self.prior.places])
+        return float(self.misfits(images[None])) + surprise + float(numbers)
+
+    def with_numbers(self, images: Tensor) -> Tensor:
+        """The same rows (B, 1, 1, features) with the most probable numbers."""
+        logits = self.labels[None]
+        return fitted_numbers(self.problem, images[None], logits, self.prior.places, self.prior.numbers)[0]
+
+
+def _nearest(images: Tensor, choice: _Choice) -> Tensor:
+    """Which value each of the rows (B, 1, 1, features) holds, (B,)."""
+    return torch.cdist(images[:, 0, 0, choice.places], choice.values).argmin(dim=1)
+
+
+def _decided(posterior: _Posterior, start: Tensor) -> Tensor:
+    """The decision for one victim's rows (B, 1, 1, features).
+
+    Rows that follow noise gain half a unit of log-likelihood for each free number (Wilks 1938), on narrow peaks where
+    little of the probability lies. What was read counts only where it gains more than that.
+    """
+    middle = posterior.prior.middle.expand_as(start)
+    read, guessed = (_settled(posterior, posterior.with_numbers(begin)) for begin in (start, middle))
+    gain = posterior.energy(guessed) - posterior.energy(read)
+    return posterior.scene.box(read if gain > start.numel() / 2 else guessed)
+
+
+def _settled(posterior: _Posterior, images: Tensor) -> Tensor:
+    """Decide each value of each row in turn, then all numbers, until nothing changes."""
+    for _ in range(SWEEPS):
+        before = images
+        for example in range(len(images)):
+            for choice in posterior.prior.choices:
+                tried = images.repeat(len(choice.values), 1, 1, 1, 1)
+                tried[:, example, 0, 0, choice.places] = choice.values
+                images = tried[int((posterior.misfits(tried) + choice.surprise).argmin())]
+        if torch.equal(before, images):
+            break
+        images = posterior.with_numbers(images)
+    return images
+
+
+def fitted_numbers(
+    problem: Problem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None = None
+) -> Tensor:
+    """Return rows with the same categories, and those numbers that fit best: a smooth problem, and a small one.
+
+    Args:
+        images: (N, B, 1, 1, features), normalised.
+        logits: (N, B, classes).
+    """
+    if not places:
+        return images
+    points = _Numbers(problem, images, logits, places, prior)
+    start = wide(images[..., places].flatten(1))
+    ended = minimise(points, start, POLISHED, lambda done, values: None).points
+    return points.rows(ended, torch.arange(len(images)))
+
+
+class _Numbers:
+    """Values and gradients as functions of the numbers alone, as :func:`minimise` asks for them."""
+
+    def __init__(
+        self, problem: Problem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None
+    ) -> None:
+        self._problem, self._images, self._places = problem, wide(images), places
+        self._logits, self._prior = wide(logits), prior
+
+    def __call__(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = points.detach().requires_grad_()
+        problem = self._problem.select(index)
+        rows = self.rows(leaf, index)
+        values = problem.losses(rows, self._logits[index], problem.weights(1, 1))
+        if self._prior is not None:
+            values = values + self._prior.energy(rows[:, :, 0, 0, self._places])
+        (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    def rows(self, points: Tensor, index: Tensor) -> Tensor:
+        """The rows (n, B, 1, 1, features) with these numbers (n, B x numbers)."""
+        images = self._images[index].clone()
+        images[..., self._places] = points.view(*images.shape[:-1], len(self._places))
+        return images
+
+
+# Many restarts on one upload of rows, put together: each row of a batch as most of them see it.
+#
+# Rows of a batch come in no order, so each restart's are matched with those of the restart with the lowest loss (Vero
+# et al.: TabLeak, ICML 2023, section 4.2). The pool is offered where the attack's own objective says that it is better.
+# Behind noise, public rows decide with the upload, so that nothing is read into noise alone.
+
+
+RELAXED = Recipe("cosine", "adam", "cosine", variables="relaxed")
+POLISH = Recipe("squared-distance", "lbfgs", box=True)
+
+
+def run_ensemble(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: Any, report: Report
+) -> Outcome:
+    """Run the attack; arguments and errors are those of :func:`~.descent.run_recipe`.
+
+    The rows of each restart are made hard: one value a category. The pool of all restarts of a victim takes the place
+    of the best of them if its loss is lower.
+    """
+    relaxation = relaxation_of(scene)
+    outcome = run_recipe(RELAXED, scene, rows, images, logits, config, report)
+    made, labels = _whole(outcome.images), _whole(outcome.labels)
+    hard = relaxation.hard(made)
+    losses = _losses(scene, rows, hard, labels, config)
+    for members in _by_victim(rows):
+        best = min(members, key=lambda row: float(losses[row]))
+        orders = [metrics.match(made[best], made[row]) for row in members]
+        pool = relaxation.pooled([made[row][order.to(made.device)] for row, order in zip(members, orders, strict=True)])
+        loss = _losses(scene, [rows[best]], pool[None], labels[best][None], config)[0]
+        if loss < losses[best]:
+            hard[best], losses[best] = pool, loss
+    offered = [min(members, key=lambda row: float(losses[row])) for members in _by_victim(rows)]
+    victims = [rows[row] for row in offered]
+    polished = _polished(scene, victims, hard[offered], labels[offered], config)
+    # Restarts are chosen by how well they match; what is decided for the chosen one matches less well, on purpose.
+    losses[offered] = _losses(scene, victims, polished, labels[offered], config)
+    hard[offered] = decoded(scene, victims, polished, labels[offered], config)
+    return replace(outcome, images=hard, losses=losses)
+
+
+def _polished(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
+    """Rows with the same categories, and those numbers that match best."""
+    logits = SURE * F.one_hot(labels, scene.classes).to(images)
+    places = relaxation_of(scene).free(images.shape[-1])
+    return scene.box(fitted_numbers(Problem(POLISH, scene, rows, config), images, logits, places)).to(images)
+
+
+def _whole(values: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.stack(values)
+
+
+def _losses(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
+    """How far from what was heard these rows and labels are, (N,)."""
+    problem = Problem(replace(RELAXED, variables="pixels"), scene, rows, config)
+    sure = SURE * F.one_hot(labels, scene.classes).to(images)
+    with torch.no_grad():
+        return problem.losses(images, sure, problem.weights(1, 1))
+
+
+def _by_victim(rows: Sequence[Victim]) -> list[list[int]]:
+    members: dict[int, list[int]] = {}
+    for row, victim in enumerate(rows):
+        members.setdefault(id(victim), []).append(row)
+    return list(members.values())

@@ -1,0 +1,702 @@
+"""How an upload came about, as the adversary models it: sign, scale, local steps and mechanism.
+
+Every attack compares in gradient space. A FedSGD upload is a mean gradient already. A FedAvg upload is parameters after
+minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'
+gradients; so ``-upload / (lr * s)`` is compared. After one step of SGD that is the mean gradient at the parameters
+before the round; for several steps, and for Adam, what dummies would send is computed by training on them (see
+:func:`unrolled_update`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Literal, Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedpriv.attacks.candidates import Candidates
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction.dummy_gradients.network import (
+    Loss,
+    Network,
+    soft_cross_entropy,
+    twice_differentiable,
+)
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.federated import upload_sign
+from fedpriv.gradients import Block, Vector
+from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.operator import first_line
+from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
+from fedpriv.mechanisms.machinery.law import Noise
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
+from fedpriv.registry import ATTACKS
+
+# FedAvg on dummy data: a client's local steps, carried out so that its update can be differentiated.
+#
+# After several steps an update is no longer a gradient: parameters move between the steps, momentum weighs them
+# unequally, and Adam normalises them. So the adversary trains on the dummies as the client did on its images, with the
+# public optimiser, learning rate, batch size and number of steps, and compares the updates (Geiping et al. 2020,
+# section 6).
+#
+# Which examples were in which batch is not known. The dummies are taken in a fixed order, batch after batch, and from
+# the start again when all have been used: in each epoch the same batches. A client shuffles anew in each epoch; what
+# that changes in the update is of the second order in the learning rate.
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The public facts of what a client does between the parameters that it is sent and its upload.
+
+    Attributes:
+        optimizer: sgd or adam.
+        learning_rate: of the optimiser.
+        momentum: of sgd, from 0 up to 1.
+        steps: optimiser steps.
+        batch_size: examples in the batch of a step.
+        clients: how many clients' updates are averaged; each trains on its own share of the dummies.
+    """
+
+    optimizer: Literal["sgd", "adam"]
+    learning_rate: float
+    momentum: float
+    steps: int
+    batch_size: int
+    clients: int = 1
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the update is a multiple of one batch's mean gradient, so that there is nothing to unroll."""
+        return self.steps == 1 and self.optimizer == "sgd"
+
+    @property
+    def length(self) -> float:
+        """By how much the update is longer than the mean gradient, were the gradient the same in all steps.
+
+        For sgd the sum of the steps' weights, learning_rate * steps without momentum; Adam's update has no such factor,
+        and the same number brings it to an order of magnitude of 1.
+        """
+        if self.optimizer == "adam":
+            return self.learning_rate * self.steps
+        return self.learning_rate * sum(self._weights)
+
+    @property
+    def equal_steps(self) -> float:
+        """How many steps of equal weight would average noise of their own as much; ``steps`` without momentum."""
+        return sum(self._weights) ** 2 / sum(weight**2 for weight in self._weights)
+
+    @property
+    def _weights(self) -> list[float]:
+        return momentum_weights(self.steps, self.momentum)
+
+    def batches(self, examples: int) -> list[list[int]]:
+        """The numbers of the dummies, of one client's ``examples``, in the batch of each step."""
+        size = min(self.batch_size, examples)
+        return [[(step * size + place) % examples for place in range(size)] for step in range(self.steps)]
+
+
+def unrolled_update(
+    network: Network,
+    parameters: Vector,
+    images: Tensor,
+    labels: Tensor,
+    training: LocalTraining,
+    release: Callable[[Vector], Vector] | None = None,
+) -> Vector:
+    """Train on dummy data and return parameters after minus before, differentiable in images and label probabilities.
+
+    Takes ``steps`` times the memory of written-out gradients, N * K numbers each and more to differentiate them.
+
+    Args:
+        images: (N, B, C, H, W), normalised; B is a multiple of ``training.clients``.
+        labels: probabilities (N, B, classes).
+        release: maps the gradients (N, b, *shape) of a step's b examples to the gradient (N, *shape) that is expected
+            to be used in it, where a mechanism privatises each step; ``None``: their mean is used as it is.
+
+    Returns:
+        Tensors (N, *shape): the mean update of the clients. It points downhill, against the gradient.
+    """
+    rows = len(images)
+    images, labels = (values.unflatten(1, (training.clients, -1)).flatten(0, 1) for values in (images, labels))
+    start = {name: parameters[name].detach() for name in network.names}
+    optimizer = local_optimizer(training)
+    change: Vector = {}
+    for batch in training.batches(images.shape[1]):
+        now = {name: start[name] + value for name, value in change.items()} or start
+        each = release is not None
+        gradients = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=each)
+        step = optimizer(gradients if release is None else release(gradients))
+        change = {name: change[name] + value for name, value in step.items()} if change else step
+    return {name: value.unflatten(0, (rows, training.clients)).mean(dim=1) for name, value in change.items()}
+
+
+Step = Callable[[Vector], Vector]
+"""(gradients) -> the change of the parameters, of an optimiser that remembers the steps before."""
+
+
+def local_optimizer(training: LocalTraining) -> Step:
+    """Return a client's optimiser, afresh, as torch has it, for tensors of any shape; it can be differentiated."""
+    return _adam(training.learning_rate) if training.optimizer == "adam" else _sgd(training)
+
+
+def _sgd(training: LocalTraining) -> Step:
+    velocity: Vector = {}
+
+    def step(gradients: Vector) -> Vector:
+        for name, value in gradients.items():
+            again = name in velocity and training.momentum
+            velocity[name] = training.momentum * velocity[name] + value if again else value
+        return {name: -training.learning_rate * value for name, value in velocity.items()}
+
+    return step
+
+
+def _adam(rate: float) -> Step:
+    means: tuple[Vector, Vector] = ({}, {})
+    steps = 0
+
+    def step(gradients: Vector) -> Vector:
+        nonlocal steps
+        steps += 1
+        for name, value in gradients.items():
+            for mean, beta, new in zip(means, ADAM_BETAS, (value, value.square()), strict=True):
+                share = (1 - beta) * new
+                mean[name] = beta * mean[name] + share if name in mean else share
+        return {name: change(*(mean[name] for mean in means)) for name in gradients}
+
+    def change(first: Tensor, second: Tensor) -> Tensor:
+        first, second = first / (1 - ADAM_BETAS[0] ** steps), second / (1 - ADAM_BETAS[1] ** steps)
+        # The root of zero has no derivative, so a zero is replaced before the root is taken.
+        positive = second > 0
+        root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
+        return -rate * first / (root + ADAM_EPSILON)
+
+    return step
+
+
+Made = TypeVar("Made")
+
+
+class Norms(Protocol):
+    """Norms of gradients: of N rows of U units, as of :class:`DummyGradients`."""
+
+    @property
+    def names(self) -> Block:
+        """The names of the parameters."""
+
+    def dimension(self, block: Block) -> int:
+        """Return the number of coordinates of some of them."""
+
+    def squared(self, block: Block) -> Tensor:
+        """Return the squared norms (N, U) of some of them."""
+
+
+@dataclass(frozen=True)
+class UploadModel:
+    """What the adversary expects a client with given examples to send, in gradient space.
+
+    Attributes:
+        mechanism: the mechanism, with its public parameters.
+        unit: example (applied to each example's gradient) or update (to the whole upload).
+        step: what the client multiplied its mean gradient with, but for the sign: learning rate times local steps for
+            fedavg (see :attr:`LocalTraining.length`), 1 for fedsgd.
+        signed: -1 for fedavg (the upload points downhill), 1 for fedsgd.
+        examples: the number B of examples behind the upload.
+        training: the local training, where the upload is more than one gradient and has to be unrolled.
+        batch: the examples behind one release of the mechanism.
+        releases: how many releases with noise of their own are averaged in the upload; where they count differently (as
+            with momentum), how many alike would average the noise as much.
+    """
+
+    mechanism: Mechanism
+    unit: str
+    step: float
+    signed: int
+    examples: int
+    training: LocalTraining | None = None
+    batch: int = 1
+    releases: float = 1.0
+
+    @staticmethod
+    def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
+        """Read the public settings; ``redistribution`` is r, for hgm."""
+        config = recorded_mechanism(settings.mechanism)
+        fedavg = settings.algorithm == "fedavg"
+        training = LocalTraining(
+            settings.optimizer,
+            settings.learning_rate,
+            settings.momentum,
+            settings.local_steps,
+            settings.examples if settings.batch_size is None else settings.batch_size,
+            settings.clients,
+        )
+        steps = training.equal_steps if fedavg and config.unit == "example" else 1.0
+        return UploadModel(
+            mechanism=config.mechanism(redistribution),
+            unit=config.unit,
+            step=training.length if fedavg else 1.0,
+            signed=upload_sign(settings.algorithm),
+            examples=settings.examples,
+            training=training if fedavg and not training.is_gradient else None,
+            batch=training.batch_size,
+            releases=settings.clients * steps,
+        )
+
+    @property
+    def needs_examples(self) -> bool:
+        """Whether the expected upload depends on each example's gradient.
+
+        Otherwise it depends on their mean only.
+        """
+        return self.protects_examples and self.examples > 1
+
+    @property
+    def protects_examples(self) -> bool:
+        """Whether the mechanism privatises the examples' gradients in each step, rather than the upload."""
+        return self.mechanism.protects and self.unit == "example"
+
+    @property
+    def protects_updates(self) -> bool:
+        """Whether the mechanism privatises the upload, and so hides the length of the mean gradient."""
+        return self.mechanism.protects and self.unit == "update"
+
+    def noise(self, tensors: Sequence[int]) -> Noise:
+        """The noise in an upload, in gradient space, standardised; of parameters with so many coordinates, in order."""
+        # An update is privatised as it is and divided by its step only then; a batch's sum is divided by its size.
+        examples, divisor = (1, self.step) if self.protects_updates else (self.batch, float(self.batch))
+        return self.mechanism.noise(tensors, examples, divisor).averaged(self.releases)
+
+    def weights(self, gradients: Norms, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
+        """Return the weights (N, U) of the units in the standardised expected upload, and which tensors have them.
+
+        The expected upload is the sum over the U units of their gradients with these weights: with none 1 / U, with
+        gaussian min(1, C / |g|) / U, with vmf A_K(kappa) / (|g| U), per block.
+        """
+        mechanism = self.mechanism
+        if not isinstance(mechanism, BlockMechanism):
+            raise ValueError(f"the factors of {mechanism.name} do not follow from Euclidean norms")
+        # A mechanism for whole updates sees the mean gradient times this, and what it sends is divided by it again.
+        factor = self.step if self.protects_updates else 1.0
+        weights: list[tuple[Block, Tensor]] = []
+        blocks = mechanism.blocks_of(gradients.names)
+        for block in blocks:
+            parts = [
+                (scale, tuple(name for name in block if scales[name] == scale))
+                for scale in dict.fromkeys(scales[name] for name in block)
+            ]
+            norm = reduce(torch.add, [gradients.squared(names) * (factor * scale) ** 2 for scale, names in parts])
+            weight = mechanism.weight(norm, gradients.dimension(block), len(blocks)) / norm.shape[1]
+            weights += [(names, weight * scale) for scale, names in parts]
+        return weights
+
+    def trained(self, network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
+        """Train on dummy batches as the client did, and return the expected uploads (N, *shape), in gradient space.
+
+        For models with local :attr:`training`. Noise that is added in each step is left out of the steps after it.
+
+        Args:
+            images: (N, B, C, H, W), normalised.
+            labels: probabilities (N, B, classes).
+        """
+        if self.training is None:
+            raise ValueError("this upload is one gradient; there is no local training to unroll")
+        release = self._released if self.protects_examples else None
+        change = unrolled_update(network, parameters, images, labels, self.training, release)
+        return self.gradient(change) if self.protects_examples else self.expected(self.gradient(change))
+
+    def _released(self, gradients: Vector) -> Vector:
+        return batch_mean(vmap(vmap(self.mechanism.expected))(gradients))
+
+    def gradient(self, upload: Vector) -> Vector:
+        """Turn an upload into the (noisy) mean gradient that it stands for."""
+        factor = self.signed / self.step
+        return upload if factor == 1 else {name: value * factor for name, value in upload.items()}
+
+    def expected(self, gradients: Vector) -> Vector:
+        """Map mean gradients (N, *shape) of dummy batches to expected uploads (N, *shape), in gradient space.
+
+        For models that do not need the examples.
+        """
+        if not self.mechanism.protects:
+            return gradients
+        factor = self.signed * self.step if self.protects_updates else 1.0
+        sent = vmap(self.mechanism.expected)({name: value * factor for name, value in gradients.items()})
+        return {name: value / factor for name, value in sent.items()}
+
+    def expected_of_examples(self, gradients: Vector) -> Vector:
+        """Map gradients (N, B, *shape) of the examples of dummy batches to expected uploads (N, *shape)."""
+        if not self.needs_examples:
+            return self.expected(batch_mean(gradients))
+        return self._released(gradients)
+
+
+def batch_mean(gradients: Vector) -> Vector:
+    """Mean over the examples: (N, B, *shape) to (N, *shape)."""
+    return {name: value.mean(dim=1) for name, value in gradients.items()}
+
+
+@dataclass(frozen=True)
+class Victim:
+    """One observation, made ready for an attack.
+
+    Attributes:
+        round: the round.
+        client: the client.
+        parameters: what the client started from; one object for all uploads of a round.
+        gradient: the upload in gradient space.
+        model: how such uploads come about.
+        note: what a reader of the result must know; may be empty.
+        labels: int64 (B,), where the threat model grants them.
+        candidates: for each image a list of records, where the threat model grants them.
+        more: other uploads of the same examples, from other parameters; see
+            :func:`join`.
+        pool: how many images the uploads' batches are drawn from, where these are other batches of one client in each
+            round; 0: all uploads are of the same batch.
+    """
+
+    round: int
+    client: int
+    parameters: Vector
+    gradient: Vector
+    model: UploadModel
+    note: str
+    labels: Tensor | None = None
+    candidates: Candidates | None = None
+    more: tuple["Victim", ...] = ()
+    pool: int = 0
+
+    @property
+    def noise(self) -> Noise:
+        """In the upload; see :meth:`UploadModel.noise`."""
+        return self.model.noise([value.numel() for value in self.gradient.values()])
+
+    @property
+    def needs_writing(self) -> bool:
+        """Whether the likelihood needs expected uploads themselves, not just inner products of their blocks."""
+        return not self.noise.follows_from(len(self.model.mechanism.directions(tuple(self.gradient))))
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether the mechanism leaves all tensors, such as weight and bias, on one scale."""
+        return len(self.model.mechanism.blocks_of(tuple(self.gradient))) == 1
+
+    @property
+    def in_small_blocks(self) -> bool:
+        """Whether the mechanism draws noise in blocks of coordinates that cut through tensors."""
+        return not self.model.mechanism.blocks_of(tuple(self.gradient))
+
+    @property
+    def uploads(self) -> tuple["Victim", ...]:
+        """All uploads of the examples."""
+        return (self, *self.more)
+
+
+def refusal(settings: PublicSettings) -> str | None:
+    """Say why these uploads cannot be attacked by gradient matching, or return ``None``."""
+    if settings.algorithm == "fedavg" and settings.batch_size is None:
+        return "the batch size is withheld, so the number of examples behind an upload is not known"
+    return None
+
+
+def prepare_victims(observations: Sequence[Observation], names: Sequence[str], device: torch.device) -> list[Victim]:
+    """Model each upload; uploads of one round share their parameters in memory."""
+    shared: list[tuple[Vector, Vector]] = []
+    shares: list[tuple[Vector, Redistribution]] = []
+    victims = []
+    for observation in observations:
+        reason = refusal(observation.settings)
+        if reason is not None:
+            raise AttackRefused(f"client {observation.client}, round {observation.round}: {reason}")
+        if set(observation.parameters) != set(names):
+            odd = min(set(observation.parameters) ^ set(names))
+            raise AttackRefused(
+                f"client {observation.client}, round {observation.round}: the observed parameters are not those of the "
+                f"network; {odd!r} is in one of them only"
+            )
+        redistribution = None
+        if observation.redistribution is not None:
+            redistribution = _shared(observation.redistribution.shares, names, device, shares, Redistribution)
+        model = UploadModel.of(observation.settings, redistribution)
+        upload = {name: observation.upload[name].to(device) for name in names}
+        parameters = _shared(observation.parameters, names, device, shared, dict)
+        note = _note(model, upload)
+        labels = _known_labels(observation, model.examples, device)
+        gradient = model.gradient(upload)
+        about = observation.round, observation.client
+        victims.append(Victim(*about, parameters, gradient, model, note, labels, observation.candidates))
+    return victims
+
+
+def _known_labels(observation: Observation, examples: int, device: torch.device) -> Tensor | None:
+    if observation.labels is None:
+        return None
+    if len(observation.labels) != examples:
+        raise AttackRefused(
+            f"{observation.title}: {len(observation.labels)} labels are known, and the public settings make for "
+            f"{examples} examples (Poisson sampling); the attacks model one or the other"
+        )
+    return torch.tensor(observation.labels, device=device)
+
+
+def _shared(
+    vector: Vector,
+    names: Sequence[str],
+    device: torch.device,
+    known: list[tuple[Vector, Made]],
+    make: Callable[[Vector], Made],
+) -> Made:
+    """Return one object, made of the numbers on the device, for all vectors that hold the same ones."""
+    for source, ready in known:
+        if source is vector or all(_same(source[name], vector[name]) for name in names):
+            return ready
+    ready = make({name: vector[name].to(device) for name in names})
+    known.append((vector, ready))
+    return ready
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.dtype == other.dtype and torch.equal(one, other))
+
+
+def _note(model: UploadModel, upload: Vector) -> str:
+    notes = []
+    if model.training is not None and model.training.steps > 1:
+        notes.append(
+            f"{model.training.steps} local steps were unrolled on the dummies; which example was in which batch is not "
+            "known"
+        )
+    if not any(bool(value.any()) for value in sorted(upload.values(), key=Tensor.numel)):
+        notes.append("the upload is zero and says nothing about the examples")
+    return "; ".join(notes)
+
+
+# What makes an attack mean less than it seems to, said before it runs.
+
+
+KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid)
+
+
+def preflight(
+    model: nn.Module, settings: PublicSettings, attacks: Sequence[str], loss: Loss = soft_cross_entropy
+) -> tuple[str, ...]:
+    """Return one line for each thing that makes these attacks on such uploads misleading."""
+    if not attacks:
+        return ()
+    is_text = settings.text is not None
+    reason = refusal(settings) or (None if is_text else whole_numbers(model))
+    if reason is not None:
+        raise AttackRefused(reason)
+    if is_text:
+        return tuple(_about_layers(model, attacks))
+    return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings, loss))
+
+
+def whole_numbers(model: nn.Module) -> str | None:
+    """Say why a network whose input is tokens cannot be attacked, or return ``None``."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            return (
+                f"layer {name or 'the model'} ({type(layer).__name__}) takes whole numbers, such as tokens; "
+                "the attacks move the values of images little by little, which such an input does not allow"
+            )
+    return None
+
+
+def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
+    lines = []
+    coupled = coupled_layers(model)
+    kinked = [name for name, layer in model.named_modules() if isinstance(layer, KINKED)]
+    mixing = model.get_submodule(coupled[0]) if coupled else None
+    if mixing is not None and (mixing.training or getattr(mixing, "running_mean", None) is None):
+        lines.append(
+            f"layer {coupled[0]} (BatchNorm) mixes the examples of a batch; the attacks use the statistics of their "
+            "dummy batch, as the client does in training"
+        )
+    smooth = [name for name in attacks if name in ATTACKS and ATTACKS[name].smooth]
+    if kinked and smooth:
+        kind = type(model.get_submodule(kinked[0])).__name__
+        made = "is made" if len(smooth) == 1 else "are made"
+        lines.append(
+            f"layer {kinked[0]} ({kind}) has a second derivative of zero; {' and '.join(smooth)} {made} for smooth "
+            "activations such as sigmoid and may fail for that reason alone"
+        )
+    return lines
+
+
+def _about_examples(settings: PublicSettings) -> list[str]:
+    lines = []
+    count = settings.examples if settings.batch_size is not None else 0
+    if count > settings.classes:
+        lines.append(
+            f"{count} examples behind one upload are more than the {settings.classes} classes: labels repeat and are "
+            "hard to tell from the last layer, and pictures of one class blend"
+        )
+    if settings.algorithm == "fedavg" and settings.local_steps > 1:
+        lines.append(
+            f"{settings.local_steps} local steps: attacks train on their dummies in an order of their own, because it "
+            "is not known which example was in which batch"
+        )
+    elif settings.algorithm == "fedavg" and settings.optimizer == "adam":
+        lines.append("the first step of Adam keeps little more of a gradient than the signs: attacks get weaker")
+    return lines
+
+
+@twice_differentiable()
+def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> list[str]:
+    """Try the gradient at random images: a network that passes nothing on to its input cannot be attacked."""
+    network = Network(model, loss)
+    trained = dict(model.named_parameters())
+    parameters = {name: trained[name].detach() for name in network.names}
+    reference = next(iter(parameters.values()))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, 2, *settings.shape, generator=generator).to(reference).requires_grad_()
+    labels = F.one_hot(torch.arange(2) % settings.classes, settings.classes).to(reference)[None]
+    gradients = network.gradients(parameters, images, labels, shared=True, each=False)
+    if not any(bool(value.any()) for value in gradients.values()):
+        return ["the gradient at random images is zero: uploads say nothing"]
+    squares = torch.stack([value.square().sum() for value in gradients.values()]).sum()
+    try:
+        (felt,) = torch.autograd.grad(squares, images, allow_unused=True) if squares.requires_grad else (None,)
+    except RuntimeError as error:
+        return [f"the network cannot be differentiated twice, which nearly all attacks need: {first_line(error)}"]
+    if felt is None or not bool(felt.any()):
+        return ["the gradient does not depend on the image (a zero last layer, or dead units): attacks cannot start"]
+    return []
+
+
+# Several uploads of one and the same batch, attacked as one victim: noise is drawn anew, the images stay.
+#
+# Uploads that started from the same parameters have the same expectation, whatever the mechanism, and noise of their
+# own: they are averaged, and the noise's variance falls with their number. Uploads that started from other parameters,
+# as in later rounds, cannot be averaged. They are matched at once: one dummy batch, and the sum of the mismatches over
+# the uploads, each with its own parameters (for likelihoods that is the joint likelihood).
+#
+# Uploads of other mini-batches in each round, of one client's images, are neither. But the gradients of a first Linear
+# layer are combinations of these images in all rounds: stacked, they show them together (:class:`OtherBatches`).
+
+
+MOST = 128  # images of a client that its rounds show together
+
+
+@dataclass(frozen=True)
+class OtherBatches:
+    """Uploads of one client in several rounds, of other mini-batches of its images.
+
+    Attributes:
+        observations: at least two.
+    """
+
+    observations: tuple[Observation, ...]
+
+
+Heard = Observation | tuple[Observation, ...] | OtherBatches
+"""One upload, several of the very same batch, or several of other batches of one client's images."""
+
+
+def uploads_of(heard: Heard) -> tuple[Observation, ...]:
+    """Return the uploads."""
+    if isinstance(heard, OtherBatches):
+        return heard.observations
+    return heard if isinstance(heard, tuple) else (heard,)
+
+
+def stackable(observations: Sequence[Observation]) -> bool:
+    """Whether these uploads are of other mini-batches of one client's images, by what is public.
+
+    Of several images each, for single ones are read without the other rounds, and of at most :data:`MOST` in all.
+    """
+    first = observations[0].settings
+    alike = all(
+        other.client == observations[0].client and replace(other.settings, mechanism={}) == replace(first, mechanism={})
+        for other in observations[1:]
+    )
+    if len(observations) < 2 or not alike or first.clients > 1 or first.batch_size is None:
+        return False
+    return 1 < first.batch_size * first.local_steps < first.client_examples <= MOST
+
+
+def other_batches(observations: Sequence[Observation]) -> str | None:
+    """Say why these uploads cannot be told to be of one batch by what is public, or return ``None``.
+
+    They are where one client uses all its examples in every round.
+    """
+    first = observations[0]
+    for other in observations[1:]:
+        if (other.client, other.settings.clients) != (first.client, first.settings.clients):
+            return f"{other.title} and {first.title} are not of the same client"
+        if replace(other.settings, mechanism={}) != replace(first.settings, mechanism={}):
+            return f"the client's settings differ between {first.title} and {other.title}"
+    public = first.settings
+    if public.batch_size is None:
+        return f"{first.title}: the batch size is withheld, so it is not known whether rounds use the same examples"
+    if public.clients > 1:
+        return f"{first.title}: which of the clients' examples are in a sum is not known to be the same in other rounds"
+    if public.batch_size * public.local_steps < public.client_examples:
+        return (
+            f"client {first.client} uses {public.batch_size * public.local_steps} of its {public.client_examples} "
+            "examples in a round, and others in the next; only closed_form can attack such uploads together, "
+            f"of at most {MOST} examples"
+        )
+    return None
+
+
+def join(victims: Sequence[Victim]) -> Victim:
+    """Make one victim of uploads of the same batch.
+
+    Returns:
+        The first, with averages where the parameters are the same, and the other uploads in ``more``.
+    """
+    if len(victims) == 1:
+        return victims[0]
+    _refuse_different(victims)
+    alike: dict[int, list[Victim]] = {}
+    for victim in victims:
+        alike.setdefault(id(victim.parameters), []).append(victim)
+    first, *others = [_average(members) for members in alike.values()]
+    rounds = ", ".join(str(number) for number in sorted({victim.round for victim in victims}))
+    note = f"{len(victims)} uploads of the same examples were attacked together (round {rounds})"
+    return replace(first, more=tuple(others), note="; ".join(text for text in (first.note, note) if text))
+
+
+def stack(victims: Sequence[Victim], images: int) -> Victim:
+    """Make one victim of uploads of other batches of one client's images."""
+    first, *others = victims
+    _refuse_strangers(victims)
+    rounds = ", ".join(str(victim.round) for victim in victims)
+    note = f"{len(victims)} uploads of other batches of {images} images were stacked (round {rounds})"
+    note = "; ".join(text for text in (first.note, note) if text)
+    return replace(first, more=tuple(others), note=note, labels=None, pool=images)
+
+
+def _refuse_different(victims: Sequence[Victim]) -> None:
+    _refuse_strangers(victims)
+    first = victims[0]
+    for victim in victims[1:]:
+        known = (None if member.labels is None else member.labels.tolist() for member in (first, victim))
+        if len({tuple(labels or ()) for labels in known}) > 1:
+            where = f"client {first.client}, rounds {first.round} and {victim.round}"
+            raise AttackRefused(f"{where}: other labels are known of each upload, so they are not of one batch")
+
+
+def _refuse_strangers(victims: Sequence[Victim]) -> None:
+    first = victims[0]
+    for victim in victims[1:]:
+        where = f"client {first.client}, rounds {first.round} and {victim.round}"
+        if victim.client != first.client:
+            raise AttackRefused(f"uploads of clients {first.client} and {victim.client} are not of one batch")
+        if victim.model != first.model:
+            raise AttackRefused(f"{where}: the uploads came about in different ways (batch, steps, or mechanism)")
+
+
+def _average(victims: Sequence[Victim]) -> Victim:
+    """One upload in place of several with the same parameters: their mean, of as many times more releases."""
+    first, count = victims[0], len(victims)
+    if count == 1:
+        return first
+    gradient = {name: torch.stack([victim.gradient[name] for victim in victims]).mean(dim=0) for name in first.gradient}
+    return replace(first, gradient=gradient, model=replace(first.model, releases=count * first.model.releases))

@@ -1,1 +1,0 @@
-"""How an upload came about, as the adversary models it, and the victims that attacks work on."""

@@ -1,0 +1,148 @@
+"""Variables of the search: image coordinates with independent pixels, and relaxed rows of tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpriv.attacks.reconstruction.priors import NEIGHBOURS, channel_covariance, line_covariance
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.columns import groups
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.scene import Scene
+
+# Coordinates of images in which neighbouring pixels are independent, so that optimisers get far in few steps.
+#
+# Photographs vary most in what is coarse and grey, and so do their gradients. In pixels a quasi-Newton method has to
+# find that out for each image. Here it is told: images are a fixed matrix times coordinates, and standard normal
+# coordinates make images with the covariance of photographs, neighbours and colours alike (the one of the generic
+# prior, see ``priors``). The objective does not change, only the path to its minimum; where an upload leaves details
+# open, they stay as small as they are in photographs. Nothing of the victims' data enters.
+
+
+# The side of an image in which neighbours are as much alike as in the generic prior. Photographs look the same at all
+# scales, so in a smaller image neighbours, which are further apart in the scene, are less alike.
+SIDE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Roots of the covariances of an image's channels, lines and columns.
+
+    Attributes:
+        channels: (C, C).
+        down: (H, H).
+        across: (W, W).
+    """
+
+    channels: Tensor
+    down: Tensor
+    across: Tensor
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        """Map coordinates (..., C, H, W) to normalised images of the same shape; linear, and one to one."""
+        smooth = self.down @ coordinates @ self.across.mT
+        mixed: Tensor = (self.channels @ smooth.flatten(-2)).unflatten(-1, smooth.shape[-2:])
+        return mixed
+
+    def of(self, images: Tensor) -> Tensor:
+        """Map normalised images (..., C, H, W) to their coordinates."""
+        unmixed = torch.linalg.solve(self.channels, images.flatten(-2)).unflatten(-1, images.shape[-2:])
+        coordinates: Tensor = torch.linalg.solve(self.across, torch.linalg.solve(self.down, unmixed).mT).mT
+        return coordinates
+
+    def to(self, like: Tensor) -> "Coordinates":
+        """Return the same coordinates on a tensor's device and in its type."""
+        return Coordinates(self.channels.to(like), self.down.to(like), self.across.to(like))
+
+
+def coordinates_of(shape: tuple[int, int, int]) -> Coordinates:
+    """Return the coordinates of images (C, H, W), in float64 on the CPU."""
+    channels, height, width = shape
+    return Coordinates(_root(channel_covariance(channels)), _line(height), _line(width))
+
+
+def _line(length: int) -> Tensor:
+    return _root(line_covariance(length, NEIGHBOURS ** (SIDE / length)))
+
+
+def _root(covariance: Tensor) -> Tensor:
+    """R with R R^T = covariance, its columns along the principal directions: coarse ones apart from fine ones."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = vectors * values.sqrt()
+    return root
+
+
+# Rows of tables as functions of free variables: a softmax for each category, a sigmoid for all else.
+#
+# So every iterate is a row that the table could nearly hold: the features of a category are shares that add up to 1,
+# and numbers stay in their range (Vero, Balunović, Dimitrov and Vechev: TabLeak, ICML 2023, section 4.1).
+
+
+LEAST = 1e-3  # share of a category's value, and distance of a number from the ends of its range, in a start
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The way from variables to normalised rows.
+
+    Attributes:
+        groups: the features of each category.
+        mean: (1, 1, 1) of the normalisation.
+        std: (1, 1, 1) of the normalisation.
+    """
+
+    groups: tuple[slice, ...]
+    mean: Tensor
+    std: Tensor
+
+    def images(self, variables: Tensor) -> Tensor:
+        """Map variables (..., 1, 1, features) to normalised rows of the same shape."""
+        parts = list(variables.sigmoid().split(1, dim=-1))
+        for group in self.groups:
+            parts[group] = variables[..., group].softmax(dim=-1).split(1, dim=-1)
+        return self._normalised(torch.cat(parts, dim=-1))
+
+    def of(self, images: Tensor) -> Tensor:
+        """Map normalised rows to variables; what lies at an end of its range starts near it."""
+        rows = (images * self.std.to(images) + self.mean.to(images)).clamp(LEAST, 1 - LEAST)
+        variables = rows.logit()
+        for group in self.groups:
+            variables[..., group] = rows[..., group].log()
+        return variables
+
+    def hard(self, images: Tensor) -> Tensor:
+        """Return normalised rows with one value a category, the one with the largest share."""
+        rows = images * self.std.to(images) + self.mean.to(images)
+        for group in self.groups:
+            part = rows[..., group]
+            rows[..., group] = F.one_hot(part.argmax(dim=-1), part.shape[-1]).to(rows)
+        return self._normalised(rows)
+
+    def free(self, features: int) -> list[int]:
+        """The features, out of so many, that are no category's."""
+        taken = {place for group in self.groups for place in range(group.start, group.stop)}
+        return [place for place in range(features) if place not in taken]
+
+    def pooled(self, members: Sequence[Tensor]) -> Tensor:
+        """Pool normalised rows of the same examples (B, 1, 1, features): medians, and the largest mean share."""
+        every = torch.stack(list(members))
+        rows = every.median(dim=0).values
+        for group in self.groups:
+            rows[..., group] = every[..., group].mean(dim=0)
+        return self.hard(rows)
+
+    def _normalised(self, rows: Tensor) -> Tensor:
+        normal: Tensor = (rows - self.mean.to(rows)) / self.std.to(rows)
+        return normal
+
+
+def relaxation_of(scene: "Scene") -> Relaxation:
+    """Return the relaxation of a table's rows."""
+    if not scene.columns:
+        raise AttackRefused("tabular reads rows of tables, whose columns the data set declares; these data are images")
+    return Relaxation(groups(scene.columns), scene.mean, scene.std)
