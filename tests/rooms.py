@@ -1,0 +1,106 @@
+"""Where each capability's code lies: ``python -m tests.rooms`` prints files, folders and lines, and exits with 1 above two folders.
+
+A file belongs to a capability if it lies in its folder, or if its code names it outside comments and docstrings.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = ("fedpriv", "clients", "server", "attacks")
+MOST_FOLDERS = 2
+
+
+class Capability(NamedTuple):
+    """A capability: its folder, and what code that knows it has in a name, an import or a text."""
+
+    folder: str
+    words: str
+
+
+CAPABILITIES = {
+    "pate": Capability("fedpriv/algorithms/pate", r"\bpate\b|Pate[A-Z]|_pate|pate_"),
+    "erm": Capability("fedpriv/algorithms/erm", r"\berm\b|Erm[A-Z]|_erm\b|\berm_"),
+    "labels": Capability("fedpriv/algorithms/labels", r"label_epsilon|label_correction|changes_labels|surveys_labels|LabelSurvey"),
+    "secure aggregation": Capability("fedpriv/algorithms/secure_aggregation", r"shamir|masking|masked_upload|unmask"),
+    "prompts": Capability("fedpriv/prompts", r"\bprompts?\b|\bicl\b|Prompt(?:ing|s)\b"),
+    "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),
+    "robustness": Capability("fedpriv/robustness", r"robustness|Robustness|smoothing\b(?!\w)"),
+    "sweep": Capability("fedpriv/sweep", r"\bsweep\b|Sweep[A-Z]"),
+    "deploy": Capability("fedpriv/deploy", r"\bdeploy\b|\blistener\b"),
+    "flower": Capability("fedpriv/flower", r"fedpriv\.flower|privatise"),
+    "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),
+    "memorisation": Capability("attacks/memorisation", r"[Mm]emorisation"),
+    "endpoint": Capability("attacks/endpoint", r"attacks\.endpoint|\bPROBES\b|\bProbe\b"),
+    "evasion": Capability("attacks/evasion", r"[Ee]vasion|EVASIONS"),
+    "texts": Capability("attacks/texts", r"attacks\.texts"),
+    "own model": Capability("attacks/own_model", r"own_model"),
+}
+
+
+class Row(NamedTuple):
+    """A capability's files, and the folders that they lie in; the folders below its own count as its own."""
+
+    files: int
+    folders: tuple[str, ...]
+    lines: int
+
+
+def measured(capability: Capability) -> Row:
+    """Where a capability's code lies."""
+    words = re.compile(capability.words)
+    mine = [
+        path
+        for path in sources()
+        if path.startswith(f"{capability.folder}/") or any(words.search(text) for text in spoken(ROOT / path))
+    ]
+    inside = f"{capability.folder}/"
+    folders = {capability.folder if path.startswith(inside) else str(Path(path).parent) for path in mine}
+    return Row(len(mine), tuple(sorted(folders)), sum(len((ROOT / path).read_text().splitlines()) for path in mine))
+
+
+def sources() -> list[str]:
+    """The Python files of the package."""
+    listed = subprocess.check_output(["git", "ls-files", *(f"{place}/*.py" for place in PLACES)], cwd=ROOT, text=True)
+    return [path for path in listed.split() if (ROOT / path).is_file()]
+
+
+def spoken(path: Path) -> Iterator[str]:
+    """The names, imports and texts of a file's code, without docstrings."""
+    tree = ast.parse(path.read_text())
+    silent = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in silent:
+                yield text
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.keyword(arg=str(name)) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.ImportFrom(module=str(name)):
+                yield name
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None
+
+
+def main() -> None:
+    """Print the table."""
+    rows = {name: measured(capability) for name, capability in CAPABILITIES.items()}
+    print(f"{'capability':<20}{'files':>6}{'folders':>9}{'lines':>8}")
+    for name, row in rows.items():
+        print(f"{name:<20}{row.files:>6}{len(row.folders):>9}{row.lines:>8}")
+        if len(row.folders) > MOST_FOLDERS and "-v" in sys.argv:
+            print(*(f"    {folder}" for folder in row.folders), sep="\n")
+    sys.exit(any(len(row.folders) > MOST_FOLDERS for row in rows.values()))
+
+
+if __name__ == "__main__":
+    main()
