@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv import metrics
 from fedpriv.attacks.rows import most_frequent, recovered_rows
-from fedpriv.columns import Column
+from fedpriv.core.columns import Column
 
 __all__ = ["GREY", "Guess", "best_guess_mse", "guesses", "recovery_chance"]
 

@@ -12,7 +12,7 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.attacks.reconstruction.results import is_lack_of_memory
 from fedpriv.attacks.reconstruction.upload_model import uploads_of
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
 
 __all__ = ["Campaign", "attack_each", "fault", "trouble"]

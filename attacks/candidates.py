@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["Candidates"]
 

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from scipy.stats import binomtest, bootstrap
 
-from fedpriv.records import CONFIDENCE, Interval
+from fedpriv.core.records import CONFIDENCE, Interval
 
 __all__ = ["best_interval", "median_interval", "rate_interval"]
 

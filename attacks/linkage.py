@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.columns import slices
+from fedpriv.core.columns import slices
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Interval
 from fedpriv.data.datasets import Dataset
-from fedpriv.errors import InputError
-from fedpriv.records import Interval
 
 __all__ = ["facts_of", "unicity"]
 

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedpriv.attacks.candidates import Candidates
-from fedpriv.columns import Column, features_of
-from fedpriv.errors import InputError
-from fedpriv.files import write_whole
+from fedpriv.core.columns import Column, features_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution

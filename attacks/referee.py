@@ -22,7 +22,7 @@ from fedpriv.attacks.rows import row_scores
 from fedpriv.attacks.scored import Scores, odds, subject
 from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_sentences, score_sentences
 from fedpriv.attacks.truth import Truth
-from fedpriv.records import RowScore, Score
+from fedpriv.core.records import RowScore, Score
 
 __all__ = ["missed", "score", "score_guesses"]
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.columns import Column, decode, slices
-from fedpriv.records import RowScore
+from fedpriv.core.columns import Column, decode, slices
+from fedpriv.core.records import RowScore
 
 __all__ = ["most_frequent", "recovered_rows", "row_scores"]
 

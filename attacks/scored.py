@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedpriv.attacks.truth import Truth
-from fedpriv.records import Score
+from fedpriv.core.records import Score
 
 __all__ = ["Scores", "odds", "subject"]
 

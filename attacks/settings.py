@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from fedpriv.attacks.access import Access
-from fedpriv.errors import InputError
-from fedpriv.registry import ATTACKS, suggestion
-from fedpriv.settings import Count, Section
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ATTACKS, suggestion
+from fedpriv.core.settings import Count, Section
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome
     from fedpriv.attacks.simulation import Simulation
-    from fedpriv.records import Score
+    from fedpriv.core.records import Score
 
 __all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
 

@@ -34,12 +34,12 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
 )
 from fedpriv.attacks.reconstruction.upload_model import Heard, Victim, local_optimizer, prepare_victims, uploads_of
 from fedpriv.attacks.settings import AttackSettings
+from fedpriv.core.errors import InputError, cut, reason_of
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.randomness import torch_stream
 from fedpriv.data.sequences import NO_TARGET
-from fedpriv.errors import InputError, cut, reason_of
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.names import END, PAD, START
-from fedpriv.randomness import torch_stream
 
 __all__ = [
     "RANDOM",

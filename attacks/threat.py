@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedpriv import records
 from fedpriv.attacks.access import Access
-from fedpriv.columns import worded
-from fedpriv.config import AdversaryConfig, Experiment
-from fedpriv.errors import InputError
-from fedpriv.registry import suggestion
+from fedpriv.core import records
+from fedpriv.core.columns import worded
+from fedpriv.core.config import AdversaryConfig, Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import suggestion
 
 __all__ = ["LISTENERS", "OUTSIDER", "PROBERS", "Access", "ThreatModel", "prober", "threat_model"]
 

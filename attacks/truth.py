@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.reconstruction import Optimum
-from fedpriv.columns import Column
+from fedpriv.core.columns import Column
 from fedpriv.data.tokenizers import Tokenizer
 
 __all__ = ["Truth"]

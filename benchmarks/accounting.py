@@ -27,7 +27,7 @@ from fedpriv.accounting import (
     running_epsilon,
     vmf_rdp,
 )
-from fedpriv.names import SamplingName
+from fedpriv.core.names import SamplingName
 
 _STEPS = 10_000
 _DELTA = 1e-5

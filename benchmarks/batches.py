@@ -24,15 +24,15 @@ from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, OtherBatches, run_attack
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.data.datasets import Dataset, load_dataset
-from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.randomness import Secret, torch_stream
 
 CASES = (
     "tanh:8,tanh:16,tanh:32,sigmoid:16,relu:8,relu:16,relu:32,relu:64,tanh:64,relu:8:0.001,relu:16:0.001,tanh:8:0.001,"

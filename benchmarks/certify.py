@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import options, save, show
-from fedpriv.config import RobustnessConfig
+from fedpriv.core.config import RobustnessConfig
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.threads import cpu_threads
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import (
     FirstLayer,
     SmoothedNetwork,
@@ -34,7 +35,6 @@ from fedpriv.smoothing import (
     noise_layers,
     with_noise,
 )
-from fedpriv.threads import cpu_threads
 
 _SHAPE, _CLASSES, _REPEATS = (1, 28, 28), 10, 5
 _BATCHES = (8, 32, 128, 256, 512)

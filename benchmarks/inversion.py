@@ -37,9 +37,9 @@ from fedpriv import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.settings import known_attack
-from fedpriv.config import DataConfig, validated
+from fedpriv.core.config import DataConfig, validated
+from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset, load_dataset
-from fedpriv.errors import InputError
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional
 
 from benchmarks.measure import in_own_process, options, peak_mib, save, show
+from fedpriv.core.randomness import Secret
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.randomness import Secret
 
 _MIB = 1 << 20
 _MODELS: dict[str, dict[str, Any]] = {

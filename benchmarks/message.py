@@ -14,13 +14,13 @@ import torch
 from benchmarks.measure import options, save, seconds, show
 from fedpriv.clients.app import client_app
 from fedpriv.clients.training import local_upload
-from fedpriv.config import DataConfig, Experiment, FederationConfig, TrainingConfig
+from fedpriv.core.config import DataConfig, Experiment, FederationConfig, TrainingConfig
+from fedpriv.core.world import World, build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.models.mlp import MlpSettings
 from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
-from fedpriv.world import World, build_world
 
 _REPEATS = 60
 _WARMUP = 5

@@ -19,7 +19,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.federated import example_losses
+from fedpriv.core.federated import example_losses
+from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
@@ -33,7 +34,6 @@ from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.randomness import Secret, numpy_stream, torch_stream
 
 __all__ = ["LOSS", "METHODS", "MODELS", "Setting", "Step", "network", "random_batch"]
 

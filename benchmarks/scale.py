@@ -34,20 +34,20 @@ import torch
 
 from benchmarks.measure import options, save, show
 from fedpriv.clients.app import client_app
-from fedpriv.config import DataConfig, Experiment
+from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.plan import participants
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.data.datasets import list_datasets, load_dataset
 from fedpriv.engines import run_engine
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.engines.stacked import StackedGrid
-from fedpriv.plan import participants
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
 from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
 from fedpriv.server.rules.mean import mean_upload
-from fedpriv.world import World, build_world
 
 TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
 SETUPS = ("small", "flute", "pfl")

@@ -33,11 +33,11 @@ import numpy as np
 import torch
 
 from benchmarks.measure import options, save, show
-from fedpriv.config import Experiment, ServiceConfig
+from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, open_service
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
 from fedpriv.service.ledger import OWNER, Request
 
 _BUDGET = 1_000_000

@@ -26,12 +26,12 @@ from torch.nn import functional
 from benchmarks.measure import options, save, seconds, show
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.world import State, World, build_world
 from fedpriv.gradients import Route, Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.models.machinery.build import build_model
-from fedpriv.randomness import Secret, numpy_stream
-from fedpriv.world import State, World, build_world
 
 STEPS = 96
 RATE = 0.1

@@ -24,8 +24,8 @@ from rich.console import Console
 
 from benchmarks.measure import cpu_seconds, in_own_process, options, peak_mib, reset_peak, save, show
 from benchmarks.methods import LOSS, METHODS, MODELS, Setting, network, random_batch
+from fedpriv.core.randomness import Secret
 from fedpriv.gradients import per_example_gradients
-from fedpriv.randomness import Secret
 
 BATCHES = (64, 256)
 SLOW_SECONDS = 1.0

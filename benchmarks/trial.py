@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from benchmarks.measure import show
 from fedpriv.clients import training
-from fedpriv.config import load_experiment
+from fedpriv.core.config import load_experiment
+from fedpriv.core.progress import Silent
 from fedpriv.lab import start_run
-from fedpriv.progress import Silent
 
 
 def main() -> None:

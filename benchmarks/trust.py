@@ -13,7 +13,8 @@ import numpy as np
 from scipy.stats import t
 
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.world import State, World, build_world
 from fedpriv.lattice import decoded, encoded
 from fedpriv.masking import flat, split
 from fedpriv.server.aggregation import ServerOptimizer
@@ -21,7 +22,6 @@ from fedpriv.server.central import noised_mean
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
 from fedpriv.shamir import least_survivors
-from fedpriv.world import State, World, build_world
 
 SEEDS, CLIENTS = range(1, 21), 100
 

@@ -14,15 +14,15 @@ from fedpriv.clients.memory import check_data, check_question, own_secret, secre
 from fedpriv.clients.raising import discreet
 from fedpriv.clients.secure import give_shares, masked, masked_upload, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret, local_upload
-from fedpriv.config import Experiment
-from fedpriv.errors import RefusedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import kept_for
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.wire import pack, record_in, unpack
+from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.settings import NoiseAt
-from fedpriv.randomness import Secret
-from fedpriv.seeds import kept_for
 from fedpriv.shamir import least_survivors
-from fedpriv.threads import cpu_threads
-from fedpriv.wire import pack, record_in, unpack
-from fedpriv.world import State, World, build_world
 
 __all__ = ["app", "client_app"]
 

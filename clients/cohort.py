@@ -13,9 +13,9 @@ from flwr.clientapp import ClientApp
 from typing_extensions import override
 
 from fedpriv.clients.stack import Stack, same_work, stack_of
+from fedpriv.core.wire import record_in, unpack
+from fedpriv.core.world import State, World
 from fedpriv.gradients.ghost import Entangled
-from fedpriv.wire import record_in, unpack
-from fedpriv.world import State, World
 
 __all__ = ["Cohort", "CohortApp"]
 

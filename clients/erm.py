@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from fedpriv.core.randomness import Secret
+from fedpriv.core.world import State, World
 from fedpriv.erm import bounded_features, trained_parameters
 from fedpriv.gradients import Vector
-from fedpriv.randomness import Secret
-from fedpriv.world import State, World
 
 __all__ = ["model_change"]
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.clients.raising import unless_raised
+from fedpriv.core.randomness import NoiseStream, numpy_stream, seeded_generators, torch_stream
+from fedpriv.core.world import World
 from fedpriv.masking import Words, flat, quantised, votes_limit
-from fedpriv.randomness import NoiseStream, numpy_stream, seeded_generators, torch_stream
 from fedpriv.shamir import least_survivors
 from fedpriv.teaching import teach
-from fedpriv.world import World
 
 __all__ = ["asked_about", "masked_counts", "noisy_counts", "teachers_votes"]
 
@@ -44,7 +44,7 @@ def teachers_votes(world: World, client: int, images: Tensor) -> Tensor:
         images: public ones (Q, C, H, W), uint8.
 
     Returns:
-        Classes (t, Q), uint8 or int16, as :meth:`~fedpriv.world.World.votes_type` says.
+        Classes (t, Q), uint8 or int16, as :meth:`~fedpriv.core.world.World.votes_type` says.
     """
     own = world.experiment.model.is_own
     passed = () if own else (MemoryError, torch.OutOfMemoryError)

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 
-from fedpriv.config import Experiment
-from fedpriv.errors import RefusedError
-from fedpriv.files import write_once
-from fedpriv.randomness import Secret
-from fedpriv.seeds import MEMORY
-from fedpriv.wire import record_in
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.files import write_once
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import MEMORY
+from fedpriv.core.wire import record_in
 
 __all__ = ["check_data", "check_question", "kept", "own_secret", "secret_for"]
 

@@ -17,8 +17,8 @@ from fedpriv.clients.memory import secret_for
 from fedpriv.clients.raising import discreet
 from fedpriv.clients.secure import give_shares, masked, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret
-from fedpriv.errors import RefusedError
-from fedpriv.randomness import Secret
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.randomness import Secret
 from fedpriv.shamir import least_survivors
 
 __all__ = ["Prompter", "prompter_app"]

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedpriv.errors import RefusedError
+from fedpriv.core.errors import RefusedError
 
 __all__ = ["Sound", "discreet", "unless_raised", "where_sound"]
 

@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedpriv.clients.memory import kept
-from fedpriv.errors import RefusedError
-from fedpriv.federated import masked_weights
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.federated import masked_weights
+from fedpriv.core.randomness import Secret
+from fedpriv.core.wire import pack
+from fedpriv.core.world import State, World
 from fedpriv.lattice import encoded
 from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, quantised
-from fedpriv.randomness import Secret
 from fedpriv.shamir import least_survivors, shares
-from fedpriv.wire import pack
-from fedpriv.world import State, World
 
 __all__ = ["give_shares", "masked", "masked_upload", "offer_keys", "share_secrets"]
 

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fedpriv.clients.raising import unless_raised
 from fedpriv.clients.training import answer_secret
-from fedpriv.federated import batch_loss, example_losses, train_locally
-from fedpriv.fitness import LOSS, random_examples
+from fedpriv.core.checks import LOSS, random_examples
+from fedpriv.core.federated import batch_loss, example_losses, train_locally
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import Secret, seeded_generators, torch_stream
+from fedpriv.core.world import State, World, trained_parameters
 from fedpriv.gradients import Vector, plain_gradient
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
 from fedpriv.gradients.subtree import TOLERANCE
-from fedpriv.plan import Plan
-from fedpriv.randomness import Secret, seeded_generators, torch_stream
-from fedpriv.world import State, World, trained_parameters
 
 __all__ = ["Stack", "same_work", "stack_of"]
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedpriv.clients.erm import model_change
 from fedpriv.clients.raising import unless_raised, where_sound
-from fedpriv.federated import batch_loss, example_losses, train_locally
+from fedpriv.core.federated import batch_loss, example_losses, train_locally
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import Secret, generator_states, seeded_generators, torch_stream
+from fedpriv.core.world import State, World, tracked_buffers, trained_parameters
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, plain_gradient, zero_gradients
-from fedpriv.plan import Plan
-from fedpriv.randomness import Secret, generator_states, seeded_generators, torch_stream
 from fedpriv.smoothing import drawing
-from fedpriv.world import State, World, tracked_buffers, trained_parameters
 
 __all__ = ["answer_secret", "local_upload", "unprotected_upload"]
 
@@ -106,7 +106,7 @@ def answer_secret(secret: Secret, client: int, round_number: int, received: byte
         secret: the client's own, or the run's.
         client: the partition's number.
         round_number: the round, from 1.
-        received: the digest of all that the answer depends on, from :meth:`fedpriv.world.World.received`.
+        received: the digest of all that the answer depends on, from :meth:`fedpriv.core.world.World.received`.
     """
     return secret.derived("answer", client, round_number, received)
 

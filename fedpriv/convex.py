@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import TypeAliasType
 
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.erm import Problem, is_solvable, least_tolerance, most_steps
-from fedpriv.config.erm import ErmConfig
 from fedpriv.convex import MOST_STEPS, Objective, minimised
+from fedpriv.core.config.erm import ErmConfig
+from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.data.datasets import Dataset
-from fedpriv.errors import InputError, RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.files import content_digest
+from fedpriv.core.files import content_digest
 
 __all__ = ["LpipsResult", "lpips_scores", "match", "mse", "psnr", "ssim"]
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.config import TrainingConfig
-from fedpriv.federated import batch_loss, decayed, example_losses
+from fedpriv.core.config import TrainingConfig
+from fedpriv.core.federated import batch_loss, decayed, example_losses
+from fedpriv.core.optimizers import make_optimizer
 from fedpriv.gradients import Vector, plain_gradient
-from fedpriv.optimizers import make_optimizer
 
 __all__ = ["teach"]
 

@@ -17,8 +17,8 @@ from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.proofs import Claim
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
-from fedpriv.errors import InputError
-from fedpriv.records import Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Guarantee
 
 __all__ = ["MOST_ANSWERS", "Aggregator", "ConfidentMax", "LaplaceMax", "NoisyMax", "SampledUse", "least_sigma"]
 __all__ += ["most_answers"]

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.federated import upload_sign
-from fedpriv.optimizers import make_optimizer
-from fedpriv.world import State
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.federated import upload_sign
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.world import State
 
 __all__ = ["ServerOptimizer"]
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedpriv.config import Experiment, load_experiment
-from fedpriv.progress import Progress, Silent
-from fedpriv.runs import RunFolder
-from fedpriv.seeds import kept_for
+from fedpriv.core.config import Experiment, load_experiment
+from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.seeds import kept_for
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World, build_world
 from fedpriv.server.knowledge import run_knowledge
 from fedpriv.server.rounds import run_rounds
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
 
 __all__ = ["Started", "app", "server_app", "started_app"]
 
@@ -39,7 +39,7 @@ class Started:
 
     Attributes:
         experiment: as the app has it; in a deployment without its seed.
-        seed: the name under which the seed is kept here and at the clients (:mod:`fedpriv.seeds`); empty where the
+        seed: the name under which the seed is kept here and at the clients (:mod:`fedpriv.core.seeds`); empty where the
             experiment has it.
         path: where the run's folder is to be: ``FEDPRIV_RUNS/run-ID``, else ``runs/run-ID``.
         command: what starts it once more.

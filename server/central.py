@@ -2,9 +2,9 @@
 
 import torch
 
-from fedpriv.federated import weighted_sum
+from fedpriv.core.federated import weighted_sum
+from fedpriv.core.world import State, World
 from fedpriv.server.uploads import Upload, norm
-from fedpriv.world import State, World
 
 __all__ = ["noised_mean"]
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.reconstruction.first_layer.imprint import craft_parameters, refuse_local_training
 from fedpriv.attacks.threat import threat_model
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.randomness import numpy_stream
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.world import State, World
 from fedpriv.server.tap import public_settings
-from fedpriv.world import State, World
 
 __all__ = ["check_crafting", "crafted_clients", "crafted_state"]
 

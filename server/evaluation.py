@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.world import State, World
 from fedpriv.smoothing import drawing
-from fedpriv.world import State, World
 
 __all__ = ["Evaluation", "evaluate", "evaluate_all", "evaluate_round"]
 
@@ -18,7 +18,7 @@ _TOKENS = 8192  # of a batch of texts
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the line of a round says of the model: the keys of :class:`~fedpriv.records.RoundRecord` about it."""
+    """What the line of a round says of the model: the keys of :class:`~fedpriv.core.records.RoundRecord` about it."""
 
     loss: float | None = None
     accuracy: float | None = None

@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpriv.config import FederationConfig
-from fedpriv.errors import RunFailedError
-from fedpriv.records import Failure
+from fedpriv.core.config import FederationConfig
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.records import Failure
+from fedpriv.core.wire import pack
+from fedpriv.core.world import State, World
 from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload, told_classes
-from fedpriv.wire import pack
-from fedpriv.world import State, World
 
 __all__ = ["Federation", "Reached", "Replies", "Upload", "ask_for_uploads", "exchanged", "find_clients", "question"]
 __all__ += ["require_usable", "send_and_receive"]

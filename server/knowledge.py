@@ -22,12 +22,14 @@ from fedpriv.accounting.votes import (
     threshold_local_sensitivity,
     threshold_rdp,
 )
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
+from fedpriv.core.records import Failure, Knowledge, RoundRecord, VotedAnswer
+from fedpriv.core.runs import Checkpoint, Poll, RunFolder
+from fedpriv.core.wire import pack
+from fedpriv.core.world import State, World
 from fedpriv.masking import votes_limit
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret, numpy_stream, seeded_generators, torch_stream
-from fedpriv.records import Failure, Knowledge, RoundRecord, VotedAnswer
-from fedpriv.runs import Checkpoint, Poll, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
@@ -37,8 +39,6 @@ from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
 from fedpriv.teaching import teach
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
-from fedpriv.wire import pack
-from fedpriv.world import State, World
 
 __all__ = ["answers_of", "data_dependent_cost", "run_knowledge", "sanitised_epsilon"]
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from fedpriv.budget import Budget
-from fedpriv.errors import InputError
-from fedpriv.records import Asked, Origin, Released
-from fedpriv.runs import RunFolder
-from fedpriv.world import State, World
+from fedpriv.core.budget import Budget
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Asked, Origin, Released
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, World
 
 __all__ = ["check_complete", "check_data", "check_unchanged", "questions", "released_rounds", "replay"]
 __all__ += ["rounds_by_client", "rounds_of"]

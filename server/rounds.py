@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedpriv.budget import Budget
-from fedpriv.config import Experiment, FederationConfig
-from fedpriv.errors import RunFailedError
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment, FederationConfig
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.plan import participants
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Asked, RoundRecord
+from fedpriv.core.runs import Checkpoint, RunFolder
+from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
-from fedpriv.plan import participants
-from fedpriv.progress import Progress
-from fedpriv.records import Asked, RoundRecord
-from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
@@ -27,7 +28,6 @@ from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.survey import record_survey
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
-from fedpriv.world import State, World
 
 __all__ = ["run_rounds", "take_up"]
 

@@ -16,15 +16,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedpriv.accounting.skellam import padded
-from fedpriv.errors import RunFailedError
-from fedpriv.federated import masked_weights
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.federated import masked_weights
+from fedpriv.core.records import Failure
+from fedpriv.core.world import State
 from fedpriv.lattice import decoded
 from fedpriv.masking import KEY_BYTES, Words, agreed, mask, restored, split
-from fedpriv.records import Failure
 from fedpriv.server.exchange import Federation, Reached, Replies
 from fedpriv.server.uploads import Upload, raised, read_upload, refusal
 from fedpriv.shamir import combined, least_survivors
-from fedpriv.world import State
 
 __all__ = ["MaskedSum", "VotesSum", "ask_for_masked_sum", "ask_for_sum", "ask_for_votes"]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedpriv.accounting.response import Response
-from fedpriv.records import LabelSurvey
-from fedpriv.runs import RunFolder
+from fedpriv.core.records import LabelSurvey
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.server.uploads import Upload
-from fedpriv.world import World
 
 __all__ = ["record_survey", "survey_of"]
 

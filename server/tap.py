@@ -8,14 +8,14 @@ from statistics import fmean
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, write_observation
 from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.plan import Plan
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, World
 from fedpriv.data.datasets import Dataset
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.plan import Plan
-from fedpriv.runs import RunFolder
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
-from fedpriv.world import State, World
 
 __all__ = ["observe", "public_settings", "record_heard"]
 

@@ -13,15 +13,15 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
+from fedpriv.core.errors import printable
+from fedpriv.core.optimizers import ADAM_BETAS, momentum_weights
+from fedpriv.core.plan import Plan
+from fedpriv.core.records import Failure
+from fedpriv.core.wire import record_in, unpack
+from fedpriv.core.world import State, World
 from fedpriv.erm import longest_parameters
-from fedpriv.errors import printable
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
-from fedpriv.optimizers import ADAM_BETAS, momentum_weights
-from fedpriv.plan import Plan
-from fedpriv.records import Failure
-from fedpriv.wire import record_in, unpack
-from fedpriv.world import State, World
 
 __all__ = [
     "Allowed",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from fedpriv.errors import InputError, cut, drop_output, printable
-from fedpriv.files import is_disk
+from fedpriv.core.errors import InputError, cut, drop_output, printable
+from fedpriv.core.files import is_disk
 
 _MOST_DIGITS = 18
 _ROLE = re.compile(r":[a-z]+:`([^`]*)`|``([^`]*)``")

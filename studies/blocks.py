@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from fedpriv.errors import InputError
-from fedpriv.records import Interval
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep import TrialRecord

@@ -19,13 +19,13 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment, validated
-from fedpriv.federated import example_losses
-from fedpriv.names import PAD
-from fedpriv.records import Score
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import PAD
+from fedpriv.core.records import Score
+from fedpriv.core.world import State, World, build_world
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
-from fedpriv.world import State, World, build_world
 from studies.arguments import StudyParser, listed, whole, wholes
 from studies.uploads import FIRST
 

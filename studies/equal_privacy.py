@@ -10,8 +10,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedpriv.errors import InputError
-from fedpriv.records import Interval
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Interval
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.report.drawing import LIGHT, dress, to_svg
 from fedpriv.report.tradeoffs import series_name

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from pathlib import Path
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.sweep import SweepFolder, TrialRecord, to_table
 from fedpriv.sweep.table import from_csv, to_csv
 from studies.arguments import StudyParser

@@ -17,8 +17,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from fedpriv.errors import InputError
-from fedpriv.records import parse_json
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import parse_json
 from studies.arguments import StudyParser, listed, whole
 from studies.leakage_cells import (
     DATA,

@@ -7,10 +7,10 @@ from fedpriv.attacks.intervals import best_interval
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import best_decisions
 from fedpriv.attacks.truth import Truth
+from fedpriv.core.records import Interval
+from fedpriv.core.world import World
 from fedpriv.lab.victims import Target, candidates, truth
 from fedpriv.mechanisms import recorded_mechanism
-from fedpriv.records import Interval
-from fedpriv.world import World
 from studies.uploads import FIRST
 
 __all__ = ["best_decision", "listed_truth", "with_candidates"]

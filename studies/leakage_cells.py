@@ -31,18 +31,18 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment, validated
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import AttackResult, Interval, Score
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import State, World, build_world
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import versions
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.randomness import torch_stream
-from fedpriv.records import AttackResult, Interval, Score
-from fedpriv.registry import ATTACKS
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload
-from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World, build_world
 from studies.leakage_candidates import best_decision, listed_truth, with_candidates
 from studies.uploads import FIRST, heard, sent
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from scipy.stats import binomtest
 
-from fedpriv.errors import InputError
-from fedpriv.records import CONFIDENCE, AttackResult
-from fedpriv.registry import ATTACKS
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import CONFIDENCE, AttackResult
+from fedpriv.core.registry import ATTACKS
 from fedpriv.report.numbers import decimal, figure, percent
 from studies.leakage_cells import GUESS, Row
 

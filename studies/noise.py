@@ -26,10 +26,10 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.settings import AttackSettings
-from fedpriv.config import Experiment, validated
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.world import World, build_world
 from fedpriv.models import MODEL
-from fedpriv.randomness import numpy_stream
-from fedpriv.world import World, build_world
 from studies.arguments import StudyParser, whole
 from studies.uploads import heard
 

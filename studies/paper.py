@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from studies.arguments import StudyParser, listed
 from studies.equal_privacy import with_interval

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from fedpriv.accounting.answers import head_sensitivity
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import load_dataset
-from fedpriv.errors import InputError
-from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import pixels, pooled_features
 from fedpriv.sweep import SweepFolder, TrialRecord
 from studies.arguments import StudyParser

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import CertifiedCurve, Interval
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab.smoothed import read_smoothed
-from fedpriv.records import CertifiedCurve, Interval
 from fedpriv.report.comparison import Chosen, estimate, settings_of
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing import FirstLayer
 from fedpriv.smoothing.norms import unit_images
 from fedpriv.sweep import SweepFolder, TrialRecord
 from fedpriv.sweep.sizes import Size, certified_at, right_at
-from fedpriv.world import build_world
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
 

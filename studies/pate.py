@@ -17,14 +17,14 @@ import numpy as np
 from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
 from fedpriv.clients.knowledge import teachers_votes
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.core.config import Experiment, load_experiment
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Knowledge
+from fedpriv.core.runs import Poll, RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import start_run
-from fedpriv.progress import Silent
-from fedpriv.records import Knowledge
-from fedpriv.runs import Poll, RunFolder
 from fedpriv.server.knowledge import data_dependent_cost
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
 from studies.arguments import StudyParser, whole
 
 _CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pate.toml"

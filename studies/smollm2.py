@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from studies.arguments import StudyParser
 
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -19,12 +19,12 @@ from torch import Tensor
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.texts.guesses import sentence_guesses
 from fedpriv.attacks.texts.scores import bare, pairs, sentence_score
-from fedpriv.config import Experiment, validated
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.records.texts import SentenceResult, sentence_result
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.world import World, build_world
 from fedpriv.data.texts import text_root
-from fedpriv.errors import InputError
-from fedpriv.records.texts import SentenceResult, sentence_result
-from fedpriv.registry import ATTACKS
-from fedpriv.world import World, build_world
 from studies.arguments import StudyParser, whole
 from studies.leakage_cells import mechanism_of
 from studies.uploads import FIRST, heard

@@ -7,9 +7,9 @@ import torch
 from scipy.stats import binomtest
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fedpriv.runs import RunFolder
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.sweep import TrialRecord
-from fedpriv.world import build_world
 
 __all__ = ["with_top_10"]
 

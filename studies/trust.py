@@ -7,10 +7,10 @@ import numpy as np
 from scipy.stats import t
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.records import Summary
-from fedpriv.runs import RunFolder
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Summary
+from fedpriv.core.runs import RunFolder
 from fedpriv.sweep import SweepFolder
 from studies.arguments import StudyParser
 

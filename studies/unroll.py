@@ -25,9 +25,9 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import Experiment, validated
-from fedpriv.randomness import numpy_stream
-from fedpriv.world import build_world
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.world import build_world
 from studies.arguments import StudyParser, whole
 from studies.uploads import heard
 

@@ -2,9 +2,9 @@
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.clients.training import local_upload
+from fedpriv.core.world import State, World
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
-from fedpriv.world import State, World
 
 __all__ = ["FIRST", "heard", "sent"]
 

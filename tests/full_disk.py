@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv import files
+from fedpriv.core import files
 
 __all__ = ["fill_up", "leftovers"]
 

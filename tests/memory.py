@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import RoundRecord
 from fedpriv.lab import start_run
-from fedpriv.progress import Silent
-from fedpriv.records import RoundRecord
 
 __all__ = ["Usage", "watched_run"]
 

@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "one participation too few in a pass that goes on over rounds",
-        "fedpriv/plan.py",
+        "fedpriv/core/plan.py",
         "return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)",
         "return steps[-1] // per_pass - max(begun, steps[0] // per_pass)",
         "tests/test_plan.py tests/test_budget.py",
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "votes: the claim is of the questions that the votes left room for",
-        "fedpriv/config/pate.py",
+        "fedpriv/core/config/pate.py",
         "most = self.queries if is_adaptive else asked",
         "most = asked",
         "tests/integration/test_pate.py",
@@ -133,21 +133,21 @@ MUTANTS = (
     ),
     Mutant(
         "a budget allows one participation too many",
-        "fedpriv/budget.py",
+        "fedpriv/core/budget.py",
         "        return within\n",
         "        return above\n",
         "tests/test_budget.py",
     ),
     Mutant(
         "uploads are weighted alike though sizes differ",
-        "fedpriv/federated.py",
+        "fedpriv/core/federated.py",
         'if weighting == "examples"',
         'if weighting == "uniform"',
         "tests/server",
     ),
     Mutant(
         "the server moves against a FedAvg update",
-        "fedpriv/federated.py",
+        "fedpriv/core/federated.py",
         'return 1 if algorithm == "fedsgd" else -1',
         "return 1",
         "tests/server",
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "a checkpoint names the round before it",
-        "fedpriv/runs/folder.py",
+        "fedpriv/core/runs/folder.py",
         'metadata={"round": str(checkpoint.round)}',
         'metadata={"round": str(max(checkpoint.round - 1, 0))}',
         "tests/test_runs.py tests/integration",

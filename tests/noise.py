@@ -1,6 +1,6 @@
 """Noise that repeats."""
 
-from fedpriv.randomness import NoiseStream, Secret
+from fedpriv.core.randomness import NoiseStream, Secret
 
 __all__ = ["stream"]
 

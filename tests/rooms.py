@@ -26,7 +26,9 @@ class Capability(NamedTuple):
 CAPABILITIES = {
     "pate": Capability("fedpriv/algorithms/pate", r"\bpate\b|Pate[A-Z]|_pate|pate_"),
     "erm": Capability("fedpriv/algorithms/erm", r"\berm\b|Erm[A-Z]|_erm\b|\berm_"),
-    "labels": Capability("fedpriv/algorithms/labels", r"label_epsilon|label_correction|changes_labels|surveys_labels|LabelSurvey"),
+    "labels": Capability(
+        "fedpriv/algorithms/labels", r"label_epsilon|label_correction|changes_labels|surveys_labels|LabelSurvey"
+    ),
     "secure aggregation": Capability("fedpriv/algorithms/secure_aggregation", r"shamir|masking|masked_upload|unmask"),
     "prompts": Capability("fedpriv/prompts", r"\bprompts?\b|\bicl\b|Prompt(?:ing|s)\b"),
     "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),

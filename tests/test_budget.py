@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedpriv import budget as budget_module
 from fedpriv.accounting import Release, running_epsilon
-from fedpriv.budget import Budget, last_round
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core import budget as budget_module
+from fedpriv.core.budget import Budget, last_round
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan, participants, plan_client
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
-from fedpriv.plan import Plan, participants, plan_client
-from fedpriv.randomness import numpy_stream
 from tests.cases import in_one_test
 
 SIZES = (50, 53, 97, 50, 200)

@@ -27,6 +27,7 @@ from fedpriv.accounting import (
     noise_to_signal,
     release_with,
 )
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import NoisySettings
 from fedpriv.mechanisms.gaussian import GaussianMechanism
@@ -34,7 +35,6 @@ from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.blocks import block_sizes
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.registry import MECHANISMS
 from tests.noise import stream
 
 Call = Callable[..., tuple[int, str, str]]

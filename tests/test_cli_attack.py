@@ -9,8 +9,8 @@ from rich.console import Console
 
 from fedpriv.cli.attack import _results
 from fedpriv.cli.terminal import plain
-from fedpriv.records import AttackResult, SentenceResult
-from fedpriv.registry import ATTACKS, EVASIONS, PROBES
+from fedpriv.core.records import AttackResult, SentenceResult
+from fedpriv.core.registry import ATTACKS, EVASIONS, PROBES
 from tests import command_line
 
 SMALL = """

@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.accounting.advantage import membership_auc
 from fedpriv.cli.probe import _answers_words, _sentences
-from fedpriv.records import (
+from fedpriv.core.records import (
     Evasion,
     Interval,
     Probe,

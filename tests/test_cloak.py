@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.cloak import Cloak, Learning, cloak_loss, learn_noise, suppress, uniform_noise
-from fedpriv.randomness import torch_stream
+from fedpriv.core.randomness import torch_stream
 from tests.attacks.endpoint_scenes import SHAPE, hidden, public
 
 

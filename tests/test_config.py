@@ -12,12 +12,12 @@ import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
 from fedpriv.accounting.release import KAPPA, SIGMA
-from fedpriv.config import AdversaryConfig, Experiment, describe, load_experiment, load_run, read_toml, validated
-from fedpriv.config.icl import is_prompting
-from fedpriv.errors import InputError
+from fedpriv.core.config import AdversaryConfig, Experiment, describe, load_experiment, load_run, read_toml, validated
+from fedpriv.core.config.icl import is_prompting
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ATTACKS, MECHANISMS
+from fedpriv.core.settings import Section, enumerated
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
-from fedpriv.registry import ATTACKS, MECHANISMS
-from fedpriv.settings import Section, enumerated
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

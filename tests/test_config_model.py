@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.config import Experiment, load_experiment, load_run
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment, load_experiment, load_run
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MODELS
 from fedpriv.models import recorded_model
-from fedpriv.registry import MODELS
 from fedpriv.sweep import load_sweep
 
 MLP = '[model]\nname = "mlp"\nhidden = [9]\nactivation = "tanh"\n'

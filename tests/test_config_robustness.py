@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv.config import Experiment, RobustnessConfig, load_experiment, validated
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment, RobustnessConfig, load_experiment, validated
+from fedpriv.core.errors import InputError
 
 
 def of(robustness: Any) -> RobustnessConfig:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedpriv.accounting.answers import head_sensitivity, probability_change
 from fedpriv.convex import Objective, _descended, minimised
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
 from tests.cases import in_one_test

@@ -19,19 +19,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from safetensors.torch import save
 
 from fedpriv.attacks.observation import list_observations, read_observation
-from fedpriv.budget import Budget
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment, load_experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Failure
+from fedpriv.core.runs import Checkpoint, RunFolder
+from fedpriv.core.wire import pack
+from fedpriv.core.world import State, build_world
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.errors import InputError
 from fedpriv.lab import start_run
-from fedpriv.progress import Silent
-from fedpriv.records import Failure
-from fedpriv.runs import Checkpoint, RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.released import check_unchanged, questions, replay
 from fedpriv.server.uploads import Allowed, Upload, read_upload
-from fedpriv.wire import pack
-from fedpriv.world import State, build_world
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree
 

@@ -12,10 +12,10 @@ from scipy import stats
 
 from fedpriv.accounting import Release, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA, rounded_norm
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.plan import Plan, plan_client
 from fedpriv.lattice import decoded, encoded
 from fedpriv.masking import Words
-from fedpriv.plan import Plan, plan_client
 from fedpriv.shamir import least_survivors
 from tests.cases import in_one_test
 from tests.noise import stream

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import generator_states
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.models import ModelSettings, model_settings
@@ -19,7 +20,6 @@ from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model, model_digest
 from fedpriv.models.mlp import MlpSettings
 from fedpriv.models.resnet import ResnetSettings
-from fedpriv.randomness import generator_states
 from tests.cases import in_one_test
 
 BUILTIN = ("convnet", "lenet", "mlp", "resnet", "strided")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.federated import example_losses
+from fedpriv.core.federated import example_losses
 from fedpriv.gradients import find_route
 from tests.test_models_texts import LABELS, NEXT, STORIES, compared_with_autograd, examples, needs_stories, network
 

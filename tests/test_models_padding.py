@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.texts.search.soft import soft_network
-from fedpriv.federated import example_losses
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import END, PAD, START
 from fedpriv.gradients import Vector, find_route, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.models.machinery.logits import LogitsOf
-from fedpriv.names import END, PAD, START
 from tests.cases import in_one_test
 
 VOCABULARY, LENGTH, LENGTHS = 20, 8, (8, 5, 1, 0, 3)  # the fourth text is empty

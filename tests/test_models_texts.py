@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
-from fedpriv.federated import example_losses
+from fedpriv.core.errors import InputError
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import END, PAD
 from fedpriv.gradients import GradientOperator, Route, per_example_gradients
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
-from fedpriv.names import END, PAD
 from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))

@@ -13,9 +13,9 @@ from flwr.superlink.grid import InMemoryGrid
 
 from fedpriv.cli import flower
 from fedpriv.clients.app import app as client_app
-from fedpriv.config import load_experiment
+from fedpriv.core.config import load_experiment
+from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.errors import RunFailedError
 from tests.command_line import fedpriv
 
 HOME = Path(__file__).parents[1]

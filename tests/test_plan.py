@@ -7,13 +7,13 @@ import torch
 
 from fedpriv.accounting import guarantee
 from fedpriv.accounting.release import Release
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan, participants, plan_client
 from fedpriv.data.sampling import Sampling
-from fedpriv.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
-from fedpriv.plan import Plan, participants, plan_client
 from tests.noise import stream
 
 TENSORS = (12, 3)

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from fedpriv.accounting import ceilings
-from fedpriv.budget import Budget
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import participants, plan_client
+from fedpriv.core.plans import Plans, kinds_of
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import LedgerLine, Partition, member_ranges, members_text, named_members
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import start_run
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
-from fedpriv.plan import participants, plan_client
-from fedpriv.plans import Plans, kinds_of
-from fedpriv.progress import Silent
-from fedpriv.records import LedgerLine, Partition, member_ranges, members_text, named_members
 from fedpriv.report import load_view, write_report
-from fedpriv.runs import RunFolder
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment as small
 
 SIZES = np.array([50, 53, 97, 50, 200, 53, 53, 50, 50, 97])

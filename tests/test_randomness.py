@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedpriv.randomness import Secret, generator_states, numpy_stream, seeded_generators, torch_stream
+from fedpriv.core.randomness import Secret, generator_states, numpy_stream, seeded_generators, torch_stream
 from tests.cases import in_one_test
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.files import locked
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import locked
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Asked, Failure, RoundRecord
+from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.lab import resume_run
-from fedpriv.progress import Silent
-from fedpriv.records import Asked, Failure, RoundRecord
-from fedpriv.runs import Checkpoint, RunFolder
 
 
 def record(number: int) -> RoundRecord:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax, NoisyMax, most_answers
 from tests.cases import in_one_test
 from tests.noise import stream

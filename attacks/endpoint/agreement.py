@@ -7,8 +7,8 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.copies import trained_copy
 from fedpriv.attacks.endpoint.scene import Network, Referee, Scene, uniform_images
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import Interval, ProbeFigure
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Interval, ProbeFigure
 
 __all__ = ["agreement", "agreement_figures", "never_asked"]
 

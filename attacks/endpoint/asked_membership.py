@@ -21,11 +21,11 @@ from fedpriv.attacks.membership.references import Pool, train_references
 from fedpriv.attacks.membership.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Guarantee, Interval, ProbeFigure
 from fedpriv.data.datasets import unit_scale
-from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import Guarantee, Interval, ProbeFigure
 from fedpriv.service.policies import AnswerPolicy, Draws, softmax
 from fedpriv.service.questions import Answers, Questions
 

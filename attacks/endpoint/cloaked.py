@@ -17,8 +17,8 @@ from fedpriv.attacks.endpoint.reading import (
 )
 from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
 from fedpriv.cloak import Cloak, uniform_noise
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import Interval, ProbeFigure
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Interval, ProbeFigure
 
 __all__ = ["Game", "Trial", "substitute", "suppression_figures", "trial_figures", "verdict"]
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.attacks.endpoint.scene import Network, Public, Scene
-from fedpriv.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import numpy_stream, torch_stream
 
 __all__ = ["mixed_images", "trained_copy"]
 

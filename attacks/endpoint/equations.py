@@ -14,7 +14,7 @@ from scipy.linalg import lstsq
 from torch import Tensor
 
 from fedpriv.attacks.endpoint.scene import Network, Scene, uniform_images
-from fedpriv.randomness import numpy_stream
+from fedpriv.core.randomness import numpy_stream
 
 __all__ = ["AffineScores", "affine_scores", "is_affine", "rounding_unit", "solved_scores"]
 

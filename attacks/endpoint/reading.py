@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fedpriv.attacks.endpoint.scene import Network
 from fedpriv.cloak import Cloak, uniform_noise
-from fedpriv.randomness import torch_stream
-from fedpriv.records import CONFIDENCE, Interval
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import CONFIDENCE, Interval
 
 __all__ = ["Reader", "Training", "equal_uniform", "linear_filter", "mean_interval", "right_rates", "trained_reader"]
 

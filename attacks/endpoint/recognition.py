@@ -14,8 +14,8 @@ from torch import Tensor
 from fedpriv import metrics
 from fedpriv.attacks.endpoint.scene import Referee
 from fedpriv.attacks.intervals import median_interval, rate_interval
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import Inverted, ProbeFigure
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Inverted, ProbeFigure
 
 __all__ = ["inversion_figures", "inverted_classes", "places", "two_sentences"]
 

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
-from fedpriv.records import Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Guarantee
+from fedpriv.core.world import World
 from fedpriv.service.endpoint import UsedUpError
 from fedpriv.service.policies import AnswerPolicy
 from fedpriv.service.questions import Answers, Questions
-from fedpriv.world import World
 
 __all__ = ["Counted", "Network", "Public", "Referee", "Rehearsal", "Scene", "probabilities", "uniform_images"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.attacks.access import Access
-from fedpriv.records import ProbeResult
-from fedpriv.settings import Section
+from fedpriv.core.records import ProbeResult
+from fedpriv.core.settings import Section
 
 if TYPE_CHECKING:
     from torch import Tensor

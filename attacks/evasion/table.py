@@ -3,7 +3,7 @@
 from abc import ABC
 from typing import TYPE_CHECKING, ClassVar
 
-from fedpriv.registry import EVASIONS, NOISELESS
+from fedpriv.core.registry import EVASIONS, NOISELESS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from torch import Tensor
 from fedpriv.attacks.evasion.gradients import Target
 from fedpriv.attacks.evasion.steps import Ball, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.randomness import torch_stream
-from fedpriv.records import Attempt, Certificate
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import Attempt, Certificate
 from fedpriv.smoothing.certificates import binomial_upper
 
 __all__ = ["Trial", "Victims", "attempts"]

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from fedpriv.attacks.membership.shadow import shadow_models
 from fedpriv.attacks.membership.signals import Signals, losses, need_references
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["ATTACKS", "attack_p", "attack_r", "lira_offline", "lira_online", "rmia_offline", "rmia_online"]
 

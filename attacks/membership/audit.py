@@ -20,12 +20,12 @@ from fedpriv.attacks.membership.references import Pool, Reference, train_referen
 from fedpriv.attacks.membership.scores import score_membership
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.records import EpsilonBound, MembershipAttack
+from fedpriv.core.world import World
 from fedpriv.data.labels import changed_labels
-from fedpriv.errors import InputError
 from fedpriv.gradients import Vector
-from fedpriv.randomness import Secret, numpy_stream
-from fedpriv.records import EpsilonBound, MembershipAttack
-from fedpriv.world import World
 
 __all__ = [
     "Candidates",

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binom, norm
 
 from fedpriv import accounting
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.records import EpsilonBound
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.records import EpsilonBound
 
 __all__ = [
     "canary_epsilon",

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.federated import client_weights, train_locally, upload_sign, weighted_sum
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.plan import Plan, participants
+from fedpriv.core.randomness import NoiseStream, Secret
+from fedpriv.core.world import World
 from fedpriv.erm import bounded_features, trained_parameters
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.federated import client_weights, train_locally, upload_sign, weighted_sum
 from fedpriv.gradients import Vector
-from fedpriv.optimizers import make_optimizer
-from fedpriv.plan import Plan, participants
-from fedpriv.randomness import NoiseStream, Secret
-from fedpriv.world import World
 
 __all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 
-from fedpriv import records
-from fedpriv.errors import InputError
-from fedpriv.records import MembershipAttack
+from fedpriv.core import records
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import MembershipAttack
 
 __all__ = ["Curve", "Floats", "auc_interval", "bootstrap_intervals", "curve", "score_membership"]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import log_expit
 from torch import Tensor
 
-from fedpriv.errors import InputError, one_line
-from fedpriv.files import write_whole
-from fedpriv.npz import read_arrays, read_headers
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.files import write_whole
+from fedpriv.core.npz import read_arrays, read_headers
 
 __all__ = [
     "Signals",

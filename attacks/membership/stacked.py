@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedpriv.accounting.response import Response
-from fedpriv.errors import InputError
-from fedpriv.federated import batch_loss, example_losses
+from fedpriv.core.errors import InputError
+from fedpriv.core.federated import batch_loss, example_losses
+from fedpriv.core.world import tracked_buffers, trained_parameters
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
-from fedpriv.world import tracked_buffers, trained_parameters
 
 __all__ = ["StackedNetwork"]
 

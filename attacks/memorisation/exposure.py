@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedpriv.core.names import PAD
 from fedpriv.data.canaries import Canaries, Numbers
-from fedpriv.names import PAD
 
 __all__ = ["MOST_ENUMERATED", "Exposure", "Network", "enumerated", "exposures", "log_perplexities"]
 __all__ += ["log_probabilities", "ranked"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.attacks.memorisation.exposure import Network, log_probabilities
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.records import Extraction
 from fedpriv.data.canaries import Canaries, Numbers
-from fedpriv.names import END, PAD, START
-from fedpriv.records import Extraction
 
 __all__ = ["extraction", "mean_losses", "sampled", "windows", "written_secrets"]
 

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
-from fedpriv.registry import ATTACKS
+from fedpriv.core.registry import ATTACKS
 
 __all__ = ["CandidateSettings"]
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.settings import AttackSettings, Runs
-from fedpriv.registry import ATTACKS
+from fedpriv.core.registry import ATTACKS
 
 __all__ = ["ClosedFormSettings"]
 

@@ -7,8 +7,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, Runs
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, NonNegative, Positive, Steps
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Count, NonNegative, Positive, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor

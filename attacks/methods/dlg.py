@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe

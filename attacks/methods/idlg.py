@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.registry import ATTACKS
+from fedpriv.core.registry import ATTACKS
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe

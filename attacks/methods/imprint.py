@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Integer
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Integer
 
 __all__ = ["ImprintSettings"]
 

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.texts.settings import PriorSettings
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, NonNegative, Positive
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Count, NonNegative, Positive
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.texts.settings import PriorSettings
-from fedpriv.registry import ATTACKS
+from fedpriv.core.registry import ATTACKS
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, Runs
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, Positive
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Count, Positive
 
 __all__ = ["TabularSettings"]
 

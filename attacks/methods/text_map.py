@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.texts.settings import PriorSettings
-from fedpriv.registry import ATTACKS
-from fedpriv.settings import Count, Steps
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import Count, Steps
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Progress

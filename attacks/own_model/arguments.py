@@ -17,10 +17,10 @@ from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.own_model.tensors import one_line, to_array, trained
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.settings import AttackSettings
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ATTACKS, suggestion
+from fedpriv.core.settings import allowed_words
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
-from fedpriv.registry import ATTACKS, suggestion
-from fedpriv.settings import allowed_words
 
 __all__ = [
     "Bounds",

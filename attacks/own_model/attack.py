@@ -39,9 +39,9 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, R
 from fedpriv.attacks.reconstruction.dummy_gradients.network import soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
 from fedpriv.attacks.simulation import SimulationCheck
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ATTACKS
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackWarning", "reconstruct"]
 

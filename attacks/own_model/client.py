@@ -11,9 +11,9 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.own_model.loss import Criterion
 from fedpriv.attacks.own_model.tensors import trained
 from fedpriv.attacks.simulation import Sent
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
 from fedpriv.gradients import Vector
-from fedpriv.optimizers import make_optimizer
-from fedpriv.randomness import generator_states, seeded_generators, torch_stream
 
 __all__ = ["OwnClient"]
 

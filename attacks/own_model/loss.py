@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from fedpriv.attacks.own_model.tensors import one_line
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["Criterion", "TriedLoss", "try_loss"]
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv import errors
-from fedpriv.errors import InputError
+from fedpriv.core import errors
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import suggestion
 from fedpriv.gradients import Vector
-from fedpriv.registry import suggestion
 
 __all__ = ["Arrays", "named_vector", "one_line", "present", "to_array", "trained"]
 

@@ -24,9 +24,9 @@ from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
+from fedpriv.core.randomness import Secret
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.gradients.operator import total, wide
-from fedpriv.randomness import Secret
 
 # What candidate records are expected to send, and how likely that makes an upload.
 

@@ -30,9 +30,9 @@ from fedpriv.attacks.reconstruction.upload_model import (
     uploads_of,
 )
 from fedpriv.attacks.settings import AttackSettings
-from fedpriv.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable
+from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients.operator import first_line
-from fedpriv.registry import ATTACKS
 
 __all__ = ["AttackJob", "run_attack"]
 

@@ -39,7 +39,7 @@ from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
 from fedpriv.attacks.rows import most_frequent
-from fedpriv.columns import slices
+from fedpriv.core.columns import slices
 from fedpriv.gradients.operator import wide
 
 # The parts that gradient matching is made of, and recipes: which attack takes which.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

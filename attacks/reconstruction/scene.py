@@ -11,8 +11,8 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.columns import Column
-from fedpriv.randomness import torch_stream
+from fedpriv.core.columns import Column
+from fedpriv.core.randomness import torch_stream
 
 Progress = Callable[[int, int, float], None]
 """(iterations done, iterations in all, mean over victims of the best finite loss so far)."""

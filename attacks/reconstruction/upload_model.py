@@ -26,7 +26,9 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.federated import upload_sign
+from fedpriv.core.federated import upload_sign
+from fedpriv.core.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
+from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Block, Vector
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.operator import first_line
@@ -34,8 +36,6 @@ from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
-from fedpriv.registry import ATTACKS
 
 # FedAvg on dummy data: a client's local steps, carried out so that its update can be differentiated.
 #

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.priors import NEIGHBOURS, channel_covariance, line_covariance
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.columns import groups
+from fedpriv.core.columns import groups
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Scene

@@ -10,7 +10,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Recon
 from fedpriv.attacks.reconstruction.upload_model import OtherBatches, Victim, join, prepare_victims, uploads_of
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.settings import TextAttackSettings
-from fedpriv.errors import printable
+from fedpriv.core.errors import printable
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob

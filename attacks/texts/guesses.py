@@ -10,8 +10,8 @@ from torch import Tensor
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.texts.scene import padded
 from fedpriv.attacks.texts.scores import bare
-from fedpriv.names import END, START
-from fedpriv.randomness import numpy_stream
+from fedpriv.core.names import END, START
+from fedpriv.core.randomness import numpy_stream
 
 __all__ = ["exact_chance", "sentence_guesses"]
 

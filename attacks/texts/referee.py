@@ -14,7 +14,7 @@ from fedpriv.attacks.reconstruction.results import Reconstruction
 from fedpriv.attacks.scored import Scores, odds, subject
 from fedpriv.attacks.texts.scores import bare, likeness, pairs, sentence_score
 from fedpriv.attacks.truth import Truth
-from fedpriv.records import Score
+from fedpriv.core.records import Score
 
 __all__ = ["missed_sentences", "score_guessed_sentences", "score_sentences"]
 

@@ -10,11 +10,11 @@ from torch.func import functional_call
 
 from fedpriv.attacks.observation import TextFormat
 from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.randomness import torch_stream
 from fedpriv.data.sequences import NO_TARGET
-from fedpriv.federated import example_losses
 from fedpriv.gradients import Vector
-from fedpriv.names import END, PAD, START
-from fedpriv.randomness import torch_stream
 
 __all__ = ["Reading", "Sentences", "TextScene", "padded"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedpriv.names import END, PAD, START
-from fedpriv.records import SentenceScore
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.records import SentenceScore
 
 __all__ = ["bare", "likeness", "pairs", "sentence_score"]
 

@@ -8,8 +8,8 @@ from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.ground import without
 from fedpriv.attacks.texts.search.scoring import soft_batch, split, trained_network
 from fedpriv.attacks.texts.search.soft import lookup_parameters, soft_network, token_vectors
+from fedpriv.core.names import PAD
 from fedpriv.gradients import Vector
-from fedpriv.names import PAD
 
 __all__ = ["simulated_probabilities", "simulated_texts", "simulated_vectors"]
 

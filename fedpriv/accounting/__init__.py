@@ -26,8 +26,8 @@ from fedpriv.accounting.guarantees import guarantee, proven_epsilon, running_eps
 from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
-from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.records import Ceiling, Guarantee, Ledger, LedgerLine
+from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.records import Ceiling, Guarantee, Ledger, LedgerLine
 
 __all__ = [
     "ORDERS",

@@ -9,7 +9,7 @@ the two: the data set becomes a neighbour and the event its opposite, so A <= e^
 
 import scipy
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["membership_advantage", "membership_auc"]
 

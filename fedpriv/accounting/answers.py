@@ -21,9 +21,9 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
-from fedpriv.errors import InputError
-from fedpriv.names import Adjacency
-from fedpriv.records import Guarantee, shown_epsilon
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
+from fedpriv.core.records import Guarantee, shown_epsilon
 
 __all__ = [
     "AnswerRelease",

@@ -11,9 +11,9 @@ from dataclasses import replace
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import NoiseParameter, Release
-from fedpriv.errors import InputError
-from fedpriv.names import CalibrationName
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import CalibrationName
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
 

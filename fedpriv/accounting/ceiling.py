@@ -33,9 +33,9 @@ from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.references import Reference, ReferencePair
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
-from fedpriv.errors import InputError
-from fedpriv.records import Ceiling
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Ceiling
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["ceilings"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from fedpriv.accounting.calibration import OutOfReachError, calibrate
 from fedpriv.accounting.release import LARGEST_DIMENSION, release_with
-from fedpriv.errors import InputError
-from fedpriv.names import SamplingName
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import SamplingName
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["Comparison", "Contender", "Point", "compare_mechanisms", "equal_blocks", "noise_to_signal"]
 

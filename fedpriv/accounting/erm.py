@@ -28,7 +28,7 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
 from fedpriv.convex import MOST_STEPS, descent_steps
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = [
     "SOLVER_TAIL",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedpriv.records import Ceiling, DataRelease, Guarantee
+from fedpriv.core.records import Ceiling, DataRelease, Guarantee
 
 __all__ = ["bounds_release", "surer", "told_from", "with_bounds"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon, read_only
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = [
     "analytic_sigma",

@@ -32,7 +32,7 @@ from fedpriv.accounting.proofs import (
 from fedpriv.accounting.references import NormalReference, Reference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
-from fedpriv.names import CalibrationName, SamplingName
+from fedpriv.core.names import CalibrationName, SamplingName
 
 __all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
 

@@ -8,9 +8,9 @@ import math
 
 from fedpriv.accounting.proofs import Claim, Proof, smallest
 from fedpriv.accounting.release import Release
-from fedpriv.errors import InputError
-from fedpriv.records import Guarantee
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Guarantee
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["guarantee", "proven_epsilon", "running_epsilon"]
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import scipy
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["Statement", "among_others", "exposure_ceiling", "guessed_exposure", "of_copies", "rank_ceiling"]
 

@@ -12,8 +12,8 @@ from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
 from fedpriv.accounting.references import Reference
 from fedpriv.accounting.release import NoiseParameter, Release
-from fedpriv.errors import InputError
-from fedpriv.names import Adjacency, CalibrationName, SamplingName
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
 
 __all__ = [
     "CLIENTS",

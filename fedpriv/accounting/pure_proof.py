@@ -27,7 +27,7 @@ from fedpriv.accounting.references import DirectionalReference, LaplaceReference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
 from fedpriv.accounting.vmf_functions import mean_resultant_length
-from fedpriv.names import CalibrationName, SamplingName
+from fedpriv.core.names import CalibrationName, SamplingName
 
 __all__ = ["DirectionalProof", "LaplaceProof"]
 

@@ -5,9 +5,9 @@ import numbers
 from dataclasses import dataclass
 from typing import get_args
 
-from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, SamplingName, UnitName
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, SamplingName, UnitName
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["KAPPA", "LARGEST_DIMENSION", "SCALE", "SIGMA", "NoiseParameter", "Release", "release_with"]
 

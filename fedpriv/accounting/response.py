@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON, Adjacency
-from fedpriv.records import Guarantee
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON, Adjacency
+from fedpriv.core.records import Guarantee
 
 __all__ = ["Response", "coin_response", "kept_response", "label_guarantee", "most_told"]
 

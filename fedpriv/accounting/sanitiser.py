@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.proofs import RENYI_TO_EPSILON, Claim
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 __all__ = ["Sanitiser", "gnss_rdp"]
 

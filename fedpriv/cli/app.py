@@ -42,10 +42,10 @@ from fedpriv.cli.terminal import (
     print_summary,
     print_warning,
 )
-from fedpriv.config import Experiment, describe, json_schema, load_experiment, read_toml
-from fedpriv.config.icl import Prompting, is_prompting, load_prompting
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
-from fedpriv.files import is_disk, stopped, writing
+from fedpriv.core.config import Experiment, describe, json_schema, load_experiment, read_toml
+from fedpriv.core.config.icl import Prompting, is_prompting, load_prompting
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
+from fedpriv.core.files import is_disk, stopped, writing
 
 __all__ = ["main"]
 

@@ -23,13 +23,13 @@ from fedpriv.cli.terminal import (
     print_sentences,
     print_summary,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
+    from fedpriv.core.records import AttackResult
     from fedpriv.lab import Tuning
     from fedpriv.lab.tune import Trial
-    from fedpriv.records import AttackResult
 
 __all__ = ["attack_app"]
 
@@ -151,7 +151,7 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
     from fedpriv.cli.probe import about_probes, print_probes
-    from fedpriv.registry import ATTACKS
+    from fedpriv.core.registry import ATTACKS
 
     if as_json:
         print_json([*map(_about, ATTACKS.values()), *about_probes()])
@@ -215,7 +215,7 @@ def _trials(tuning: "Tuning") -> Table:
 
 
 def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
-    from fedpriv.config.texts import text_sets
+    from fedpriv.core.config.texts import text_sets
 
     lines: list[str | Text] = [attack.reference]
     if attack.is_text:

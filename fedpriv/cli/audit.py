@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
-from fedpriv.names import Adjacency
+from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
-    from fedpriv.records import AnswersAudit, Membership, MembershipAttack, Memorisation
+    from fedpriv.core.records import AnswersAudit, Membership, MembershipAttack, Memorisation
 
 __all__ = ["audit"]
 
@@ -47,9 +47,9 @@ def audit(
         _audit_answers(folder, answers, quiet, as_json)
         return
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.audit import audit_run
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     if run.experiment().data.is_text:
@@ -93,9 +93,9 @@ def _sentence(membership: "Membership") -> str:
 
 def _audit_memorisation(folder: Path, samples: int, tokens: int, quiet: bool, as_json: bool) -> None:
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.memorisation import audit_memorisation, refuse_refuted
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     with shown(quiet or as_json) as progress, reported(folder):
         found = audit_memorisation(RunFolder.open(folder), samples, tokens, progress)
@@ -143,9 +143,9 @@ def _about_memorisation(found: "Memorisation") -> list[str]:
 
 def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> None:
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.audit_answers import audit_answers, refuse_refuted
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     with shown(quiet or as_json) as progress, reported(folder):
         audit = audit_answers(RunFolder.open(folder), replaced, progress)

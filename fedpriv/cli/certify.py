@@ -6,11 +6,11 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
-from fedpriv.config import CertifyConfig, RobustnessConfig, validated
-from fedpriv.errors import InputError
+from fedpriv.core.config import CertifyConfig, RobustnessConfig, validated
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
-    from fedpriv.records import Robustness
+    from fedpriv.core.records import Robustness
 
 __all__ = ["certify"]
 
@@ -50,9 +50,9 @@ def certify(
     if norm is not None and norm not in _NORMS:
         raise InputError(f"--norm {norm}: allowed: {', '.join(_NORMS)}")
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.certify import certify_run, check_noise
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     check_noise(noise, place)
     run = RunFolder.open(folder)
@@ -78,7 +78,7 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, float]) -> Cer
 
 def _table(robustness: "Robustness", norm: str) -> Table:
     """Certified accuracy by size, one row a theorem, in 80 columns."""
-    from fedpriv.records import BOUNDS
+    from fedpriv.core.records import BOUNDS
 
     table = Table(box=None, pad_edge=False)
     sizes = robustness.curve(norm).sizes
@@ -92,7 +92,7 @@ def _table(robustness: "Robustness", norm: str) -> Table:
 
 
 def _sentences(robustness: "Robustness", norm: str) -> list[str]:
-    from fedpriv.records import middle
+    from fedpriv.core.records import middle
 
     noise, voted = robustness.noise, robustness.voted
     where = "on the input" if noise.place == "input" else "behind the first layer"

@@ -7,10 +7,10 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, out, print_json, print_line, share_words
-from fedpriv.config import DataConfig, load_experiment, validated
-from fedpriv.errors import InputError
-from fedpriv.registry import DATASETS
-from fedpriv.settings import LEAST_EPSILON, MOST_EPSILON
+from fedpriv.core.config import DataConfig, load_experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import DATASETS
+from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
 
 __all__ = ["data"]
 
@@ -83,9 +83,9 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     """Print what an experiment file says of the columns from then on."""
     import tomli_w
 
+    from fedpriv.core.randomness import Secret
     from fedpriv.data.datasets import place_of
     from fedpriv.data.sets.csv import private_bounds
-    from fedpriv.randomness import Secret
 
     if not file:
         raise InputError("--bounds needs --of FILE, the experiment file that names your table")
@@ -115,8 +115,8 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
 
 def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
     from fedpriv.attacks.linkage import facts_of, unicity
+    from fedpriv.core.randomness import numpy_stream
     from fedpriv.data.datasets import load_dataset
-    from fedpriv.randomness import numpy_stream
 
     if config.is_text:
         raise InputError(f"--unicity counts facts of images and rows, and data.name = {config.name!r} are texts")

@@ -25,8 +25,8 @@ from fedpriv.cli.terminal import (
     print_line,
     print_summary,
 )
-from fedpriv.config import load_experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import load_experiment
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.deploy.up import ProcessStatus

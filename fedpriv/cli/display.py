@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Column
 
 from fedpriv.cli.terminal import err, print_warning
-from fedpriv.progress import Progress, Silent
-from fedpriv.records import RoundRecord, Stop, named_members, shown_epsilon
+from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
 
 __all__ = ["Display", "shown"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedpriv.cli.display import Display
 from fedpriv.cli.terminal import err, print_line, print_sentences, print_warning
-from fedpriv.config import Experiment
-from fedpriv.errors import RunFailedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError
 from fedpriv.lab import Engine, start_run
 from fedpriv.server.app import Started, started_app
 

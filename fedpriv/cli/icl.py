@@ -20,10 +20,10 @@ from fedpriv.cli.terminal import (
     print_sentences,
     share_words,
 )
-from fedpriv.config.icl import load_prompting
+from fedpriv.core.config.icl import load_prompting
 
 if TYPE_CHECKING:
-    from fedpriv.records import PromptLeak, Prompts
+    from fedpriv.core.records import PromptLeak, Prompts
 
 __all__ = ["icl"]
 

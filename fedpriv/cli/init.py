@@ -12,9 +12,9 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import out, print_line
-from fedpriv.errors import InputError
-from fedpriv.files import is_empty, write_whole, writing_to
-from fedpriv.registry import suggestion
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import is_empty, write_whole, writing_to
+from fedpriv.core.registry import suggestion
 
 __all__ = ["init"]
 

@@ -21,16 +21,16 @@ from fedpriv.cli.terminal import (
     print_sentences,
     share_words,
 )
-from fedpriv.config import EvadeConfig, RobustnessConfig, parse_override, validated
-from fedpriv.errors import InputError
-from fedpriv.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
+from fedpriv.core.config import EvadeConfig, RobustnessConfig, parse_override, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
-    from fedpriv.progress import Progress
-    from fedpriv.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness
-    from fedpriv.runs import RunFolder
+    from fedpriv.core.progress import Progress
+    from fedpriv.core.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness
+    from fedpriv.core.runs import RunFolder
 
 __all__ = ["about_probes", "print_probes", "probe_app"]
 
@@ -118,9 +118,9 @@ def probe(
         raise InputError("--answers, --queries, --as and --set are for attacks on the model and its answers")
     made = _with_settings(probes, set_ or ())
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.evade import refuse_broken
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     earlier = run.probe()
@@ -335,7 +335,7 @@ def _table(evasion: "Evasion") -> Table:
 
 
 def _sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:
-    from fedpriv.records import middle
+    from fedpriv.core.records import middle
 
     at = middle(evasion.sizes)
     where = f"At {evasion.norm} {evasion.sizes[at]:g}"

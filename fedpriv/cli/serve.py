@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
-from fedpriv.config import ServiceConfig, load_run
-from fedpriv.errors import InputError
+from fedpriv.core.config import ServiceConfig, load_run
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.runs import RunFolder
+    from fedpriv.core.runs import RunFolder
     from fedpriv.service.questions import Answers
     from fedpriv.service.served import Served
 
@@ -51,9 +51,9 @@ def serve(
         _print_status(folder, as_json)
         return
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.service import add_user, open_service
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     with shown(quiet or as_json) as progress, reported(folder):
@@ -98,9 +98,9 @@ def query(
         raise InputError("query needs either --test A:B or --npz FILE")
     config = _config(folder, set_)
     from fedpriv.cli.display import shown
+    from fedpriv.core.runs import RunFolder
     from fedpriv.lab.service import open_service
     from fedpriv.report import reported
-    from fedpriv.runs import RunFolder
 
     run = RunFolder.open(folder)
     images, truth = _test_images(run, test) if test is not None else (_own_images(npz), None)
@@ -232,7 +232,7 @@ def _test_images(run: "RunFolder", text: str) -> "tuple[Tensor, Tensor]":
 def _own_images(path: Path | None) -> "Tensor":
     import torch
 
-    from fedpriv.npz import read_arrays, read_headers
+    from fedpriv.core.npz import read_arrays, read_headers
 
     if path is None:
         raise InputError("--npz FILE is wanted")

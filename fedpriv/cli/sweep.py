@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fedpriv.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_sentences, print_warning
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import writing, writing_to
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import writing, writing_to
 
 __all__ = ["compare", "sweep"]
 

@@ -14,10 +14,10 @@ from rich.padding import Padding
 from rich.text import Text
 from typer.core import TyperGroup
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
-    from fedpriv.records import Interval, Summary
+    from fedpriv.core.records import Interval, Summary
 
 __all__ = [
     "File",

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.errors import InputError
-from fedpriv.randomness import Secret
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
 
 __all__ = ["EDGES", "estimated_bounds"]
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.config.canaries import CanaryConfig
+from fedpriv.core.config.canaries import CanaryConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import Dataset
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.data.tokenizers import Tokenizer
-from fedpriv.errors import InputError
-from fedpriv.names import END, PAD, START
-from fedpriv.randomness import numpy_stream
 
 __all__ = ["Canaries", "canary_rows", "drawn_canaries", "with_canaries"]
 

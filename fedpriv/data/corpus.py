@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from typing_extensions import override
 
-from fedpriv.config.corpus import CorpusConfig
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.sequences import TextFacts, labelled, next_tokens
 from fedpriv.data.source import DatasetStatus, Place, Source
 from fedpriv.data.texts import Columns, Row, csv_wanted, read_texts
 from fedpriv.data.tokenizers import Tokenizer, open_tokenizer, tokenizer_files
-from fedpriv.errors import InputError, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,7 +229,7 @@ class _Made(NamedTuple):
 
         if count is None or count >= len(self.x):
             return self
-        from fedpriv.randomness import numpy_stream  # with torch
+        from fedpriv.core.randomness import numpy_stream  # with torch
 
         rows = np.sort(numpy_stream(PUBLIC_SEED, "test sequences").choice(len(self.x), count, replace=False))
         return _Made(self.x[rows], self.y[rows], self.keys[rows])

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.columns import Column
-from fedpriv.config import DataConfig
+from fedpriv.core.columns import Column
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import content_digest
+from fedpriv.core.names import END
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.registry import DATASETS
+from fedpriv.core.settings import Groups
 from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
-from fedpriv.errors import InputError
-from fedpriv.files import content_digest
 from fedpriv.models.machinery.settings import SequenceShape
-from fedpriv.names import END
-from fedpriv.randomness import numpy_stream
-from fedpriv.registry import DATASETS
-from fedpriv.settings import Groups
 
 __all__ = [
     "Dataset",

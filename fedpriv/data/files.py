@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.columns import Column, features_of
+from fedpriv.core.columns import Column, features_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.data.sequences import TextFacts
-from fedpriv.errors import InputError
-from fedpriv.npz import Header, read_arrays, read_headers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +61,7 @@ def read_npz(path: Path, memory: int) -> Arrays:
         memory: MiB that reading may take: the arrays, and the tensors that are made of them.
 
     Raises:
-        InputError: as for :func:`~fedpriv.npz.read_headers` and :func:`checked`; an array is missing; or reading takes
+        InputError: as for :func:`~fedpriv.core.npz.read_headers` and :func:`checked`; an array is missing; or reading takes
             more than ``memory``, which is told before anything is read.
     """
     headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.npz import DAMAGE
 from fedpriv.data.files import Arrays, check_memory, checked
 from fedpriv.data.torchvision_files import Torchvision
-from fedpriv.errors import InputError, one_line
-from fedpriv.npz import DAMAGE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.accounting.response import Response
-from fedpriv.randomness import NoiseStream
+from fedpriv.core.randomness import NoiseStream
 
 __all__ = ["changed_labels"]
 

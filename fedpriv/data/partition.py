@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 from typing_extensions import override
 
-from fedpriv.config import DataConfig
-from fedpriv.errors import InputError
-from fedpriv.randomness import numpy_stream
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import numpy_stream
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner

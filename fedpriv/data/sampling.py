@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedpriv.randomness import numpy_stream
+from fedpriv.core.randomness import numpy_stream
 
 __all__ = ["Sampling"]
 

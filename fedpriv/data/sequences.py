@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypeAliasType
 
+from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import Tokenizer
-from fedpriv.names import END, PAD, START
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fedpriv.config.corpus import CorpusConfig
-from fedpriv.config.table import TableConfig
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.table import TableConfig
+from fedpriv.core.errors import InputError
 from fedpriv.data.files import Arrays, checked
-from fedpriv.errors import InputError
 
 __all__ = ["DatasetStatus", "Embedded", "Place", "SingleFile", "Source", "home"]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.columns import MISSING, OTHER, Column, features_of, slices
+from fedpriv.core.columns import MISSING, OTHER, Column, features_of, slices
+from fedpriv.core.errors import InputError, cut, one_line, some_of
 from fedpriv.data.files import check_memory
-from fedpriv.errors import InputError, cut, one_line, some_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import suggestion
 from fedpriv.data.source import home
-from fedpriv.errors import InputError
-from fedpriv.registry import suggestion
 
 if TYPE_CHECKING:
-    from fedpriv.config.icl import TextConfig
+    from fedpriv.core.config.icl import TextConfig
 
 __all__ = ["Columns", "Example", "Row", "Texts", "check_splits", "csv_wanted", "load_texts", "read_texts", "text_root"]
 
@@ -145,7 +145,7 @@ def load_texts(config: "TextConfig", seed: int) -> Texts:
     """
     import numpy as np
 
-    from fedpriv.randomness import numpy_stream  # with torch, which whoever lists data sets does not need
+    from fedpriv.core.randomness import numpy_stream  # with torch, which whoever lists data sets does not need
 
     known = _KNOWN.get(config.name)
     path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
@@ -297,7 +297,7 @@ def _parts(rows: Sequence[tuple[Example, str | None]], seed: int) -> tuple[list[
     if any(split is not None for _, split in rows):
         private, asked = ([row for row, split in rows if split == part] for part in _SPLITS)
         return private, asked
-    from fedpriv.randomness import numpy_stream
+    from fedpriv.core.randomness import numpy_stream
 
     order = numpy_stream(seed, "icl-split").permutation(len(rows))
     chosen = set(order[: round(_TEST_SHARE * len(rows))].tolist())

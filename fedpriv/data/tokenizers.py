@@ -16,10 +16,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from fedpriv.config.corpus import CorpusConfig
-from fedpriv.errors import InputError, one_line
-from fedpriv.names import END, PAD, START
-from fedpriv.npz import read_arrays, read_headers
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.npz import read_arrays, read_headers
 
 __all__ = [
     "END",

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.data.files import Arrays, checked, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
-from fedpriv.errors import InputError, one_line
 
 __all__ = ["PickledBatches", "Torchvision"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import tomli_w
 
 import fedpriv
-from fedpriv.config import Experiment
-from fedpriv.seeds import without_seed
+from fedpriv.core.config import Experiment
+from fedpriv.core.seeds import without_seed
 
 __all__ = ["EXPERIMENT", "make_app"]
 

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole
 from fedpriv.deploy.folder import PRIVATE
-from fedpriv.errors import InputError
-from fedpriv.files import write_whole
 
 __all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_node_key"]
 

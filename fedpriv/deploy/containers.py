@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath, PurePosixPath
 
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import target_error, write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_node_key
 from fedpriv.deploy.commands import Keys
 from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, Record
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import target_error, write_whole
 
 __all__ = ["KEYS", "NODE_KEY", "Admission", "admit", "keys_in", "prepare"]
 

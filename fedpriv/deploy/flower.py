@@ -15,10 +15,10 @@ from typing import Any
 
 import tomli_w
 
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.files import write_whole
+from fedpriv.core.seeds import MEMORY, SEEDS
 from fedpriv.deploy.folder import DeploymentFolder, Record
-from fedpriv.errors import RunFailedError
-from fedpriv.files import write_whole
-from fedpriv.seeds import MEMORY, SEEDS
 
 __all__ = [
     "RunStatus",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import is_part, remove_parts, write_whole, writing_to
 from fedpriv.deploy.processes import Started, is_alive
-from fedpriv.errors import InputError
-from fedpriv.files import is_part, remove_parts, write_whole, writing_to
 
 __all__ = ["EXECUTABLE", "HOST", "PRIVATE", "DeploymentFolder", "Record", "is_free"]
 

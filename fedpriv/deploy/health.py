@@ -5,10 +5,10 @@ import urllib.request
 from datetime import UTC, datetime
 from http.client import HTTPException
 
+from fedpriv.core.errors import RunFailedError
 from fedpriv.deploy.certificates import end_of
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import is_alive
-from fedpriv.errors import RunFailedError
 
 __all__ = ["answers", "check_certificates", "is_serving"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from fedpriv.files import open_unlinked
+from fedpriv.core.files import open_unlinked
 
 __all__ = ["Started", "is_alive", "start", "stop"]
 

@@ -7,17 +7,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Deployed
+from fedpriv.core.runs import DEPLOYMENT, RunFolder
+from fedpriv.core.seeds import forget_seed, keep_seed
+from fedpriv.core.world import World
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import EXPERIMENT, make_app
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.health import check_certificates, is_serving
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.progress import Progress
-from fedpriv.records import Deployed
-from fedpriv.runs import DEPLOYMENT, RunFolder
-from fedpriv.seeds import forget_seed, keep_seed
-from fedpriv.world import World
 
 __all__ = ["ROUND_SECONDS", "federate", "for_deployment"]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.commands import LAUNCHED, Command, Keys, executor, launcher, listener, superlink, supernode
@@ -15,8 +17,6 @@ from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, R
 from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import Started, is_alive, start, stop
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import write_whole
 
 __all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
 

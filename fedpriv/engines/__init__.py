@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedpriv.config import EngineConfig
+from fedpriv.core.config import EngineConfig
+from fedpriv.core.errors import InputError
 from fedpriv.engines.inline import run_inline
-from fedpriv.errors import InputError
 
 __all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
 
@@ -46,7 +46,7 @@ def choose_engine(config: EngineConfig) -> str:
     if config.name != "auto":
         return config.name
     # Imported here, as below: torch and Ray take seconds. Ray's actors import this package before they know their app.
-    from fedpriv.world import choose_device
+    from fedpriv.core.world import choose_device
 
     to_share = config.address or choose_device(config.device).type == "cuda"
     return "ray" if to_share and _has_ray() else "inline"

@@ -20,10 +20,10 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 from ray.exceptions import RayError
 
-from fedpriv.config import EngineConfig
+from fedpriv.core.config import EngineConfig
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, run_server
-from fedpriv.errors import InputError, one_line
 
 __all__ = ["RayGrid", "Share", "connect", "run_ray"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.errors import reason_of
+from fedpriv.core.errors import reason_of
 
 __all__ = ["Ended", "Started", "TaskResources", "run_tasks"]
 

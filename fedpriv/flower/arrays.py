@@ -6,9 +6,9 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.wire import unpack
 from fedpriv.gradients import Vector
-from fedpriv.wire import unpack
 
 __all__ = ["STATISTICS", "arrays_of", "as_sent", "is_training", "moved", "round_of"]
 

@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError, reason_of
-from fedpriv.files import write_whole
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.files import write_whole
+from fedpriv.core.records import LedgerLine, read_file
+from fedpriv.core.records.reading import Record
 from fedpriv.flower.watch import Seen
-from fedpriv.records import LedgerLine, read_file
-from fedpriv.records.reading import Record
 
 __all__ = ["ABOUT", "LEDGER", "TRUTH", "Known", "Tapped", "built", "imported", "read_line", "read_tapped"]
 __all__ += ["read_truth", "write_truth"]

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedpriv.accounting import ceilings
-from fedpriv.errors import InputError, RefusedError
-from fedpriv.files import append_line, open_unlinked, write_once, write_whole, writing_to
-from fedpriv.plan import Plan
-from fedpriv.records import Ceiling, LedgerLine
+from fedpriv.core.errors import InputError, RefusedError
+from fedpriv.core.files import append_line, open_unlinked, write_once, write_whole, writing_to
+from fedpriv.core.plan import Plan
+from fedpriv.core.records import Ceiling, LedgerLine
 
 __all__ = ["AnswerLedger", "Limits"]
 

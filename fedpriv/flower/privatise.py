@@ -11,17 +11,17 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedpriv.accounting import calibrate
 from fedpriv.clients.raising import unless_raised
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import LedgerLine
+from fedpriv.core.wire import pack
 from fedpriv.data.sampling import Sampling
-from fedpriv.errors import InputError
 from fedpriv.flower.arrays import arrays_of, as_sent, is_training, moved, round_of
 from fedpriv.flower.ledger import AnswerLedger, Limits
 from fedpriv.flower.settings import FlowerSettings, read_settings
 from fedpriv.flower.watch import Released, released
 from fedpriv.gradients import Vector
-from fedpriv.plan import Plan
-from fedpriv.randomness import Secret
-from fedpriv.records import LedgerLine
-from fedpriv.wire import pack
 
 __all__ = ["Privatiser", "privatise"]
 

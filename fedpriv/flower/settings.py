@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from fedpriv.config import read_toml, validated
-from fedpriv.errors import InputError
+from fedpriv.core.config import read_toml, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Section
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
-from fedpriv.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Section
 
 __all__ = ["FILE", "FlowerSettings", "PrivatiseSettings", "TapSettings", "read_settings"]
 

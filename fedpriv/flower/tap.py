@@ -13,8 +13,8 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedpriv.attacks.observation import Observation, PublicSettings, observation_stem, write_observation
-from fedpriv.errors import InputError
-from fedpriv.files import write_once, write_whole, writing_to
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_once, write_whole, writing_to
 from fedpriv.flower.arrays import arrays_of, is_training, moved, round_of
 from fedpriv.flower.folder import ABOUT, LEDGER, TRUTH, Tapped, write_truth
 from fedpriv.flower.settings import TapSettings, read_settings

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
+from fedpriv.core.records import LedgerLine
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.records import LedgerLine
 
 __all__ = ["MOST_IMAGES", "Released", "Seen", "Steps", "released", "watching"]
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients.backward import plain_gradient
 from fedpriv.gradients.calls import reached
 from fedpriv.gradients.factored import FactoredGradients

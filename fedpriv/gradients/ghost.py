@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.module import _has_any_global_hook
 
+from fedpriv.core.randomness import seeded_generators
 from fedpriv.gradients.attention import is_usual
 from fedpriv.gradients.backward import hidden_parameters
 from fedpriv.gradients.calls import Part, Reached, find_parts, lengths_seen, reached, recorded, spread
@@ -24,7 +25,6 @@ from fedpriv.gradients.factors import Factor, Memory, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
 from fedpriv.gradients.rules import has_rule, is_ambiguous, rule_of, summed_positions, tied_weight
 from fedpriv.gradients.subtree import TOLERANCE, Entangled, Errors, Made, is_column, repeats, subtree
-from fedpriv.randomness import seeded_generators
 
 __all__ = [
     "Entangled",

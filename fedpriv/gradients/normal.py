@@ -11,7 +11,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
 from torch import Tensor
 
-from fedpriv.randomness import BLOCK_BYTES, NoiseStream, keystream
+from fedpriv.core.randomness import BLOCK_BYTES, NoiseStream, keystream
 
 __all__ = ["fill_normal", "standard_normal"]
 

@@ -13,8 +13,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.randomness import NoiseStream
 
 __all__ = [
     "DEFAULT_CHUNK_BYTES",

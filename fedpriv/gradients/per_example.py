@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients.calls import find_parts
 from fedpriv.gradients.coupled import coupled_layers
 from fedpriv.gradients.dense import Loss, dense_gradients

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from typing_extensions import override
 
+from fedpriv.core.randomness import NoiseStream, NoiseStreams
 from fedpriv.gradients.calls import Part, find_parts
 from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.dense import Loss
@@ -25,7 +26,6 @@ from fedpriv.gradients.ghost import Entangled, Route, gradients_of_parts, proble
 from fedpriv.gradients.normal import fill_normal
 from fedpriv.gradients.operator import Block, GradientOperator, Vector
 from fedpriv.gradients.stacked_layers import STACKED_LAYERS
-from fedpriv.randomness import NoiseStream, NoiseStreams
 
 __all__ = ["StackedGradients", "StackedModel", "stacked_model"]
 

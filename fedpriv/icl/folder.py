@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedpriv.config.icl import Prompting, load_prompting
+from fedpriv.core.config.icl import Prompting, load_prompting
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import append_line, is_empty, write_whole, writing_to
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import Failure, Ledger, Origin, Prompts, parse_json, read_file, read_text
+from fedpriv.core.records.reading import Record
 from fedpriv.data.texts import Texts
-from fedpriv.errors import InputError
-from fedpriv.files import append_line, is_empty, write_whole, writing_to
-from fedpriv.randomness import Secret
-from fedpriv.records import Failure, Ledger, Origin, Prompts, parse_json, read_file, read_text
-from fedpriv.records.reading import Record
 
 __all__ = ["FILE", "NoisyCounts", "PromptFolder", "Votes"]
 

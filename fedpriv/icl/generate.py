@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.config.icl import IclConfig
+from fedpriv.core.config.icl import IclConfig
+from fedpriv.core.randomness import Secret
 from fedpriv.data.texts import Example, Texts
 from fedpriv.icl.classify import SENSITIVITY, Noise
 from fedpriv.icl.language import Floats, Language
 from fedpriv.icl.prompts import Wording, check_enough, drawn
-from fedpriv.randomness import Secret
 from fedpriv.votes import SampledUse
 
 __all__ = ["Writer", "noise_of_label"]

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from fedpriv.config.icl import LanguageConfig
+from fedpriv.core.config.icl import LanguageConfig
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.data.source import home
-from fedpriv.errors import InputError, one_line
 
 if TYPE_CHECKING:
     import torch

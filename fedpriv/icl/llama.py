@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from fedpriv.core.names import END, START
 from fedpriv.data.tokenizers import LlamaTokens
 from fedpriv.icl.language import Floats, Language
 from fedpriv.models.machinery.llama import Llama
-from fedpriv.names import END, START
 
 __all__ = ["Stories"]
 

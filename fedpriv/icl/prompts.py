@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.texts import Example, Texts
-from fedpriv.errors import InputError
 
 __all__ = ["CONTENT_FREE", "Wording", "check_enough", "drawn"]
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from typing_extensions import override
 
-from fedpriv.config.icl import LanguageConfig
-from fedpriv.errors import InputError, one_line
+from fedpriv.core.config.icl import LanguageConfig
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.icl.language import Floats, Language
 
 __all__ = ["Http"]

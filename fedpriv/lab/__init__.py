@@ -3,11 +3,11 @@
 Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.report`).
 """
 
+from fedpriv.core.records import Summary
 from fedpriv.lab.attack_again import attack_command, attack_run
 from fedpriv.lab.attack_wire import attack_heard
 from fedpriv.lab.run import Engine, check_experiment, resume_run, start_run
 from fedpriv.lab.tune import Tuning, tune_attack
-from fedpriv.records import Summary
 
 __all__ = [
     "Engine",

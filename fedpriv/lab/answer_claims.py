@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from fedpriv.accounting.answers import with_run
 from fedpriv.accounting.estimated import with_bounds
-from fedpriv.errors import InputError
-from fedpriv.records import Guarantee, Ledger, shown_epsilon
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Guarantee, Ledger, shown_epsilon
+from fedpriv.core.world import World
 from fedpriv.service.policies import AnswerPolicy, Facts
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.world import World
 
 __all__ = ["REPRODUCIBLE", "check_answers", "with_earlier"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.randomness import Secret
-from fedpriv.records import AnswersCurve, CurvePoint
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import AnswersCurve, CurvePoint
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores, rivals
 
 __all__ = ["Trial", "answer_curves"]

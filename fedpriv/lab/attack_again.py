@@ -15,10 +15,15 @@ from pydantic import BaseModel
 from fedpriv.attacks.observation import list_observations
 from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
-from fedpriv.config import Experiment, load_run
-from fedpriv.config.texts import unsuited
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import is_empty, locked, target_error, writing
+from fedpriv.core.config import Experiment, load_run
+from fedpriv.core.config.texts import unsuited
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import is_empty, locked, target_error, writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Summary, kind_of, last_evaluated
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
 from fedpriv.lab.finished import rebuilt_world
 from fedpriv.lab.leakage import Leakage
@@ -28,11 +33,6 @@ from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
-from fedpriv.progress import Progress
-from fedpriv.records import Summary, kind_of, last_evaluated
-from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder
-from fedpriv.world import World
 
 __all__ = ["attack_command", "attack_run", "copy_run", "plan_attacks", "write_attacked"]
 

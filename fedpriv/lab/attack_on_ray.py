@@ -9,9 +9,9 @@ import torch
 
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.config import EngineConfig
+from fedpriv.core.config import EngineConfig
+from fedpriv.core.threads import cpu_threads
 from fedpriv.engines.tasks import Ended, TaskResources, run_tasks
-from fedpriv.threads import cpu_threads
 
 __all__ = ["attack_on_ray"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedpriv.attacks.texts.scores import bare
 from fedpriv.attacks.truth import Truth
-from fedpriv.columns import Column, cell_texts
+from fedpriv.core.columns import Column, cell_texts
+from fedpriv.core.runs import RunFolder, picture_name
 from fedpriv.data.tokenizers import Tokenizer
-from fedpriv.runs import RunFolder, picture_name
 
 __all__ = ["png", "save_pictures", "save_shared"]
 

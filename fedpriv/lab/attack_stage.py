@@ -32,9 +32,16 @@ from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_imag
 from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Truth
-from fedpriv.columns import worded
+from fedpriv.core.columns import worded
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import Score
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.errors import InputError
 from fedpriv.lab.attack_on_ray import attack_on_ray
 from fedpriv.lab.attack_pictures import save_pictures, save_shared
 from fedpriv.lab.leakage import Leakage, Refusal
@@ -51,14 +58,7 @@ from fedpriv.lab.victims import (
     truth,
     without_mechanism,
 )
-from fedpriv.progress import Progress
-from fedpriv.randomness import torch_stream
-from fedpriv.records import Score
-from fedpriv.registry import ATTACKS
-from fedpriv.runs import RunFolder
 from fedpriv.server.released import rounds_by_client
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["PlannedAttack", "attack_observations", "planned_attacks"]
 

@@ -20,18 +20,18 @@ from fedpriv.attacks.own_model.attack import reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import AdversaryConfig, parse_override
-from fedpriv.errors import InputError
-from fedpriv.files import write_whole, writing
+from fedpriv.core.config import AdversaryConfig, parse_override
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole, writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
+from fedpriv.core.registry import ATTACKS
 from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported, read_line, read_tapped, read_truth
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.victims import OTHERS
 from fedpriv.mechanisms import recorded_mechanism
-from fedpriv.progress import Progress
-from fedpriv.records import AttackResult, LedgerLine, Score, shown_epsilon
-from fedpriv.registry import ATTACKS
 
 __all__ = ["TappedSummary", "attack_tapped"]
 

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedpriv.attacks.observation import list_observations, read_observation
-from fedpriv.config import Experiment, validated
-from fedpriv.errors import InputError
-from fedpriv.files import stopped
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import stopped
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Summary
+from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.victims import Target
 from fedpriv.listener import LISTENED, Listened, read_listened
-from fedpriv.progress import Progress
-from fedpriv.records import Summary
-from fedpriv.runs import DEPLOYMENT, RunFolder
 
 __all__ = ["attack_heard"]
 

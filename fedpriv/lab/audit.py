@@ -19,15 +19,15 @@ from fedpriv.attacks.membership.audit import (
 from fedpriv.attacks.membership.epsilon import refuse_contradiction
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
-from fedpriv.errors import InputError
-from fedpriv.files import writing
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Membership, RoundRecord
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.gradients import Vector
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.progress import Progress
-from fedpriv.records import Membership, RoundRecord
-from fedpriv.runs import RunFolder
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["audit_run"]
 

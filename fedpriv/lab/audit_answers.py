@@ -19,23 +19,23 @@ from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
-from fedpriv.config import ServiceConfig
 from fedpriv.convex import Objective, minimised
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import writing
+from fedpriv.core.config import ServiceConfig
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.records import AnswersAudit, EpsilonBound, Service
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import State, World
 from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.learnt import head_features, stored_network
 from fedpriv.lab.sources import network_facts, service_facts
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret, numpy_stream
-from fedpriv.records import AnswersAudit, EpsilonBound, Service
-from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import network_scores
 from fedpriv.service.features import Features
 from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
-from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World
 
 __all__ = ["audit_answers", "refuse_refuted"]
 

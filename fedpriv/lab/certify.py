@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import LEAST_NOISE, MOST_NOISE, CertifyConfig
-from fedpriv.errors import InputError
-from fedpriv.files import writing
+from fedpriv.core.config import LEAST_NOISE, MOST_NOISE, CertifyConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Certificate, CertifiedCurve, NormFacts, Reach, Robustness, mean_radius
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
-from fedpriv.progress import Progress
-from fedpriv.records import Certificate, CertifiedCurve, NormFacts, Reach, Robustness, mean_radius
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["certificate", "certify_run", "check_noise"]
 

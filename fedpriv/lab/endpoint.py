@@ -1,10 +1,10 @@
 """A finished run's model behind an endpoint in this process, by a policy's short form."""
 
-from fedpriv.config import ServiceConfig, validated
+from fedpriv.core.config import ServiceConfig, validated
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.lab.service import in_process
-from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint
-from fedpriv.world import World
 
 __all__ = ["open_endpoint"]
 

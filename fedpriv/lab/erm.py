@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from fedpriv.core.plan import Plan
+from fedpriv.core.records import RoundRecord
+from fedpriv.core.world import World
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
-from fedpriv.plan import Plan
-from fedpriv.records import RoundRecord
-from fedpriv.world import World
 
 __all__ = ["erm_parameters", "erm_sentences", "erm_warnings", "majority", "model_noise"]
 

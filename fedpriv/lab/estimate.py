@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.progress import Silent
 from fedpriv.lab.run import start_run
 from fedpriv.lab.sweep import kinds_of
-from fedpriv.progress import Silent
 from fedpriv.sweep import Sweep, Trial
 
 __all__ = ["Cost", "Kind", "estimate", "untimed"]

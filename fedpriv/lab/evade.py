@@ -17,17 +17,17 @@ from fedpriv.attacks.evasion.steps import Ball
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import EvadeConfig
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import writing
+from fedpriv.core.config import EvadeConfig
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Attempt, Certificate, Evasion, EvasionCurve, Interval, Robustness
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
-from fedpriv.progress import Progress
-from fedpriv.records import Attempt, Certificate, Evasion, EvasionCurve, Interval, Robustness
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing import certified_rows
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["evade_run", "refuse_broken"]
 

@@ -1,12 +1,12 @@
 """What a finished run leaves for those who look at it again: its summary, its data, and the model that it trained."""
 
-from fedpriv.config import Experiment
-from fedpriv.config.texts import refuse_texts
-from fedpriv.errors import InputError
-from fedpriv.records import COMPLETED, Summary
-from fedpriv.runs import Checkpoint, RunFolder
+from fedpriv.core.config import Experiment
+from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import COMPLETED, Summary
+from fedpriv.core.runs import Checkpoint, RunFolder
+from fedpriv.core.world import State, World, build_world
 from fedpriv.server.released import check_data
-from fedpriv.world import State, World, build_world
 
 __all__ = ["completed_summary", "final_checkpoint", "final_state", "finished_world", "rebuilt_world"]
 

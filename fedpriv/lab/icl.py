@@ -12,10 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config.icl import IclConfig, Prompting
+from fedpriv.core.config.icl import IclConfig, Prompting
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import locked, writing
+from fedpriv.core.names import Adjacency
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.core.threads import cpu_threads
 from fedpriv.data.texts import Example, Texts, load_texts, text_root
-from fedpriv.errors import InputError
-from fedpriv.files import locked, writing
 from fedpriv.icl.classify import Classifier, Noise, answers, noise_of, together
 from fedpriv.icl.folder import PromptFolder, Votes
 from fedpriv.icl.generate import Writer, noise_of_label
@@ -23,12 +28,7 @@ from fedpriv.icl.language import Language, open_language
 from fedpriv.icl.leaks import candidates, membership, repeating
 from fedpriv.icl.prompts import Wording
 from fedpriv.lab.icl_masked import noisy_counts
-from fedpriv.names import Adjacency
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret, numpy_stream
-from fedpriv.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.shamir import least_survivors
-from fedpriv.threads import cpu_threads
 
 __all__ = ["resume_icl", "start_icl"]
 

@@ -4,12 +4,12 @@ import numpy as np
 
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine
 from fedpriv.accounting.votes import is_smooth
-from fedpriv.errors import InputError
-from fedpriv.names import Adjacency
-from fedpriv.records import Knowledge, shown_epsilon
-from fedpriv.runs import RunFolder
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
+from fedpriv.core.records import Knowledge, shown_epsilon
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.votes import LaplaceMax, most_answers
-from fedpriv.world import World
 
 __all__ = ["knowledge_sentences", "votes_ledger", "votes_warnings"]
 

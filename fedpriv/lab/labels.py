@@ -5,10 +5,10 @@ import torch
 
 from fedpriv.accounting.response import Response, label_guarantee, most_told
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.records import Guarantee, LabelsTold, LabelSurvey
-from fedpriv.runs import RunFolder
+from fedpriv.core.records import Guarantee, LabelsTold, LabelSurvey
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.server.survey import survey_of
-from fedpriv.world import World
 
 __all__ = ["label_line", "label_sentences", "with_referee"]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedpriv.attacks.scored import Scores
-from fedpriv.progress import Progress
-from fedpriv.records import LeakageRate, Score
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import LeakageRate, Score
 
 __all__ = ["Leakage", "Refusal"]
 

@@ -17,20 +17,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.names import Adjacency
+from fedpriv.core.network import network_of, precision_of
+from fedpriv.core.records import Guarantee, LearntFacts, Ledger, Service
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset
-from fedpriv.errors import InputError, one_line
 from fedpriv.lab.answer_claims import REPRODUCIBLE
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
-from fedpriv.names import Adjacency
-from fedpriv.network import network_of, precision_of
-from fedpriv.records import Guarantee, LearntFacts, Ledger, Service
-from fedpriv.runs import RunFolder
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
-from fedpriv.world import World
 
 __all__ = ["STORED", "Learnt", "head_features", "learnt_network", "stored_network"]
 

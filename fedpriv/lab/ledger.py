@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
+from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.lab.erm import erm_parameters, model_noise
 from fedpriv.lab.trust import views
 from fedpriv.lab.victims import OTHERS
-from fedpriv.records import Asked, DataRelease, LabelCeiling, members_text
-from fedpriv.runs import RunFolder
 from fedpriv.server.released import released_rounds, rounds_by_client
-from fedpriv.world import World
 
 __all__ = ["label_ceilings", "run_ledger"]
 

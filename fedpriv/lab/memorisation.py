@@ -23,18 +23,18 @@ from fedpriv.accounting.memorisation import (
 )
 from fedpriv.attacks.memorisation.exposure import Network, exposures
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
-from fedpriv.config.canaries import CanaryConfig
-from fedpriv.config.texts import refuse_texts
+from fedpriv.core.config.canaries import CanaryConfig
+from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import State, World
 from fedpriv.data.canaries import Canaries, canary_rows, drawn_canaries
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import writing
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
-from fedpriv.progress import Progress
-from fedpriv.randomness import numpy_stream, torch_stream
-from fedpriv.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
-from fedpriv.runs import RunFolder
-from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World
 
 __all__ = ["audit_memorisation", "refuse_refuted"]
 

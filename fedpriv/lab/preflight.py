@@ -9,19 +9,19 @@ from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.simulation import RANDOM, SimulationCheck
 from fedpriv.attacks.threat import threat_model
-from fedpriv.budget import last_round
 from fedpriv.clients.stack import stack_of
-from fedpriv.columns import worded
-from fedpriv.config import Experiment
+from fedpriv.core.budget import last_round
+from fedpriv.core.columns import worded
+from fedpriv.core.config import Experiment
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.world import World
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.lab.erm import erm_warnings
 from fedpriv.lab.knowledge import votes_warnings
 from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.registry import ATTACKS
 from fedpriv.server.crafting import check_crafting
 from fedpriv.server.tap import public_settings
-from fedpriv.world import World
 
 __all__ = ["attack_warnings", "warnings_for"]
 

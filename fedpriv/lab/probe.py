@@ -17,22 +17,22 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Rehearsal, Scene
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
 from fedpriv.attacks.threat import Access, ThreatModel, prober
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Guarantee, Ledger, Probe
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
-from fedpriv.errors import InputError
-from fedpriv.files import writing
 from fedpriv.lab.answer_claims import with_earlier
 from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.endpoint import open_endpoint
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models.machinery.build import build_model
-from fedpriv.progress import Progress
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import Guarantee, Ledger, Probe
-from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["probe_run"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.clients.training import unprotected_upload
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.world import State, World
 from fedpriv.gradients import Vector
-from fedpriv.randomness import torch_stream
-from fedpriv.world import State, World
 
 __all__ = ["simulation_check"]
 

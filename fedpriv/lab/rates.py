@@ -15,10 +15,10 @@ from scipy.stats import binomtest
 from fedpriv.accounting import Ceiling, Release, ceilings
 from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, rate_interval
-from fedpriv.columns import worded
-from fedpriv.errors import RunFailedError
-from fedpriv.records import Interval, LeakageRate, Score, sentence_result
-from fedpriv.world import World
+from fedpriv.core.columns import worded
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.records import Interval, LeakageRate, Score, sentence_result
+from fedpriv.core.world import World
 
 __all__ = ["is_above_guess", "leakage_rates", "recovery_rates", "refuse_exceeded"]
 

@@ -14,16 +14,16 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.randomness import Secret, torch_stream
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
-from fedpriv.errors import InputError, reason_of
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.randomness import Secret, torch_stream
-from fedpriv.registry import ATTACKS
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["rehearse"]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.randomness import numpy_stream
-from fedpriv.records import AttackResult, RowResult, Score, sentence_result
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import AttackResult, RowResult, Score, sentence_result
 
 __all__ = ["attack_results", "row_result"]
 

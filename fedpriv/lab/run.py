@@ -10,12 +10,27 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.attacks.threat import threat_model
-from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
-from fedpriv.config import Experiment
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.files import locked, stopped, writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import (
+    COMPLETED,
+    DataFacts,
+    Holders,
+    ModelFacts,
+    Partition,
+    Stop,
+    Summary,
+    last_evaluated,
+    members_text,
+)
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.files import locked, stopped, writing
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
 from fedpriv.lab.erm import erm_sentences
 from fedpriv.lab.knowledge import votes_ledger
@@ -27,24 +42,9 @@ from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import early_end, verdict, versions
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret
-from fedpriv.records import (
-    COMPLETED,
-    DataFacts,
-    Holders,
-    ModelFacts,
-    Partition,
-    Stop,
-    Summary,
-    last_evaluated,
-    members_text,
-)
-from fedpriv.runs import RunFolder
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
 from fedpriv.server.released import check_complete, check_unchanged, replay
-from fedpriv.world import World, build_world
 
 __all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
 

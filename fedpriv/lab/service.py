@@ -21,27 +21,27 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import Experiment, ServiceConfig
-from fedpriv.errors import InputError
-from fedpriv.files import locked, remove_parts, write_once, write_whole, writing
+from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import Guarantee, Ledger, Referee, Service, UserFacts
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
 from fedpriv.lab.answer_claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.lab.answer_curves import Trial, answer_curves
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.learnt import STORED, head_features, stored_network
 from fedpriv.lab.sources import Source, made_source, network_facts, service_facts
 from fedpriv.lab.voters import Voters, vote_counts
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret
-from fedpriv.records import Guarantee, Ledger, Referee, Service, UserFacts
-from fedpriv.runs import RunFolder
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.made import made_service, query_ledger, users
 from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World
 
 __all__ = ["add_user", "in_process", "open_service"]
 

@@ -11,14 +11,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedpriv.config import RobustnessConfig
+from fedpriv.core.config import RobustnessConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.network import first_layer
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import NoiseFacts
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.errors import InputError
 from fedpriv.lab.finished import final_checkpoint, final_state
-from fedpriv.network import first_layer
-from fedpriv.randomness import torch_stream
-from fedpriv.records import NoiseFacts
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing import (
     FirstLayer,
     LayerNorms,
@@ -28,7 +29,6 @@ from fedpriv.smoothing import (
     layer_norms,
     with_noise,
 )
-from fedpriv.world import State, World
 
 __all__ = ["SmoothedModel", "pixel_images", "read_smoothed", "smoothed_model", "write_noise"]
 

@@ -9,14 +9,14 @@ import torch
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.convex import Minimum, Objective, minimised
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import HeadFacts, Service
+from fedpriv.core.world import World
 from fedpriv.lab.learnt import Learnt, head_features, learnt_network
 from fedpriv.lab.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
-from fedpriv.records import HeadFacts, Service
 from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.world import World
 
 __all__ = ["Head", "Source", "made_source", "network_facts", "service_facts"]
 

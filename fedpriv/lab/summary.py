@@ -13,13 +13,8 @@ from scipy.stats import binomtest
 
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
-from fedpriv.config import Experiment
-from fedpriv.lab.knowledge import knowledge_sentences
-from fedpriv.lab.labels import label_sentences
-from fedpriv.lab.leakage import Refusal
-from fedpriv.lab.results import row_result
-from fedpriv.mechanisms.machinery.settings import NoiseAt
-from fedpriv.records import (
+from fedpriv.core.config import Experiment
+from fedpriv.core.records import (
     COMPLETED,
     Guarantee,
     Knowledge,
@@ -35,6 +30,11 @@ from fedpriv.records import (
     sentence_result,
     shown_epsilon,
 )
+from fedpriv.lab.knowledge import knowledge_sentences
+from fedpriv.lab.labels import label_sentences
+from fedpriv.lab.leakage import Refusal
+from fedpriv.lab.results import row_result
+from fedpriv.mechanisms.machinery.settings import NoiseAt
 
 __all__ = ["early_end", "verdict", "versions"]
 

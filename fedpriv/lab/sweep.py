@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
+from fedpriv.core.files import writing
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError, reason_of
-from fedpriv.files import writing
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.audit_answers import audit_answers
 from fedpriv.lab.certify import certify_run
@@ -24,12 +27,9 @@ from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.run import resume_run, start_run
 from fedpriv.lab.service import open_service
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
 from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
-from fedpriv.world import World, build_world
 
 __all__ = ["TrialTask", "check_resources", "check_trials", "kinds_of", "run_sweep", "run_trial"]
 

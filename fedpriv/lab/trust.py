@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from fedpriv.accounting import guarantee
-from fedpriv.records import Guarantee, LedgerLine, View
-from fedpriv.world import World
+from fedpriv.core.records import Guarantee, LedgerLine, View
+from fedpriv.core.world import World
 
 __all__ = ["LISTS_PARTICIPANTS", "views"]
 

@@ -28,22 +28,22 @@ from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
-from fedpriv.config import load_experiment, load_run
-from fedpriv.config.texts import refuse_texts
+from fedpriv.core.config import load_experiment, load_run
+from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
+from fedpriv.core.records import Interval, RowResult, Score
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import State, World, build_world
 from fedpriv.data.datasets import unit_scale
-from fedpriv.errors import InputError
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.victims import Target, truth
-from fedpriv.progress import Progress
-from fedpriv.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.records import Interval, RowResult, Score
-from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe, public_settings
-from fedpriv.threads import cpu_threads
-from fedpriv.world import State, World, build_world
 
 __all__ = ["Trial", "Tuning", "tune_attack"]
 

@@ -23,14 +23,14 @@ from fedpriv.attacks.observation import (
 from fedpriv.attacks.threat import threat_model
 from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
+from fedpriv.core.errors import InputError
+from fedpriv.core.plans import with_seed
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.errors import InputError
-from fedpriv.plans import with_seed
-from fedpriv.randomness import numpy_stream
-from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
-from fedpriv.world import State, World
 
 __all__ = [
     "Target",

@@ -11,15 +11,15 @@ from torch import Tensor
 from fedpriv.accounting.erm import Problem
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.convex import Objective, minimised
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.names import Adjacency
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.world import World
 from fedpriv.erm import refuse_unsolvable
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.names import Adjacency
-from fedpriv.optimizers import make_optimizer
-from fedpriv.randomness import numpy_stream
 from fedpriv.service.features import public_features
 from fedpriv.service.policies import HeadKeys, Scores
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.world import World
 
 __all__ = ["CLIENT", "Voters", "refuse_unsolvable_head", "shards_of", "train_voters", "vote_counts"]
 

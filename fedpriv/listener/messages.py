@@ -2,7 +2,7 @@
 
 Messages travel in pieces: first their metadata with a tree of names, then one object after another, each under the
 SHA-256 of its bytes. Both ends leave out objects that the other has already. Nothing here runs code that came over the
-wire: objects are Flower's own protobuf and JSON, arrays are read by :mod:`fedpriv.wire`.
+wire: objects are Flower's own protobuf and JSON, arrays are read by :mod:`fedpriv.core.wire`.
 """
 
 from collections.abc import Iterator

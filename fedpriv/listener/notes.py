@@ -11,18 +11,18 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole
+from fedpriv.core.plan import plan_client
+from fedpriv.core.records import read_file
+from fedpriv.core.wire import unpack
 from fedpriv.data.datasets import load_dataset
-from fedpriv.errors import InputError
-from fedpriv.files import write_whole
 from fedpriv.gradients import Vector
 from fedpriv.listener.conversation import Kind
 from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.plan import plan_client
-from fedpriv.records import read_file
 from fedpriv.server.tap import public_settings
-from fedpriv.wire import unpack
 
 __all__ = ["EXPERIMENT", "LISTENED", "Listened", "NotReadableError", "Notes", "read_listened", "write_listened"]
 

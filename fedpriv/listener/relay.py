@@ -16,8 +16,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from fedpriv.errors import InputError
-from fedpriv.files import writing, writing_to
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import writing, writing_to
 from fedpriv.listener.ear import Ear
 from fedpriv.listener.notes import LISTENED, Listened, read_listened
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.names import AdjacencyName
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.gaussian import GaussianFamily, GaussianMechanism
 from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt
-from fedpriv.names import AdjacencyName
-from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Proof

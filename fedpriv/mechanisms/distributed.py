@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.names import AdjacencyName
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Count, Real
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt, NoisySettings
-from fedpriv.names import AdjacencyName
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Count, Real
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["DistributedSettings", "ShareOfNoise"]
 

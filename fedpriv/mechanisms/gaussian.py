@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from fedpriv.core.names import AdjacencyName, CalibrationName
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Epsilon
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_clip_norm, check_noise
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
-from fedpriv.names import AdjacencyName, CalibrationName
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Epsilon
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["GaussianFamily", "GaussianMechanism", "GaussianSettings", "NormalNoise"]
 

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Count, Real
 from fedpriv.mechanisms.gaussian import GaussianFamily, NormalNoise
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.settings import ClipNorm, PublicModel
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Count, Real
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["HeterogeneousGaussianMechanism", "HeterogeneousGaussianSettings"]
 

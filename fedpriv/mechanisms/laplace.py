@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Epsilon
 from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Epsilon
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["LaplaceMechanism", "LaplaceSettings"]
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
-from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["NoMechanism", "NoneSettings"]
 

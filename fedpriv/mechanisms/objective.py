@@ -12,8 +12,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.convex import spread_noise
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights, length_of_noise
-from fedpriv.registry import MECHANISMS
 
 if TYPE_CHECKING:
     import numpy as np

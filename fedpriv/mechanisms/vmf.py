@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Epsilon, NonNegative
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_batch_size
 from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, NoisySettings
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Epsilon, NonNegative
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["MOST_KAPPA", "VmfMechanism", "VmfSettings"]
 

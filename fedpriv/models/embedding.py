@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MODELS
+from fedpriv.core.settings import Count
 from fedpriv.models.machinery.settings import TableModelSettings
-from fedpriv.registry import MODELS
-from fedpriv.settings import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from fedpriv.columns import Column
+    from fedpriv.core.columns import Column
 
 __all__ = ["EmbeddingSettings"]
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MODELS
+from fedpriv.core.settings import Count
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.machinery.texts import TextModelSettings
-from fedpriv.registry import MODELS
-from fedpriv.settings import Count
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.errors import reason_of
+from fedpriv.core.errors import reason_of
+from fedpriv.core.registry import MODELS
 from fedpriv.models.machinery.settings import MODEL, ModelSettings, SequenceShape, Shape
-from fedpriv.registry import MODELS
 
 if TYPE_CHECKING:
     from torch import nn

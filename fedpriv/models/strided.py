@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MODELS
 from fedpriv.models.machinery.settings import ModelSettings, Shape
-from fedpriv.registry import MODELS
 
 if TYPE_CHECKING:
     from torch import nn

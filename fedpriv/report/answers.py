@@ -1,6 +1,6 @@
 """The model as an endpoint: what its answers show, what is proven, how many are used; words of the report."""
 
-from fedpriv.records import AnswersAudit, Guarantee, Interval
+from fedpriv.core.records import AnswersAudit, Guarantee, Interval
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import questions_plot
 from fedpriv.report.numbers import count, figure, percent

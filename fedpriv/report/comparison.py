@@ -10,10 +10,10 @@ from pathlib import Path
 from scipy.stats import t as student
 
 from fedpriv.attacks.settings import is_active
-from fedpriv.config import describe
-from fedpriv.errors import InputError
-from fedpriv.records import CONFIDENCE, Interval
-from fedpriv.runs import RunFolder
+from fedpriv.core.config import describe
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import CONFIDENCE, Interval
+from fedpriv.core.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
 from fedpriv.sweep.sizes import Size, certified_at, certified_size, right_at, right_size
 

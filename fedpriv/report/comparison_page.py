@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from fedpriv.files import write_whole
-from fedpriv.records import Interval
-from fedpriv.registry import ATTACKS
+from fedpriv.core.files import write_whole
+from fedpriv.core.records import Interval
+from fedpriv.core.registry import ATTACKS
 from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,

@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedpriv.records import CurvePoint, MembershipAttack, Partition, RoundRecord
+from fedpriv.core.records import CurvePoint, MembershipAttack, Partition, RoundRecord
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 

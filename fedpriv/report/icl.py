@@ -5,10 +5,10 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from fedpriv.config import describe
-from fedpriv.files import write_whole
+from fedpriv.core.config import describe
+from fedpriv.core.files import write_whole
+from fedpriv.core.records import Interval, ProbeFigure
 from fedpriv.icl.folder import PromptFolder
-from fedpriv.records import Interval, ProbeFigure
 from fedpriv.report.filters import plain, template
 from fedpriv.report.numbers import figure, percent
 from fedpriv.report.probe import probe_value

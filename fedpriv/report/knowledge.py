@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpriv.records import Guarantee, Knowledge, VotedAnswer
+from fedpriv.core.records import Guarantee, Knowledge, VotedAnswer
 from fedpriv.report.numbers import count, figure, percent
 
 __all__ = ["ClassRow", "class_rows", "knowledge_facts", "knowledge_notes"]

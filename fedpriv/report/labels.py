@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedpriv.accounting.response import most_told
-from fedpriv.records import LabelSurvey, Partition
+from fedpriv.core.records import LabelSurvey, Partition
 from fedpriv.report.numbers import count, figure, percent
 
 __all__ = ["LabelRow", "label_facts", "label_notes", "label_rows"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from fedpriv.records import CanaryGroup, Extraction, Memorisation
+from fedpriv.core.records import CanaryGroup, Extraction, Memorisation
 from fedpriv.report.drawing import Plot, Theme, dress, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from fedpriv.config import Experiment, describe
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.files import write_whole, writing
-from fedpriv.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
-from fedpriv.registry import ATTACKS, MECHANISMS
+from fedpriv.core.config import Experiment, describe
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.files import write_whole, writing
+from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
+from fedpriv.core.registry import ATTACKS, MECHANISMS
+from fedpriv.core.runs import RunFolder
 from fedpriv.report import numbers
 from fedpriv.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
 from fedpriv.report.drawing import Plot
@@ -41,7 +42,6 @@ from fedpriv.report.sandwich import sandwich_plot
 from fedpriv.report.sentences import sentence_lines
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
-from fedpriv.runs import RunFolder
 
 __all__ = ["render_page", "reported", "write_report"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedpriv.records import Inverted, Probe, ProbeFigure, ProbeResult
-from fedpriv.registry import PROBES
+from fedpriv.core.records import Inverted, Probe, ProbeFigure, ProbeResult
+from fedpriv.core.registry import PROBES
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import questions_plot
 from fedpriv.report.numbers import decibel, figure, percent

@@ -6,8 +6,8 @@ At every size: proven <= what is true <= right under every attack <= right unatt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpriv.records import BOUNDS, Attempt, Evasion, Interval, NoiseFacts, Robustness, middle
-from fedpriv.registry import EVASIONS, NOISELESS
+from fedpriv.core.records import BOUNDS, Attempt, Evasion, Interval, NoiseFacts, Robustness, middle
+from fedpriv.core.registry import EVASIONS, NOISELESS
 from fedpriv.report.numbers import count, duration, figure, percent
 from fedpriv.report.view import View
 

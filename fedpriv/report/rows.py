@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedpriv.records import NUMBER_TOLERANCE, AttackResult, RowScore
+from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
 from fedpriv.report.numbers import percent
 from fedpriv.report.view import Candidate, Victim
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fedpriv.records import Evasion
+from fedpriv.core.records import Evasion
 from fedpriv.report.drawing import Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.robustness import AXES, NORMS, Sandwich

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.records import (
+from fedpriv.core.records import (
     Evasion,
     Guarantee,
     Knowledge,
@@ -20,7 +20,7 @@ from fedpriv.records import (
     middle,
     recovered,
 )
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.robustness import NORMS, share_ends
 from fedpriv.report.view import View

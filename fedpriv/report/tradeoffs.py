@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedpriv.records import Interval
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.records import Interval
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.report.comparison import Setting, pareto_front
 from fedpriv.report.drawing import LIGHT, Plot, Theme, dress, plot
 from fedpriv.report.numbers import figure

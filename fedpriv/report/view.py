@@ -14,9 +14,9 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.records import (
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import (
     AnswersAudit,
     Attempt,
     Certificate,
@@ -39,7 +39,7 @@ from fedpriv.records import (
     kind_of,
     read_file,
 )
-from fedpriv.runs import RunFolder, picture_name
+from fedpriv.core.runs import RunFolder, picture_name
 
 __all__ = ["Candidate", "Endpoint", "Picture", "Victim", "View", "load_view"]
 

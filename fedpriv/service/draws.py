@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypeAliasType, override
 
 from fedpriv.convex import softmax, spread_noise
-from fedpriv.errors import InputError, one_line
-from fedpriv.names import Adjacency
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from fedpriv.accounting.convexified import ClaimedSensitivity
-    from fedpriv.records import Guarantee
+    from fedpriv.core.records import Guarantee
 
 __all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_a_row", "opendp"]
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
-from fedpriv.errors import InputError
-from fedpriv.randomness import Secret
 from fedpriv.service.features import Features, pixels
 from fedpriv.service.policies import AnswerPolicy, Facts, Scores
 from fedpriv.service.questions import Answers

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset
-from fedpriv.errors import InputError
 
 __all__ = ["Features", "check_fixed", "learnt_features", "pixels", "pooled_features", "public_features"]
 

@@ -21,9 +21,9 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.npz import HEADER_BYTES, parse_header
-from fedpriv.records import UserFacts
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.npz import HEADER_BYTES, parse_header
+from fedpriv.core.records import UserFacts
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.served import Outcome, Question, Served

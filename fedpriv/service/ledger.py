@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.files import open_unlinked, write_once
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.files import open_unlinked, write_once
 
 __all__ = ["OWNER", "Charge", "Opening", "QueryLedger", "Request"]
 

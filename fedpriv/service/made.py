@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from fedpriv.errors import InputError
-from fedpriv.records import Service, UserFacts, read_file
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Service, UserFacts, read_file
 from fedpriv.service.ledger import Opening, QueryLedger
 
 __all__ = ["made_service", "query_ledger", "users"]

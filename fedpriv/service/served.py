@@ -12,8 +12,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedpriv.errors import RunFailedError
-from fedpriv.files import open_unlinked
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.files import open_unlinked
 from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, digest
 from fedpriv.service.features import pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request

@@ -7,7 +7,7 @@ images cannot prove it, but networks that break it do so on any.
 import torch
 from torch import Tensor, nn
 
-from fedpriv.randomness import seeded_generators
+from fedpriv.core.randomness import seeded_generators
 from fedpriv.smoothing.noise import RobustnessNoise, noise_layers
 
 __all__ = ["bypass", "mixes"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError, reason_of
-from fedpriv.randomness import torch_stream
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.randomness import torch_stream
 from fedpriv.smoothing.noise import NormName, RobustnessNoise, noise_layers
 
 __all__ = ["FirstLayer", "Gram", "LayerNorms", "dual_bound", "estimated_norm", "gram", "layer_norms", "sign_ascent"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.smoothing.norms import FirstLayer, unit_images
 
 __all__ = ["EVEN", "informative_spread", "row_spread", "shares_spread", "uniform_spread", "vulnerable_spread"]

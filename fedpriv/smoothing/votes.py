@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedpriv.randomness import torch_stream
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.threads import keep_freed_memory
 from fedpriv.smoothing.noise import RobustnessNoise, Smoothing
-from fedpriv.threads import keep_freed_memory
 
 __all__ = ["SmoothedNetwork"]
 

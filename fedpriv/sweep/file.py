@@ -45,11 +45,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from fedpriv.config import Experiment, override, read_toml, validated
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment, override, read_toml, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.settings import Count, Integer, NonNegative, Positive
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
-from fedpriv.settings import Count, Integer, NonNegative, Positive
 from fedpriv.sweep.trial import Trial
 
 __all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "load_sweep", "plain_settings", "refuse_trials"]

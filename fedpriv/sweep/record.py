@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 from scipy.stats import binomtest
 
-from fedpriv.config import Experiment
-from fedpriv.records import (
+from fedpriv.core.config import Experiment
+from fedpriv.core.records import (
     COMPLETED,
     CONFIDENCE,
     AnswersAudit,
@@ -26,8 +26,8 @@ from fedpriv.records import (
     Robustness,
     Service,
 )
-from fedpriv.registry import MECHANISMS
-from fedpriv.runs import RunFolder
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.runs import RunFolder
 
 __all__ = ["EVERY", "FAILED"]
 __all__ += ["CertifiedFigures", "EvasionFigures", "MembershipFigures", "Reconstruction", "TrialRecord"]

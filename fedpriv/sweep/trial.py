@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.config import CertifyConfig, EvadeConfig, Experiment
+from fedpriv.core.config import CertifyConfig, EvadeConfig, Experiment
 
 __all__ = ["Trial"]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.settings import Section
+from fedpriv.core.settings import Section
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedpriv.core.world import State
     from fedpriv.gradients import Vector
     from fedpriv.server.uploads import Upload
-    from fedpriv.world import State
 
 __all__ = ["CoordinateRule", "Rule"]
 
@@ -77,7 +77,7 @@ class CoordinateRule(Rule):
         import numpy as np
         import torch
 
-        from fedpriv.world import State
+        from fedpriv.core.world import State
 
         def combined(vectors: "Sequence[Vector]") -> "Vector":
             rows = {name: np.stack([vector[name].numpy() for vector in vectors]) for name in vectors[0]}

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.registry import RULES
+from fedpriv.core.registry import RULES
+from fedpriv.core.settings import Integer
 from fedpriv.server.rules import Rule
-from fedpriv.settings import Integer
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedpriv.core.world import State
     from fedpriv.server.uploads import Upload
-    from fedpriv.world import State
 
 __all__ = ["Krum"]
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fedpriv.registry import RULES
+from fedpriv.core.registry import RULES
 from fedpriv.server.rules import Rule
 
 if TYPE_CHECKING:
+    from fedpriv.core.world import State
     from fedpriv.server.uploads import Upload
-    from fedpriv.world import State
 
 __all__ = ["Mean", "mean_upload"]
 
@@ -34,8 +34,8 @@ def mean_upload(uploads: "Sequence[Upload]", weighting: str) -> "State":
         uploads: at least one; all with the same tensors.
         weighting: ``examples`` or ``uniform``.
     """
-    from fedpriv.federated import client_weights, weighted_sum
-    from fedpriv.world import State
+    from fedpriv.core.federated import client_weights, weighted_sum
+    from fedpriv.core.world import State
 
     weights = client_weights([upload.examples for upload in uploads], weighting)
     return State(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fedpriv.registry import RULES
+from fedpriv.core.registry import RULES
 from fedpriv.server.rules import CoordinateRule
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.registry import RULES
+from fedpriv.core.registry import RULES
+from fedpriv.core.settings import Real
 from fedpriv.server.rules import CoordinateRule
-from fedpriv.settings import Real
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.advantage import membership_advantage, membership_auc
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 PAIRS = [(0.0, 0.0), (0.5, 0.0), (1.0, 1e-5), (3.0, 0.1), (50.0, 0.0), (0.0, 0.3)]

@@ -24,7 +24,7 @@ from fedpriv.accounting.answers import (
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.convexified import ClaimedSensitivity
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 DELTA = 1e-5

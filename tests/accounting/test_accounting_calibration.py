@@ -16,8 +16,8 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.accounting.proofs import NoProof
-from fedpriv.errors import InputError
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MECHANISMS
 from tests.cases import in_one_test
 
 SETTINGS = [("example", "shuffled"), ("example", "fixed"), ("example", "full"), ("update", "full")]

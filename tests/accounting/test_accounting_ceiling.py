@@ -13,8 +13,8 @@ from scipy import integrate, optimize, special, stats
 from fedpriv.accounting import Release, ceilings, gaussian_rdp, laplace_rdp, log_mgf
 from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.references import DirectionalReference, LaplaceReference, NormalReference
-from fedpriv.errors import InputError
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MECHANISMS
 from tests.cases import in_one_test
 
 pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")

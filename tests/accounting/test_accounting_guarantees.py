@@ -24,8 +24,8 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.proofs import Claim, NoProof
-from fedpriv.errors import InputError
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MECHANISMS
 from tests.cases import in_one_test
 
 LENET = (300, 12, 3600, 12, 3600, 12, 76800, 10)

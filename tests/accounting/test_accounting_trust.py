@@ -18,8 +18,8 @@ from scipy import stats
 
 from fedpriv.accounting import Release, calibrate, guarantee, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, padded, rounded_norm, skellam_rdp
-from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, SamplingName
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, SamplingName
 from tests.cases import in_one_test
 
 DELTA = 1e-5

@@ -28,7 +28,7 @@ from fedpriv.accounting.votes import (
     threshold_local_sensitivity,
     threshold_rdp,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 Array = NDArray[np.float64]

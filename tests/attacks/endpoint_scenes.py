@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from fedpriv.attacks.endpoint.scene import Public, Referee, Scene
-from fedpriv.randomness import Secret
+from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle
 from fedpriv.service.policies import Facts, Scores, named_policy
 

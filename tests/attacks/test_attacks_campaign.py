@@ -16,8 +16,8 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.reconstruction.results import Outcome
-from fedpriv.errors import RunFailedError
-from fedpriv.registry import ATTACKS
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.registry import ATTACKS
 from tests.cases import in_one_test
 
 CONFIG = IgaSettings(iterations=5, restarts=2)

@@ -25,9 +25,9 @@ from fedpriv.attacks.reconstruction.candidates import batch_log_likelihoods
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.randomness import Secret
 from tests.cases import in_one_test
 
 IMAGES, LABELS = digits()

@@ -24,9 +24,9 @@ from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import load_dataset
-from fedpriv.errors import InputError
 from fedpriv.metrics import match
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings

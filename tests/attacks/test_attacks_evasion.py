@@ -13,9 +13,9 @@ from torch.nn import functional
 from fedpriv.attacks.evasion.gradients import PlainTarget, SmoothedTarget, gradient
 from fedpriv.attacks.evasion.steps import Ball, attacked, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
-from fedpriv.errors import InputError
-from fedpriv.randomness import torch_stream
-from fedpriv.registry import EVASIONS
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.registry import EVASIONS
 from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, even_smoothing
 from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import first_layer, seeded

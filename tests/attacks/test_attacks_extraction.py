@@ -9,7 +9,7 @@ from fedpriv.attacks.endpoint.equations import affine_scores, is_affine, roundin
 from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.scene import probabilities, uniform_images
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.service.questions import Answers
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
 

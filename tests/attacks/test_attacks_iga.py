@@ -13,7 +13,7 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.recipes import Best
-from fedpriv.randomness import torch_stream
+from fedpriv.core.randomness import torch_stream
 
 
 def plain_tv(x: Tensor) -> Tensor:

@@ -33,10 +33,10 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
 from fedpriv.attacks.truth import Truth
-from fedpriv.config import AdversaryConfig
-from fedpriv.config.sections import ACTIVE_LISTENERS
+from fedpriv.core.config import AdversaryConfig
+from fedpriv.core.config.sections import ACTIVE_LISTENERS
+from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Vector
-from fedpriv.registry import ATTACKS
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
@@ -212,7 +212,7 @@ def test_a_passive_adversary_is_refused(name: str) -> None:
 
 
 def test_the_settings_know_who_is_active() -> None:
-    """fedpriv.config comes before the threat models, and must say the same."""
+    """fedpriv.core.config comes before the threat models, and must say the same."""
     assert {name for name, one in LISTENERS.items() if Access.ACTIVE in one.grants} == set(ACTIVE_LISTENERS)
     assert [name for name, attack in ATTACKS.items() if attack.active()] == ["imprint"]
 

@@ -12,7 +12,7 @@ from fedpriv.attacks.endpoint.methods.mi_face import MiFace
 from fedpriv.attacks.endpoint.methods.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.endpoint.recognition import places, two_sentences
 from fedpriv.attacks.endpoint.scene import Referee
-from fedpriv.records import Interval, ProbeFigure
+from fedpriv.core.records import Interval, ProbeFigure
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
 from tests.cases import in_one_test
 

@@ -21,7 +21,7 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model

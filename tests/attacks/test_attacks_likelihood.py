@@ -21,12 +21,12 @@ from fedpriv.attacks.reconstruction.posterior import Whitening, can_be_gated, mi
 from fedpriv.attacks.reconstruction.priors import fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim, prepare_victims
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.base import BlockMechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import layer_shares
-from fedpriv.randomness import NoiseStream
 from tests.cases import in_one_test
 from tests.noise import stream
 

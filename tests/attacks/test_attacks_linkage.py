@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedpriv.attacks.linkage import facts_of, unicity
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import load_dataset
-from fedpriv.errors import InputError
 from tests.cases import in_one_test
 from tests.command_line import fedpriv
 

@@ -12,7 +12,7 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, prepare_victims
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares

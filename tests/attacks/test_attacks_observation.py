@@ -21,7 +21,7 @@ from fedpriv.attacks.observation import (
     read_observation,
     write_observation,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 

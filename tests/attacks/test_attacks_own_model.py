@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks import AttackWarning, reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)

@@ -37,7 +37,7 @@ from fedpriv.attacks.reconstruction.recipes import PRIORS, SCHEDULES, SIGNS, STA
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.reconstruction.variables import coordinates_of
-from fedpriv.registry import ATTACKS
+from fedpriv.core.registry import ATTACKS
 from tests.cases import in_one_test
 
 OPTIMISERS = ("lbfgs", "adam", "signed-adam", "soft-signed-adam")

@@ -14,7 +14,7 @@ from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
-from fedpriv.records import Score
+from fedpriv.core.records import Score
 from tests.cases import in_one_test
 
 STD = (0.25,)

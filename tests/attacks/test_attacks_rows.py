@@ -21,12 +21,12 @@ from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.rows import most_frequent, row_scores
 from fedpriv.attacks.truth import Truth
-from fedpriv.columns import Column, features_of, groups, slices
+from fedpriv.core.columns import Column, features_of, groups, slices
+from fedpriv.core.records import Score, kind_of
+from fedpriv.core.runs import RunFolder
 from fedpriv.gradients import per_example_gradients
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.records import Score, kind_of
-from fedpriv.runs import RunFolder
 from tests.cases import in_one_test
 
 COLUMNS = (

@@ -21,8 +21,8 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
-from fedpriv.config import AdversaryConfig
-from fedpriv.registry import ATTACKS
+from fedpriv.core.config import AdversaryConfig
+from fedpriv.core.registry import ATTACKS
 from tests.cases import in_one_test
 
 SHORT = {"dlg": DlgSettings(iterations=5, restarts=3), "iga": IgaSettings(iterations=6, restarts=3)}

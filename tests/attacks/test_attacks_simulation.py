@@ -17,17 +17,17 @@ from fedpriv.attacks.own_model.client import OwnClient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.simulation import Mismatch, Sent, SimulationCheck
 from fedpriv.attacks.texts.search.soft import lookup_parameters, soft_network, table_factor, token_vectors
-from fedpriv.columns import Column
-from fedpriv.federated import example_losses
+from fedpriv.core.columns import Column
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import PAD
+from fedpriv.core.randomness import generator_states, seeded_generators
+from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Vector
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.encoder import Encoder
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
-from fedpriv.names import PAD
-from fedpriv.randomness import generator_states, seeded_generators
-from fedpriv.registry import ATTACKS
 from tests.cases import in_one_test
 
 CPU = torch.device("cpu")

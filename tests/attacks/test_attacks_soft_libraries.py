@@ -10,8 +10,8 @@ from test_attacks_simulation import RUNS, found
 from text_uploads import LENGTH, VOCABULARY, public_settings
 from torch import nn
 
+from fedpriv.core.registry import ATTACKS
 from fedpriv.models.machinery.logits import LogitsOf
-from fedpriv.registry import ATTACKS
 
 pytestmark = [
     pytest.mark.slow,

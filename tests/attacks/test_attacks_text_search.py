@@ -29,7 +29,9 @@ from fedpriv.attacks.texts.search.mismatch import squared_and_absolute, tensor_a
 from fedpriv.attacks.texts.search.orders import reordered
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch, split, trained_network
 from fedpriv.attacks.texts.search.soft import soft_network, table_name
-from fedpriv.federated import example_losses
+from fedpriv.core.federated import example_losses
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import per_example_gradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
@@ -37,8 +39,6 @@ from fedpriv.models.machinery.encoder import Encoder
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
-from fedpriv.randomness import Secret
-from fedpriv.registry import ATTACKS
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,

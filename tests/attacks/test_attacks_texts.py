@@ -11,10 +11,10 @@ from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
 from fedpriv.attacks.texts.scene import padded
 from fedpriv.attacks.texts.scores import bare, likeness, pairs, sentence_score
 from fedpriv.attacks.truth import Truth
-from fedpriv.columns import worded
+from fedpriv.core.columns import worded
+from fedpriv.core.records import sentence_result
+from fedpriv.core.runs import RunFolder
 from fedpriv.data.tokenizers import Bytes
-from fedpriv.records import sentence_result
-from fedpriv.runs import RunFolder
 from tests.cases import in_one_test
 
 

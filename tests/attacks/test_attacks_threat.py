@@ -7,9 +7,9 @@ import pytest
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.threat import LISTENERS, PROBERS, prober, threat_model
-from fedpriv.config import AdversaryConfig, Experiment
-from fedpriv.errors import InputError
-from fedpriv.registry import ATTACKS
+from fedpriv.core.config import AdversaryConfig, Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ATTACKS
 from tests.cases import in_one_test
 
 NAMES = tuple(LISTENERS)

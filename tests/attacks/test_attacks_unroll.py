@@ -16,13 +16,13 @@ from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_label
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.world import State, World, build_world
 from fedpriv.gradients import Vector
 from fedpriv.models import MODEL
 from fedpriv.server.exchange import Upload
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.tap import observe
-from fedpriv.world import State, World, build_world
 from tests.cases import in_one_test
 
 CPU = torch.device("cpu")

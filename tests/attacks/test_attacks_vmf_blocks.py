@@ -21,8 +21,8 @@ from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import (
     heard_blocks,
 )
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.mechanisms.machinery.cosine import draw_cosines
-from fedpriv.randomness import numpy_stream
 from tests.cases import in_one_test
 
 CONFIG = ClosedFormSettings()

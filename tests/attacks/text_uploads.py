@@ -10,10 +10,10 @@ from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.texts.scene import padded
 from fedpriv.attacks.texts.scores import bare
-from fedpriv.federated import example_losses
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.registry import ATTACKS
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.names import END, PAD, START
-from fedpriv.registry import ATTACKS
 
 VOCABULARY, LENGTH = 200, 10
 

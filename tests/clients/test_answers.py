@@ -18,14 +18,14 @@ import fedpriv.clients.training
 from fedpriv.clients.app import client_app
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import MEMORY
+from fedpriv.core.wire import pack, unpack
+from fedpriv.core.world import State, build_world
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.errors import RefusedError
 from fedpriv.gradients import GradientOperator, per_example_gradients
-from fedpriv.randomness import Secret
-from fedpriv.seeds import MEMORY
-from fedpriv.wire import pack, unpack
-from fedpriv.world import State, build_world
 
 MECHANISMS: dict[str, dict[str, object]] = {
     "gaussian": {"name": "gaussian", "sigma": 0.5},
@@ -409,6 +409,6 @@ def test_a_gpu_that_cannot_make_its_noise_has_other_noise(tmp_path: Path, monkey
     world = build_world(settings(tmp_path, "standardising", MECHANISMS["gaussian"], blank=False), Secret(bytes(32)))
     received = set()
     for device, makes in (("cpu", False), ("cuda", False), ("cuda", True)):
-        monkeypatch.setattr("fedpriv.world.makes_programs", lambda device, makes=makes: makes)
+        monkeypatch.setattr("fedpriv.core.world.makes_programs", lambda device, makes=makes: makes)
         received.add(replace(world, device=torch.device(device)).received(0, world.initial))
     assert len(received) == 3

@@ -11,9 +11,9 @@ from torch.nn import functional
 from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
-from fedpriv.federated import batch_loss
-from fedpriv.world import State, World, build_world, trained_parameters
+from fedpriv.core.config import Experiment
+from fedpriv.core.federated import batch_loss
+from fedpriv.core.world import State, World, build_world, trained_parameters
 from tests.cases import in_one_test
 
 BASE: dict[str, dict[str, object]] = {

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from fedpriv.clients.stack import Stack, same_work, stack_of
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.world import World, build_world
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.gradients.stacked_layers import as_groups, of_patches, one_by_one
-from fedpriv.world import World, build_world
 from tests.cases import in_one_test
 
 MODELS: dict[str, dict[str, object]] = {

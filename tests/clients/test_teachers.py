@@ -15,16 +15,16 @@ from torch.nn.functional import cross_entropy
 from fedpriv.clients import knowledge
 from fedpriv.clients.app import client_app
 from fedpriv.clients.knowledge import teachers_votes
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.wire import pack
+from fedpriv.core.world import World, build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.errors import RunFailedError
-from fedpriv.randomness import numpy_stream
 from fedpriv.server.exchange import Federation
 from fedpriv.server.secure import ask_for_masked_sum
 from fedpriv.shamir import least_survivors
-from fedpriv.wire import pack
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
 EPOCHS, BATCH, RATE = 3, 16, 0.1

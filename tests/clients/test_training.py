@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import fedpriv.clients.training
 from fedpriv.clients.training import answer_secret, local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.randomness import NoiseStream, Secret, generator_states
+from fedpriv.core.world import State, World, build_world
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.randomness import NoiseStream, Secret, generator_states
-from fedpriv.world import State, World, build_world
 from tests.cases import in_one_test
 
 SECRET = Secret(bytes(32))

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.datasets import Dataset, list_datasets, load_dataset
 from fedpriv.data.source import Place
-from fedpriv.errors import InputError
-from fedpriv.registry import DATASETS
 
 IDX = {
     "x_train": "train-images-idx3-ubyte",
@@ -531,8 +531,8 @@ def test_a_download_is_read_from_the_root(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(tmp_path: Path) -> None:
     """torchvision itself, in a fresh process behind an address that nobody answers at."""
     program = (
-        "from fedpriv.config import DataConfig\nfrom fedpriv.data.datasets import load_dataset\n"
-        "from fedpriv.errors import InputError\n"
+        "from fedpriv.core.config import DataConfig\nfrom fedpriv.data.datasets import load_dataset\n"
+        "from fedpriv.core.errors import InputError\n"
         "for name in ('mnist', 'cifar10', 'lfw'):\n"
         f"    try: load_dataset(DataConfig(name=name, root={str(tmp_path)!r}), 0)\n"
         "    except InputError as error: print('refused', 'download failed' in str(error), '\\n' in str(error))"

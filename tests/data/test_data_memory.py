@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedpriv import npz
 from fedpriv.attacks import observation
 from fedpriv.attacks.membership.signals import Signals, read_signals
-from fedpriv.config import DataConfig, Experiment
+from fedpriv.core import npz
+from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.npz import HEADER_BYTES, parse_header, read_arrays, read_headers
+from fedpriv.core.runs import RunFolder
 from fedpriv.data import files as data_files
 from fedpriv.data.datasets import list_datasets, load_dataset
 from fedpriv.data.files import read_npz
-from fedpriv.errors import InputError
-from fedpriv.npz import HEADER_BYTES, parse_header, read_arrays, read_headers
-from fedpriv.runs import RunFolder
 
 MIB = 1 << 20
 PACKED = {"stored": zipfile.ZIP_STORED, "deflated": zipfile.ZIP_DEFLATED, "lzma": zipfile.ZIP_LZMA}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
+from fedpriv.core.errors import InputError
 from fedpriv.data.partition import partition_indices
-from fedpriv.errors import InputError
 
 KINDS = ("iid", "dirichlet", "shards")
 LABELS = np.random.default_rng(0).integers(0, 10, 1437)
@@ -174,7 +174,7 @@ def test_nothing_is_printed_or_cached_on_disk(tmp_path: Path) -> None:
     """A fresh process with an empty home: no progress bar, no warning (small alpha redraws), no data set cache."""
     program = """
 import numpy as np
-from fedpriv.config import DataConfig
+from fedpriv.core.config import DataConfig
 from fedpriv.data.partition import partition_indices
 import sys
 assert "flwr_datasets" not in sys.modules and "datasets" not in sys.modules and "torchvision" not in sys.modules

@@ -12,21 +12,21 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedpriv.clients import app as clients
 from fedpriv.clients.app import client_app
-from fedpriv.config import DataConfig, Experiment
+from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.errors import InputError, RefusedError, RunFailedError
+from fedpriv.core.files import content_digest
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import RoundRecord
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.wire import pack
+from fedpriv.core.world import build_world
 from fedpriv.data import datasets
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.sets.npz import OwnFile
 from fedpriv.data.source import Place
-from fedpriv.errors import InputError, RefusedError, RunFailedError
-from fedpriv.files import content_digest
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as running
 from fedpriv.models.machinery.settings import model_settings
-from fedpriv.progress import Silent
-from fedpriv.records import RoundRecord
-from fedpriv.runs import RunFolder
-from fedpriv.wire import pack
-from fedpriv.world import build_world
 
 
 def archive(path: Path, level: int) -> None:
@@ -130,13 +130,13 @@ def test_a_digest_is_of_what_a_file_holds_now(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "file"
     path.write_bytes(b"one")
     status, now = path.stat(), path.stat().st_ctime_ns
-    monkeypatch.setattr("fedpriv.files.time.time_ns", lambda: now + 1)
+    monkeypatch.setattr("fedpriv.core.files.time.time_ns", lambda: now + 1)
     one = content_digest(path)
     path.write_bytes(b"two")
-    monkeypatch.setattr("fedpriv.files.os.fstat", lambda _: status)  # a clock that is too coarse
+    monkeypatch.setattr("fedpriv.core.files.os.fstat", lambda _: status)  # a clock that is too coarse
     two = content_digest(path)
     assert one != two
-    monkeypatch.setattr("fedpriv.files.time.time_ns", lambda: now + 10**10)
+    monkeypatch.setattr("fedpriv.core.files.time.time_ns", lambda: now + 10**10)
     assert content_digest(path) == two
     path.unlink()
     path.write_bytes(b"six")

@@ -14,14 +14,14 @@ from pyarrow import parquet
 from scipy import stats
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
-from fedpriv.columns import Column, cell_texts, decode
-from fedpriv.config import DataConfig, validated
+from fedpriv.core.columns import Column, cell_texts, decode
+from fedpriv.core.config import DataConfig, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.data import bounds
 from fedpriv.data.bounds import EDGES, estimated_bounds
 from fedpriv.data.datasets import Dataset, load_dataset, place_of
 from fedpriv.data.sets.csv import private_bounds
-from fedpriv.errors import InputError
-from fedpriv.randomness import Secret, numpy_stream
 
 CITIES, COUNT = ("Bern", "Oslo", "Rome"), 60
 AGE = {"name": "age", "low": 0, "high": 90}

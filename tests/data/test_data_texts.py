@@ -12,14 +12,14 @@ import pytest
 import tokenizers
 import torch
 
-from fedpriv.config import DataConfig
-from fedpriv.config.wrong import validated
+from fedpriv.core.config import DataConfig
+from fedpriv.core.config.error_text import validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import END, PAD, START
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.partition import partition_indices
 from fedpriv.data.sequences import NO_TARGET, next_tokens
 from fedpriv.data.tokenizers import Bytes, LlamaTokens, Pairs, Words
-from fedpriv.errors import InputError
-from fedpriv.names import END, PAD, START
 from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))

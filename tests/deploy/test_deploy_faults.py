@@ -18,10 +18,10 @@ import pytest
 from deployments import SMALL, fedpriv, free_ports, light, wait_for
 
 from fedpriv.attacks.observation import list_observations
+from fedpriv.core.records import RoundRecord
+from fedpriv.core.runs import RunFolder
 from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.deploy.up import look
-from fedpriv.records import RoundRecord
-from fedpriv.runs import RunFolder
 
 NODES = 2
 CHECKPOINT = Path("checkpoint") / "server.safetensors"

@@ -19,7 +19,10 @@ import pytest
 from cryptography import x509
 from deployments import SMALL, fedpriv, free_ports, one_line
 
-from fedpriv.config import Experiment, load_experiment
+from fedpriv.core.config import Experiment, load_experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
 from fedpriv.deploy import flower, for_deployment, look
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.certificates import Authority
@@ -29,9 +32,6 @@ from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 from fedpriv.deploy.up import start_process
-from fedpriv.errors import InputError, RunFailedError
-from fedpriv.randomness import Secret
-from fedpriv.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
 
 # The package has a function of the same name.
 deploy_up = importlib.import_module("fedpriv.deploy.up")
@@ -385,8 +385,8 @@ def test_up_where_one_is_up(here: Path) -> None:
 
 
 def test_up_without_flower(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpriv.core.errors import RunFailedError
     from fedpriv.deploy import flower, up
-    from fedpriv.errors import RunFailedError
 
     monkeypatch.setattr(flower.sysconfig, "get_path", lambda name: str(here / "nowhere"))
     monkeypatch.setenv("PATH", str(here))

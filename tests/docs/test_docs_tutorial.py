@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.config import load_experiment
-from fedpriv.world import build_world
+from fedpriv.core.config import load_experiment
+from fedpriv.core.world import build_world
 from tests.command_line import fedpriv, python
 from tests.docs.pages import ROOT, Block, blocks, commands, executed
 

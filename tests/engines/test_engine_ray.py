@@ -18,9 +18,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from ray.cluster_utils import Cluster
 
-from fedpriv.config import EngineConfig
+from fedpriv.core.config import EngineConfig
+from fedpriv.core.errors import InputError
 from fedpriv.engines import run_engine
-from fedpriv.errors import InputError
 
 CLIENTS = 3
 WORKERS = ("FEDPRIV_DATA", "PYTHONPATH")

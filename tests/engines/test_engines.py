@@ -10,10 +10,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.logger import warn_deprecated_feature
 
-from fedpriv.config import EngineConfig
+from fedpriv.core.config import EngineConfig
+from fedpriv.core.errors import InputError
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.errors import InputError
 
 CLIENTS = 3
 

@@ -75,7 +75,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 EACH = """
 import json, sys
 from fedpriv.cli.app import app
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 for words in json.load(sys.stdin):
     try:
         app(words, standalone_mode=False)

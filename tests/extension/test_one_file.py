@@ -15,14 +15,9 @@ from fedpriv.attacks.evasion.methods.mim import Mim
 from fedpriv.attacks.evasion.table import EvasionAttack
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.settings import AttackSettings, MatchingSettings
-from fedpriv.config import AdversaryConfig, FederationConfig
-from fedpriv.data.sets.digits import Digits
-from fedpriv.data.source import Source as DataSource
-from fedpriv.errors import InputError
-from fedpriv.mechanisms import MechanismSettings
-from fedpriv.mechanisms.laplace import LaplaceSettings
-from fedpriv.models.machinery.settings import ModelSettings
-from fedpriv.registry import (
+from fedpriv.core.config import AdversaryConfig, FederationConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import (
     ATTACKS,
     DATASETS,
     EVASIONS,
@@ -34,10 +29,15 @@ from fedpriv.registry import (
     Registry,
     check_complete,
 )
+from fedpriv.core.settings import Extensible
+from fedpriv.data.sets.digits import Digits
+from fedpriv.data.source import Source as DataSource
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms.laplace import LaplaceSettings
+from fedpriv.models.machinery.settings import ModelSettings
 from fedpriv.server.rules import CoordinateRule
 from fedpriv.server.rules.mean import Mean
 from fedpriv.service.policies import AnswerPolicy
-from fedpriv.settings import Extensible
 
 ROOT = Path(__file__).parents[2]
 EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULES)
@@ -55,29 +55,29 @@ NOISE_OF_ANSWERS = {
     "fedpriv/service/policies/paper.py",
     "fedpriv/service/policies/votes.py",
 }
-PROMPTS = {"fedpriv/config/icl.py", "fedpriv/data/texts.py"}
+PROMPTS = {"fedpriv/core/config/icl.py", "fedpriv/data/texts.py"}
 # Words that name an answer policy or noise on a model, and other things in many places; "none": there is none of it.
 COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objective", "text"}
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
-    "digits": {"fedpriv/config/data.py"},
+    "digits": {"fedpriv/core/config/data.py"},
     # A file of texts, which is no data set of images.
-    "csv": {"fedpriv/config/icl.py"},
+    "csv": {"fedpriv/core/config/icl.py"},
     # Texts that prompts are made of, too.
     **dict.fromkeys(("agnews", "rotten_tomatoes", "sms_spam", "sst2"), PROMPTS),
     # Its tokenizer has the same name.
-    "llama": {"fedpriv/config/corpus.py", "fedpriv/data/tokenizers.py"},
+    "llama": {"fedpriv/core/config/corpus.py", "fedpriv/data/tokenizers.py"},
     # Texts are extracted from language models, too.
     "extraction": {"attacks/memorisation/extraction.py", "fedpriv/lab/memorisation.py"},
     # Pydantic calls the key of a union so.
-    "tag": {"fedpriv/config/wrong.py"},
+    "tag": {"fedpriv/core/config/error_text.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},
     "strided": {"attacks/endpoint/methods/cloak.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
-    "mean": {"fedpriv/config/sections.py", "fedpriv/config/trust.py", "attacks/own_model/attack.py"},
-    "dlg": {"fedpriv/config/sections.py"},
+    "mean": {"fedpriv/core/config/sections.py", "fedpriv/core/config/trust.py", "attacks/own_model/attack.py"},
+    "dlg": {"fedpriv/core/config/sections.py"},
     "iga": {
-        "fedpriv/config/sections.py",
+        "fedpriv/core/config/sections.py",
         "fedpriv/cli/attack.py",
         "fedpriv/lab/attack_tapped.py",
         "attacks/own_model/attack.py",

@@ -7,9 +7,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from fedpriv.config import Experiment, json_schema, read_toml
-from fedpriv.config.icl import is_prompting
-from fedpriv.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES
+from fedpriv.core.config import Experiment, json_schema, read_toml
+from fedpriv.core.config.icl import is_prompting
+from fedpriv.core.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXPERIMENTS = [path for path in sorted(CONFIGS.glob("*.toml")) if not is_prompting(read_toml(path))]

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context
 from scipy import optimize, stats
 
-from fedpriv.errors import InputError, RefusedError
+from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.flower import privatise
 from fedpriv.flower.privatise import Privatiser
 from fedpriv.flower.settings import FlowerSettings, PrivatiseSettings

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import fedpriv.gradients.mixing
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.gradients import GradientOperator, per_example_gradients, refuse_mixed_examples
-from fedpriv.randomness import generator_states, seeded_generators
 from tests.cases import in_one_test
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.core.randomness import torch_stream
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.randomness import torch_stream
 from tests.noise import stream
 
 BATCH, CLASSES = 16, 10

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients import find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from tests.cases import in_one_test

@@ -7,7 +7,7 @@ import torch
 from gradient_models import NoisyScale, build, loss, one_by_one
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients import Route, find_route, per_example_gradients
 from tests.cases import in_one_test
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from fedpriv import cli
-from fedpriv.config import json_schema
-from fedpriv.config.icl import Prompting, load_prompting
+from fedpriv.core.config import json_schema
+from fedpriv.core.config.icl import Prompting, load_prompting
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("icl*.toml"))
@@ -74,8 +74,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(texts: Path) -> Path:
     """The folder of a run."""
+    from fedpriv.core.progress import Silent
     from fedpriv.lab.icl import start_icl
-    from fedpriv.progress import Silent
     from fedpriv.report import write_icl_report
 
     folder = texts.parent / "run"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.config.icl import IclConfig
+from fedpriv.core.config.icl import IclConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
 from fedpriv.data.texts import Example
-from fedpriv.errors import InputError
 from fedpriv.icl.classify import SENSITIVITY, answers, noise_of, together
 from fedpriv.icl.prompts import Wording, drawn
-from fedpriv.randomness import Secret
 from fedpriv.votes import NoisyMax, SampledUse
 from tests.icl.worlds import classifier, fruits
 

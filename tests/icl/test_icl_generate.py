@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.config.icl import IclConfig
-from fedpriv.errors import InputError
+from fedpriv.core.config.icl import IclConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
 from fedpriv.icl.generate import Writer, _decided, noise_of_label
 from fedpriv.icl.language import Floats, Language
 from fedpriv.icl.prompts import Wording
-from fedpriv.randomness import Secret
 from tests.icl.worlds import fruits
 
 TOKENS = (" red", " green", "\n")

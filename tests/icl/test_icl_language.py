@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.config.icl import LanguageConfig
-from fedpriv.errors import InputError
+from fedpriv.core.config.icl import LanguageConfig
+from fedpriv.core.errors import InputError
 from fedpriv.icl.language import Counting, Language, Transformer, open_language
 from fedpriv.icl.llama import Stories
 from fedpriv.icl.remote import Http

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fedpriv.config.icl import IclConfig, LeaksConfig
+from fedpriv.core.config.icl import IclConfig, LeaksConfig
+from fedpriv.core.errors import InputError
 from fedpriv.data.texts import Example, Texts
-from fedpriv.errors import InputError
 from fedpriv.icl.classify import noise_of
 from fedpriv.icl.leaks import candidates, membership, repeating
 from tests.icl.test_icl_generate import Table

@@ -16,17 +16,17 @@ from fedpriv.clients import prompts as prompts_module
 from fedpriv.clients.knowledge import noisy_counts as share
 from fedpriv.clients.prompts import Prompter, prompter_app
 from fedpriv.clients.training import answer_secret
-from fedpriv.config import validated
-from fedpriv.config.icl import IclConfig, Prompting
+from fedpriv.core.config import validated
+from fedpriv.core.config.icl import IclConfig, Prompting
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
 from fedpriv.engines.inline import answered, simulated
-from fedpriv.errors import InputError, RunFailedError
 from fedpriv.icl.classify import answers, noise_of
 from fedpriv.lab import icl_masked
 from fedpriv.lab.icl import resume_icl, start_icl
 from fedpriv.lab.icl_masked import noisy_counts
 from fedpriv.masking import LEVELS, quantised, restored, votes_limit
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
 from fedpriv.report import write_icl_report
 from fedpriv.server.prompts import Prompters, ask_prompters
 from fedpriv.shamir import least_survivors

@@ -1,11 +1,11 @@
 """Texts with labels that tests make prompts of."""
 
-from fedpriv.config.icl import IclConfig
+from fedpriv.core.config.icl import IclConfig
+from fedpriv.core.randomness import Secret
 from fedpriv.data.texts import Example, Texts
 from fedpriv.icl.classify import Classifier
 from fedpriv.icl.language import Counting, Language
 from fedpriv.icl.prompts import Wording
-from fedpriv.randomness import Secret
 
 __all__ = ["classifier", "fruits"]
 

@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedpriv.clients.app import client_app, identify
-from fedpriv.config import Experiment, override
-from fedpriv.randomness import Secret
-from fedpriv.runs import RunFolder
+from fedpriv.core.config import Experiment, override
+from fedpriv.core.randomness import Secret
+from fedpriv.core.runs import RunFolder
 
 Misbehaviour = Callable[[Message], Message]
 
@@ -84,7 +84,7 @@ LEAVER: dict[str, object] = {"name": "tests.integration.small:leaver"}
 def left_behind(path: Path) -> dict[str, object]:
     """All that is in a run's folder, but for what tells of its course: times, and rounds that were asked twice.
 
-    That is what :mod:`fedpriv.runs` allows to differ between an uninterrupted run and a resumed one.
+    That is what :mod:`fedpriv.core.runs` allows to differ between an uninterrupted run and a resumed one.
     """
     run = RunFolder.open(path)
     found: dict[str, object] = {

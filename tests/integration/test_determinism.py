@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fedpriv.config import Experiment
-from fedpriv.errors import RunInterruptedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunInterruptedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World
 from fedpriv.lab import resume_run, start_run
-from fedpriv.progress import Silent
 from fedpriv.report import reported
-from fedpriv.runs import RunFolder
 from fedpriv.server.tap import record_heard
-from fedpriv.world import World
 from tests.command_line import Started
 from tests.integration.small import experiment, left_behind
 

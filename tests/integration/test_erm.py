@@ -15,17 +15,17 @@ from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references
 from fedpriv.clients.erm import model_change
 from fedpriv.clients.training import answer_secret, local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.erm import bounded_features
-from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.erm import majority
-from fedpriv.progress import Silent
 from fedpriv.report import load_view, render_page
-from fedpriv.runs import RunFolder
 from fedpriv.server.uploads import allowed_upload, norm
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment, left_behind
 
 LINEAR = {"name": "mlp", "hidden": [], "activation": "relu"}

@@ -10,14 +10,14 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedpriv.errors import RunFailedError
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
-from fedpriv.progress import Silent
 from fedpriv.report import reported, write_report
-from fedpriv.runs import RunFolder
 from fedpriv.server.rules.mean import Mean
-from fedpriv.world import State
 from tests.integration.small import LEAVER, MISBEHAVIOURS, experiment, misbehaving
 
 

@@ -12,16 +12,16 @@ import pytest
 
 from fedpriv import lab
 from fedpriv.cli import main
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError, RunInterruptedError
+from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.errors import RunFailedError, RunInterruptedError
 from fedpriv.lab import audit as lab_audit
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.progress import Progress, Silent
 from fedpriv.report import comparison_page, page, reported, write_report, write_sweep_report
-from fedpriv.runs import DEPLOYMENT, RunFolder
 from fedpriv.sweep import SweepFolder
 from tests.command_line import fedpriv
 from tests.full_disk import fill_up, leftovers

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
 from fedpriv.lab.leakage import Leakage
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
-from fedpriv.world import build_world
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 VMF = {"name": "vmf", "kappa": 40.0}

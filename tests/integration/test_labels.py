@@ -13,19 +13,19 @@ from torch.nn import functional
 from fedpriv.accounting.response import Response
 from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.clients import app as client_module
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.federated import example_losses
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.federated import example_losses
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import LabelsTold
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import attack_run, resume_run, start_run
 from fedpriv.lab.labels import label_sentences
 from fedpriv.lab.victims import targets, truth
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.records import LabelsTold
 from fedpriv.report import load_view, render_page
-from fedpriv.runs import RunFolder
 from fedpriv.server.survey import survey_of
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment, left_behind
 
 

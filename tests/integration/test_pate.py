@@ -18,21 +18,21 @@ from fedpriv.accounting import gaussian_epsilon
 from fedpriv.clients.app import client_app, identify
 from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
 from fedpriv.clients.training import answer_secret
-from fedpriv.config import Experiment, ServiceConfig
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import COMPLETED, CONFIDENCE
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.service import open_service
 from fedpriv.masking import quantised, restored, votes_limit
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.records import COMPLETED, CONFIDENCE
-from fedpriv.runs import RunFolder
 from fedpriv.server import knowledge as server_module
 from fedpriv.sweep.record import read_record
 from fedpriv.votes import ConfidentMax
-from fedpriv.world import World, build_world
 from tests.integration.small import BASE, experiment, left_behind
 
 PATE = {

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import resume_run, start_run
-from fedpriv.progress import Silent
 from fedpriv.report import load_view, write_report
-from fedpriv.runs import RunFolder
 from tests.integration.small import experiment, left_behind
 
 PAGE = Path(__file__).parents[2] / "docs" / "files.md"
@@ -61,7 +61,7 @@ def public_files(folder: Path) -> dict[str, bytes]:
 def same_release() -> Iterator[None]:
     """Whatever the labels are, clients change them to the same ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.world.changed_labels", lambda labels, *_: torch.arange(len(labels)) % CLASSES)
+        patch.setattr("fedpriv.core.world.changed_labels", lambda labels, *_: torch.arange(len(labels)) % CLASSES)
         yield
 
 

@@ -18,25 +18,25 @@ from fedpriv.clients.cohort import CohortApp
 from fedpriv.clients.secure import give_shares
 from fedpriv.clients.stack import Stack
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.federated import masked_weights
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.errors import RunFailedError
-from fedpriv.federated import masked_weights
 from fedpriv.gradients import Vector
 from fedpriv.lab import run as lab_run
 from fedpriv.lab import start_run
 from fedpriv.masking import LEVELS, Words, mask, quantised, restored
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.runs import RunFolder
 from fedpriv.server import exchange as exchange_module
 from fedpriv.server import secure as server_module
 from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.uploads import Upload
 from fedpriv.shamir import least_survivors
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 CHECKPOINT = Path("checkpoint") / "server.safetensors"

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from fedpriv.cli.display import Display
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError, RunInterruptedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunInterruptedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
-from fedpriv.progress import Silent
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 VMF = {"name": "vmf", "kappa": 40.0}

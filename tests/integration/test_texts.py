@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import attack_run, resume_run, start_run
 from fedpriv.lab.audit import audit_run
-from fedpriv.progress import Silent
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
 
 WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
 

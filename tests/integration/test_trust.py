@@ -11,13 +11,20 @@ from flwr.app import Message
 
 from fedpriv.accounting import running_epsilon
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
-from fedpriv.budget import Budget
 from fedpriv.clients.app import client_app
-from fedpriv.config import Experiment
-from fedpriv.config.trust import check_trust
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
+from fedpriv.core.config.trust import check_trust
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan, participants
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import Asked, LedgerLine
+from fedpriv.core.registry import check_complete
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, build_world
 from fedpriv.data.sampling import Sampling
 from fedpriv.engines.inline import simulated
-from fedpriv.errors import InputError
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.trust import LISTS_PARTICIPANTS, views
@@ -25,20 +32,13 @@ from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.settings import NoiseAt
-from fedpriv.plan import Plan, participants
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.records import Asked, LedgerLine
-from fedpriv.registry import check_complete
 from fedpriv.report import reported
-from fedpriv.runs import RunFolder
 from fedpriv.server.central import noised_mean
 from fedpriv.server.exchange import question
 from fedpriv.server.released import released_rounds, replay
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from fedpriv.sweep import load_sweep
-from fedpriv.world import State, build_world
 from tests.cases import in_one_test
 from tests.integration.small import experiment, left_behind
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedpriv.attacks.observation import list_observations
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.lab import attack_heard, start_run
 from fedpriv.listener import LISTENED, Listened
 from fedpriv.listener.notes import write_listened
-from fedpriv.progress import Silent
 from fedpriv.report import write_report
-from fedpriv.runs import DEPLOYMENT, RunFolder
 from tests.integration.small import experiment
 
 SETTINGS: dict[str, dict[str, object]] = {

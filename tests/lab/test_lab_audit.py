@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedpriv.attacks.membership.signals import label_logits, read_signals
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Guarantee
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
-from fedpriv.progress import Silent
-from fedpriv.records import Guarantee
 from fedpriv.report import reported, write_report
-from fedpriv.runs import RunFolder
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 SETTINGS: dict[str, dict[str, object]] = {

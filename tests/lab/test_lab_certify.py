@@ -11,17 +11,17 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from fedpriv.config import CertifyConfig
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.config import CertifyConfig
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Certificate
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.certify import certify_run, check_noise
 from fedpriv.lab.smoothed import pixel_images, read_smoothed
-from fedpriv.progress import Silent
-from fedpriv.records import Certificate
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing.certificates import MARGINS
-from fedpriv.world import build_world
 from tests.integration.small import experiment, left_behind
 
 FEW = CertifyConfig(examples=25, selection=20, votes=60, radii_l2=(0.1, 0.3), radii_linf=(0.01,))

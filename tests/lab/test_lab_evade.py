@@ -11,18 +11,18 @@ import torch
 from fedpriv.attacks.evasion.gradients import SmoothedTarget
 from fedpriv.attacks.evasion.steps import Ball
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
-from fedpriv.config import EvadeConfig
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.config import EvadeConfig
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Attempt, Certificate
+from fedpriv.core.registry import EVASIONS
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run
 from fedpriv.lab.certify import certify_run
 from fedpriv.lab.evade import evade_run, refuse_broken
 from fedpriv.lab.smoothed import pixel_images, read_smoothed
-from fedpriv.progress import Silent
-from fedpriv.records import Attempt, Certificate
-from fedpriv.registry import EVASIONS
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing.noise import NormName
-from fedpriv.world import build_world
 from tests.integration.small import left_behind
 from tests.lab.test_lab_certify import FEW, TRAINED, Heard, copied, finished
 

@@ -12,19 +12,19 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedpriv.config import ServiceConfig
 from fedpriv.convex import Objective, minimised
-from fedpriv.errors import InputError
+from fedpriv.core.config import ServiceConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
 from fedpriv.lab.audit_answers import audit_answers
 from fedpriv.lab.endpoint import open_endpoint
 from fedpriv.lab.probe import _claim
 from fedpriv.lab.service import open_service
-from fedpriv.progress import Silent
 from fedpriv.report import load_view, render_page
-from fedpriv.runs import RunFolder
 from fedpriv.service.made import made_service
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 from tests.lab.test_lab_service import BARE, copied
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.core.progress import Silent
+from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
-from fedpriv.progress import Silent
 from fedpriv.report import write_report
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 

@@ -8,14 +8,14 @@ import pytest
 from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Probe
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import resume_run
 from fedpriv.lab.probe import probe_run
-from fedpriv.progress import Silent
-from fedpriv.records import Probe
 from fedpriv.report import load_view, render_page
 from fedpriv.report.probe import extraction_plot
-from fedpriv.runs import RunFolder
 from tests.integration.small import left_behind
 from tests.lab.test_lab_certify import copied
 from tests.lab.test_lab_endpoint import finished

@@ -19,11 +19,11 @@ from fedpriv.attacks.endpoint.methods.membership_labels import MembershipByLabel
 from fedpriv.attacks.endpoint.methods.membership_synthetic import MembershipBySynthesis
 from fedpriv.attacks.endpoint.methods.two_answers import TwoAnswers
 from fedpriv.attacks.membership.signals import label_logits, wrong_log_probabilities
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Guarantee
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab.probe import probe_run
-from fedpriv.progress import Silent
-from fedpriv.records import Guarantee
-from fedpriv.runs import RunFolder
 from fedpriv.service.policies import named_policy
 from tests.lab.test_lab_endpoint import finished
 

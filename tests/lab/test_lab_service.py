@@ -17,22 +17,22 @@ from safetensors.numpy import load_file, save
 
 import fedpriv.lab.service as lab_service
 from fedpriv.accounting.answers import head_sensitivity
-from fedpriv.config import ServiceConfig
 from fedpriv.convex import Objective, minimised
-from fedpriv.errors import InputError
+from fedpriv.core.config import ServiceConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, in_process, open_service
 from fedpriv.lab.voters import refuse_unsolvable_head
-from fedpriv.progress import Silent
 from fedpriv.report.answers import endpoint_facts
 from fedpriv.report.view import Endpoint
-from fedpriv.runs import RunFolder
 from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.made import made_service, users
 from fedpriv.service.policies import HeadKeys
-from fedpriv.world import build_world
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 

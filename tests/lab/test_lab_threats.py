@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Summary
+from fedpriv.core.world import State, build_world
 from fedpriv.lab import attack_on_ray, resume_run, start_run
-from fedpriv.progress import Silent
-from fedpriv.records import Summary
 from fedpriv.report import write_report
 from fedpriv.server.uploads import Upload
-from fedpriv.world import State, build_world
 from tests.integration.small import experiment
 
 QUICK = {"attacks": ["iga"], "victims": 2, "iga": {"iterations": 3}}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.config import load_experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import load_experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import Tuning, start_run, tune_attack
 from fedpriv.lab import tune as tune_room
-from fedpriv.progress import Silent
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
 

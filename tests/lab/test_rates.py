@@ -13,15 +13,15 @@ from scipy.special import ndtr, ndtri
 
 from fedpriv.attacks.referee import missed
 from fedpriv.attacks.truth import Truth
-from fedpriv.errors import RunFailedError
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Ceiling, LeakageRate, Score
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import attack_run, rates, start_run
 from fedpriv.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
 from fedpriv.lab.victims import Target, candidates, truth
-from fedpriv.progress import Silent
-from fedpriv.records import Ceiling, LeakageRate, Score
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
 SIGMA = 0.5

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.world import build_world
 from fedpriv.lab import check_experiment, start_run
 from fedpriv.lab.rehearsal import rehearse
-from fedpriv.progress import Silent
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 from tests.integration.test_every_mechanism import MECHANISMS
 

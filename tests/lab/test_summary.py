@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from fedpriv.accounting import Release, guarantee
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
 from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import verdict
-from fedpriv.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))

@@ -14,14 +14,14 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from fedpriv.attacks.observation import read_observation
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.seeds import without_seed
+from fedpriv.core.wire import pack
 from fedpriv.listener import read_listened
 from fedpriv.listener.conversation import Spoken
 from fedpriv.listener.ear import Ear
 from fedpriv.listener.messages import Exchange, Messages
 from fedpriv.listener.notes import Listened, Notes
-from fedpriv.seeds import without_seed
-from fedpriv.wire import pack
 
 RUN, NODE = 4711, 99
 SETTINGS = {

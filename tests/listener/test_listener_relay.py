@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.listener import LISTENED, Listened, listen, read_listened
 
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from vmf_oracle import angle_law
 
-from fedpriv.config import load_experiment
+from fedpriv.core.config import load_experiment
+from fedpriv.core.plan import Plan, plan_client
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares
-from fedpriv.plan import Plan, plan_client
 from tests.cases import in_one_test
 from tests.noise import stream
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
@@ -11,7 +12,6 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import layer_shares
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.registry import MECHANISMS
 from tests.cases import in_one_test
 
 SHARES = layer_shares({"a": torch.zeros(3, 4), "b": torch.zeros(5)})

@@ -21,7 +21,7 @@ from fedpriv.attacks.membership.signals import (
     write_signals,
     wrong_log_probabilities,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 

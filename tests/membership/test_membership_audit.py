@@ -19,9 +19,9 @@ from fedpriv.attacks.membership.audit import (
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.attacks.membership.scores import auc_interval
 from fedpriv.attacks.membership.signals import Signals
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.world import World, build_world
 from fedpriv.gradients import Vector
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment
 
 EXAMPLES = 120

@@ -25,10 +25,10 @@ from fedpriv.attacks.membership.epsilon import (
     refuse_contradiction,
     trials_epsilon,
 )
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.records import EpsilonBound
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.records import EpsilonBound
 from tests.cases import in_one_test
 from tests.noise import stream
 

@@ -14,19 +14,19 @@ from torch.nn import functional
 
 from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.attacks.membership.stacked import StackedNetwork
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.plan import Plan
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World, build_world
 from fedpriv.gradients import DenseGradients, per_example_gradients
 from fedpriv.lab import start_run
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.plan import Plan
-from fedpriv.progress import Silent
-from fedpriv.randomness import NoiseStream, Secret, numpy_stream
-from fedpriv.runs import RunFolder
-from fedpriv.threads import cpu_threads
-from fedpriv.world import World, build_world
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 

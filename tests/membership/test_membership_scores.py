@@ -12,7 +12,7 @@ from fedpriv.attacks.membership.scores import (
     curve,
     score_membership,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 

@@ -15,7 +15,7 @@ from fedpriv.accounting.memorisation import (
     of_copies,
     rank_ceiling,
 )
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedpriv.attacks.memorisation import exposure
 from fedpriv.attacks.memorisation.exposure import Network, enumerated, exposures, log_perplexities, ranked
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, windows, written_secrets
+from fedpriv.core.names import END, PAD, START
 from fedpriv.data.canaries import Canaries
-from fedpriv.names import END, PAD, START
 
 VOCABULARY, LENGTH = 12, 9
 START_TOKENS = np.array([START, 5, 6])

@@ -12,15 +12,15 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.data.canaries import drawn_canaries
-from fedpriv.errors import InputError, RunFailedError
 from fedpriv.lab import start_run
 from fedpriv.lab.memorisation import audit_memorisation
-from fedpriv.progress import Silent
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
-from fedpriv.world import World, build_world
 
 WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
 LONG = {"clients": 3, "rounds": 40, "algorithm": "fedavg", "weighting": "uniform"}

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 import fedpriv.clients.knowledge
 import fedpriv.clients.prompts
 import fedpriv.clients.secure
+import fedpriv.core.world
 import fedpriv.data.bounds
 import fedpriv.data.sets.csv
 import fedpriv.engines.inline
@@ -31,31 +32,30 @@ import fedpriv.icl.classify
 import fedpriv.icl.generate
 import fedpriv.server.knowledge
 import fedpriv.server.rounds
-import fedpriv.world
 from fedpriv.accounting.erm import objective_terms
 from fedpriv.clients.app import app as deployed_app
-from fedpriv.config import Experiment, ServiceConfig
 from fedpriv.convex import spread_noise
+from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import MECHANISMS, POLICIES
+from fedpriv.core.runs import Poll, RunFolder
+from fedpriv.core.seeds import MEMORY
+from fedpriv.core.wire import unpack
+from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.erm import bounded_features
-from fedpriv.errors import InputError
 from fedpriv.flower import privatise
 from fedpriv.icl.language import Counting
 from fedpriv.lab import start_run
 from fedpriv.lab.icl import start_icl
 from fedpriv.lab.service import open_service
 from fedpriv.lab.sources import made_source
-from fedpriv.plan import Plan
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.registry import MECHANISMS, POLICIES
-from fedpriv.runs import Poll, RunFolder
-from fedpriv.seeds import MEMORY
 from fedpriv.server.exchange import question
 from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
-from fedpriv.wire import unpack
-from fedpriv.world import State, World, build_world
 from tests.flower import apps
 from tests.privacy import doors
 from tests.privacy.game import Examples
@@ -494,7 +494,7 @@ def labels(folder: Path, patch: Patch) -> None:
 
 
 def without_changed_labels(patch: Patch) -> None:
-    patch.setattr(fedpriv.world, "changed_labels", lambda labels, *_: labels)
+    patch.setattr(fedpriv.core.world, "changed_labels", lambda labels, *_: labels)
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
@@ -502,8 +502,8 @@ def without_changed_labels(patch: Patch) -> None:
 
 def prompts(folder: Path, model: Mapping[str, Any] | None = None, **icl: Any) -> tuple[Mapping[str, Any], Path]:
     """Carry out a file of ``fedpriv icl``; returns its ledger and its folder."""
-    from fedpriv.config import validated
-    from fedpriv.config.icl import Prompting
+    from fedpriv.core.config import validated
+    from fedpriv.core.config.icl import Prompting
 
     rows = ["text,label", *(f"word{number % 7} n{number},{('no', 'yes')[number % 2]}" for number in range(1000))]
     (folder / "own.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")

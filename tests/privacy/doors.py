@@ -22,10 +22,10 @@ import fedpriv.flower
 from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
 from fedpriv.clients.prompts import Prompter, prompter_app
-from fedpriv.config.icl import IclConfig
-from fedpriv.config.pate import PateConfig
-from fedpriv.randomness import Secret
-from fedpriv.registry import MECHANISMS, POLICIES
+from fedpriv.core.config.icl import IclConfig
+from fedpriv.core.config.pate import PateConfig
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import MECHANISMS, POLICIES
 
 __all__ = ["ALARM", "PROMPTER", "ball", "cosine", "found", "handlers", "hits", "laplace", "network_modules", "normal"]
 __all__ += ["routes", "verbs"]

@@ -38,19 +38,19 @@ from torch.nn.functional import cross_entropy
 
 from fedpriv.accounting import guarantee
 from fedpriv.clients.app import client_app
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import Secret
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.wire import unpack
+from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.errors import RunFailedError
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.plan import Plan
-from fedpriv.randomness import Secret
 from fedpriv.server.exchange import Federation, question
 from fedpriv.server.secure import ask_for_sum
-from fedpriv.threads import cpu_threads
-from fedpriv.wire import unpack
-from fedpriv.world import State, World, build_world
 from tests.privacy.bounds import DELTAS, Claims, Scores, Verdict, play
 
 __all__ = [

@@ -19,12 +19,12 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.plan import Plan, plan_client
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
-from fedpriv.plan import Plan, plan_client
-from fedpriv.randomness import Secret
-from fedpriv.registry import MECHANISMS
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, claims
 

@@ -114,7 +114,7 @@ QUIET: dict[str, str] = {
         _FLOWER,
     ),
     **dict.fromkeys(
-        ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/wire.py"), _FLOWER
+        ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/core/wire.py"), _FLOWER
     ),
     **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
     "network: fedpriv/flower/tap.py": "see mod: tap",

@@ -23,17 +23,17 @@ from torch import Tensor
 from fedpriv.accounting.gaussian import gaussian_epsilon
 from fedpriv.clients import app as client_app
 from fedpriv.clients.raising import Sound, unless_raised
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import NoiseStream, Secret, torch_stream
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, _built
 from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.progress import Silent
-from fedpriv.randomness import NoiseStream, Secret, torch_stream
-from fedpriv.runs import RunFolder
-from fedpriv.world import State, _built
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, Answer, Examples, Game, Neighbours, Table, claims, play_game, release, zeros
 from tests.privacy.worst_cases import BLANK, MANY, ONE_PIXEL, WHITE, WORST_CASES, alone, cancelling, pair
@@ -356,9 +356,9 @@ FIXES: dict[str, dict[str, object]] = {
     "1: raises": {"fedpriv.clients.training._unless_raised": lambda _, compute: compute()},
     "1: raises in a batch only": {"fedpriv.clients.training.where_sound": where_alone},
     "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
-    "2: mixing": {"fedpriv.fitness._refuse_leaks": lambda *_: None},
+    "2: mixing": {"fedpriv.core.checks._refuse_leaks": lambda *_: None},
     "3: collisions": {"fedpriv.clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
-    "3: replay": {"fedpriv.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},
+    "3: replay": {"fedpriv.core.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},
     "4: asked twice": {
         "fedpriv.clients.app.answer_secret": of_client_and_round,
         "fedpriv.clients.app.secret_for": lambda context, number, received, shared: shared,

@@ -23,11 +23,11 @@ import pytest
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from fedpriv.core.plan import Plan
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.flower.privatise import Privatiser
 from fedpriv.flower.settings import FlowerSettings, PrivatiseSettings
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.plan import Plan
-from fedpriv.registry import MECHANISMS
 from tests.flower.apps import Arrays, arrays, client, context, question
 from tests.privacy.bounds import Claims, Scores, Verdict, play
 

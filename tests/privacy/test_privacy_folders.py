@@ -15,12 +15,12 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fedpriv.clients.memory import secret_for
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import MEMORY
 from fedpriv.deploy import flower
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.errors import RefusedError
 from fedpriv.flower.settings import FlowerSettings
-from fedpriv.randomness import Secret
-from fedpriv.seeds import MEMORY
 from fedpriv.service.endpoint import Oracle
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, named_policy

@@ -13,7 +13,7 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.erm import Problem, output_scale
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, gaussian_delta, gaussian_epsilon
 from fedpriv.convex import Objective, minimised
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from tests.privacy.bounds import Scores, play
 
 DELTA = 1e-5

@@ -17,14 +17,14 @@ from scipy import stats
 
 from fedpriv.accounting import gaussian_epsilon, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.plan import Plan, participants, plan_client
+from fedpriv.core.plans import Plans, Schedule
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.lattice import encoded
 from fedpriv.mechanisms import NoisySettings
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
-from fedpriv.plan import Plan, participants, plan_client
-from fedpriv.plans import Plans, Schedule
-from fedpriv.randomness import Secret
-from fedpriv.registry import MECHANISMS
 from tests.noise import stream
 from tests.privacy.bounds import ALARM
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.world import State
+from fedpriv.core.world import State
 from tests.privacy.game import Examples, Neighbours, Parameters, zeros
 
 __all__ = ["BLANK", "MANY", "ONE_PIXEL", "WHITE", "WORST_CASES", "WorstCase", "alone", "cancelling", "huge", "pair"]

@@ -14,7 +14,7 @@ from scipy.stats import ttest_1samp
 from test_report_page import parse
 
 from benchmarks.comparison import synthetic_records as synthetic
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.report import write_comparison
 from fedpriv.report.comparison import Chosen, choose_attacks, estimate, pareto_front, settings_of, sources_of
 from fedpriv.report.comparison_page import render_comparison

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedpriv.records import Curve, Failure, MembershipAttack, Partition, RoundRecord
+from fedpriv.core.records import Curve, Failure, MembershipAttack, Partition, RoundRecord
 from fedpriv.report import figures
 from fedpriv.report.drawing import DARK, Theme, plot, recoloured, to_svg
 from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from test_report_page import parse, tile
 
-from fedpriv.config import Experiment
-from fedpriv.records import Knowledge, VotedAnswer
+from fedpriv.core.config import Experiment
+from fedpriv.core.records import Knowledge, VotedAnswer
+from fedpriv.core.runs import RunFolder
 from fedpriv.report import load_view, render_page
-from fedpriv.runs import RunFolder
 from tests.integration.small import BASE
 
 MakeRun = Callable[..., Path]

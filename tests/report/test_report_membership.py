@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_report_page import parse
 
-from fedpriv.errors import InputError
-from fedpriv.records import Curve, MembershipAttack
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Curve, MembershipAttack
 from fedpriv.report import render_page
 from fedpriv.report.figures import roc_plot
 from fedpriv.report.view import load_view

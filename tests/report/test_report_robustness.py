@@ -11,8 +11,8 @@ import pytest
 from test_report_page import Element, parse, tile
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.errors import InputError
-from fedpriv.records import (
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import (
     BOUNDS,
     Attempt,
     Certificate,
@@ -25,10 +25,10 @@ from fedpriv.records import (
     Reach,
     Robustness,
 )
+from fedpriv.core.runs import RunFolder
 from fedpriv.report import load_view, render_page
 from fedpriv.report.robustness import evasion_title, sandwich
 from fedpriv.report.sandwich import sandwich_plot
-from fedpriv.runs import RunFolder
 
 MakeRun = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from example_runs import read_json, write_json
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.report import load_view, write_report
 
 MakeRun = Callable[..., Path]

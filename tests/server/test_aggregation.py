@@ -5,12 +5,12 @@ import pytest
 import torch
 from scipy.stats import trim_mean
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.world import State
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
-from fedpriv.world import State
 from tests.cases import in_one_test
 
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,)}

@@ -7,15 +7,15 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import RoundRecord
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
-from fedpriv.progress import Silent
-from fedpriv.records import RoundRecord
 from fedpriv.report import write_report
-from fedpriv.runs import RunFolder
 from fedpriv.server.evaluation import evaluate, evaluate_all, evaluate_round
-from fedpriv.world import build_world
 from tests.integration.small import experiment
 
 

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.errors import RunFailedError
 from fedpriv.server.exchange import find_clients
 
 

@@ -1,8 +1,8 @@
-"""The steps of fedpriv.optimizers against torch.optim's classes, bit for bit."""
+"""The steps of fedpriv.core.optimizers against torch.optim's classes, bit for bit."""
 
 import torch
 
-from fedpriv.optimizers import make_optimizer
+from fedpriv.core.optimizers import make_optimizer
 from tests.cases import in_one_test
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.budget import Budget
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import Secret
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import State, World, build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.finished import finished_world
-from fedpriv.progress import Silent
-from fedpriv.randomness import Secret
-from fedpriv.runs import RunFolder
 from fedpriv.server.released import check_unchanged, questions, replay, rounds_of
-from fedpriv.world import State, World, build_world
 from tests.integration.small import experiment
 
 GAUSSIAN = {"name": "gaussian", "sigma": 0.3}

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.attacks.threat import LISTENERS
 from fedpriv.clients.training import local_upload
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.runs import RunFolder
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe, record_heard
-from fedpriv.world import World, build_world
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 

@@ -10,16 +10,16 @@ from flwr.app import Message, MetricRecord, RecordDict
 from scipy.stats import binom, chi
 
 from fedpriv.clients.training import local_upload
+from fedpriv.core.records import Failure
+from fedpriv.core.wire import pack
+from fedpriv.core.world import State, World, build_world
 from fedpriv.data.sampling import Sampling
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.records import Failure
 from fedpriv.server.uploads import Allowed, Upload, allowed_upload, norm, read_upload
-from fedpriv.wire import pack
-from fedpriv.world import State, World, build_world
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 from tests.noise import stream

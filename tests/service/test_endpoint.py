@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy import special
 
-from fedpriv.errors import InputError
-from fedpriv.randomness import Secret
-from fedpriv.registry import POLICIES
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.registry import POLICIES
 from fedpriv.service.endpoint import Endpoint, Oracle, UsedUpError, checked_images
 from fedpriv.service.policies import Draws, Facts, Scores, named_policy, softmax
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from fedpriv.randomness import Secret
-from fedpriv.records import UserFacts
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import UserFacts
 from fedpriv.service.endpoint import Oracle
 from fedpriv.service.http import LARGEST_BODY, build_app
 from fedpriv.service.ledger import Opening, QueryLedger

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.service.ledger import Opening, QueryLedger, Request
 
 OPENING = Opening("ab" * 32, 100)

@@ -11,8 +11,8 @@ from fedpriv.accounting.answers import calibrated_level
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.convex import spread_noise
-from fedpriv.errors import InputError
-from fedpriv.records import Guarantee, Ledger, LedgerLine
+from fedpriv.core.errors import InputError
+from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
 
 FACTS = Facts(classes=4, sensitivity=0.1, norm=1.0, features=20)

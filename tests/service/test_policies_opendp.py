@@ -8,7 +8,7 @@ import pytest
 from scipy import special, stats
 
 from fedpriv.accounting.answers import AnswerRelease, answer_guarantee, zcdp_epsilon
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.service.draws import ExactDraws
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, named_policy
 from tests.service.test_policies import LEDGER

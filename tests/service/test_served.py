@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.randomness import Secret
+from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Oracle, UsedUpError
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, Scores, named_policy

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedpriv.randomness import torch_stream
+from fedpriv.core.randomness import torch_stream
 from fedpriv.smoothing import FirstLayer, RobustnessNoise, noise_layers
 
 __all__ = ["Bent", "Skip", "first_layer", "jacobian", "normalised", "seeded"]

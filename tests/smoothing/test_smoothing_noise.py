@@ -10,18 +10,18 @@ from scipy import optimize, stats
 from torch import nn
 from torch.nn import functional
 
-from fedpriv.config import Experiment, RobustnessConfig
-from fedpriv.errors import InputError
+from fedpriv.core.config import Experiment, RobustnessConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.world import build_world
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.coupled import dropout_layers
-from fedpriv.randomness import torch_stream
 from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
 from fedpriv.smoothing.build import certified_rows, public_rows
 from fedpriv.smoothing.check import bypass, mixes
 from fedpriv.smoothing.noise import Place
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
-from fedpriv.world import build_world
 from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
 

@@ -10,14 +10,14 @@ import torch
 from scipy import optimize
 from torch import Tensor, nn
 
-from fedpriv.config import Experiment
-from fedpriv.errors import InputError
-from fedpriv.network import first_layer as of_world
-from fedpriv.randomness import torch_stream
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.network import first_layer as of_world
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.world import build_world
 from fedpriv.smoothing import RobustnessNoise, layer_norms
 from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
 from fedpriv.smoothing.shares import uniform_spread
-from fedpriv.world import build_world
 from tests.cases import in_one_test
 from tests.smoothing.smoothed_networks import first_layer, jacobian, seeded
 

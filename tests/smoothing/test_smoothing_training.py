@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from fedpriv.clients.training import local_upload
-from fedpriv.config import Experiment
-from fedpriv.errors import RunInterruptedError
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunInterruptedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.lab import resume_run, start_run
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
 from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
 from fedpriv.smoothing import drawing
-from fedpriv.world import World, build_world
 from tests.integration.small import experiment, left_behind
 
 PRIVATE: dict[str, dict[str, object]] = {

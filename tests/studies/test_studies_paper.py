@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import Reconstruction, TrialRecord
 from fedpriv.sweep.record import MembershipFigures

@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import load_file
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.config import CertifyConfig, EvadeConfig
+from fedpriv.core.config import CertifyConfig, EvadeConfig
+from fedpriv.core.progress import Silent
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
 from fedpriv.lab.certify import certify_run
 from fedpriv.lab.evade import evade_run
 from fedpriv.models.strided import StridedSettings
-from fedpriv.progress import Silent
-from fedpriv.randomness import torch_stream
-from fedpriv.runs import RunFolder
 from fedpriv.smoothing import FirstLayer, noise_layers, with_noise
 from fedpriv.sweep import CertifiedFigures, EvasionFigures, TrialRecord
-from fedpriv.world import build_world
 from studies.paper_robustness import claims, claims_of, difference, largest_row, orderings, rows_of, table, theorems
 from tests.integration.small import experiment
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
 from fedpriv.sweep import CertifiedFigures, EvasionFigures, Reconstruction, TrialRecord, load_sweep
 from fedpriv.sweep.record import MembershipFigures
 

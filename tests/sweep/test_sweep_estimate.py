@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
 from fedpriv.lab import estimate as rooms
 from fedpriv.lab.estimate import Cost, estimate, untimed
 from tests.command_line import fedpriv

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv.config import load_experiment
-from fedpriv.errors import InputError
+from fedpriv.core.config import load_experiment
+from fedpriv.core.errors import InputError
 from fedpriv.lab.sweep import check_trials
 from fedpriv.sweep import load_sweep
 from tests.sweep.sweeps import NOISES, SMALL, sweep, write

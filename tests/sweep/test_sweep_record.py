@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import norm
 
 from benchmarks.comparison import synthetic_records as synthetic
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.lab import start_run
 from fedpriv.lab.audit import audit_run
-from fedpriv.progress import Silent
-from fedpriv.runs import RunFolder
 from fedpriv.sweep import (
     CertifiedFigures,
     EvasionFigures,

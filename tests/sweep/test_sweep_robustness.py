@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fedpriv.cli.sweep import _refuse_faults
 from fedpriv.cli.sweep_display import result_table
-from fedpriv.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.records import Evasion, Robustness
 from fedpriv.lab.sweep import check_trials, run_sweep
-from fedpriv.records import Evasion, Robustness
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import SweepFolder, SweepProgress, TrialRecord, load_sweep
 from tests.sweep.sweeps import SMALL, sweep, write

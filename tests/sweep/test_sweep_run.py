@@ -24,12 +24,12 @@ from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.cli import main
 from fedpriv.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.clients import app
-from fedpriv.config import Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.progress import Silent
 from fedpriv.engines.tasks import _ended_at_once
-from fedpriv.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.lab import start_run
 from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
-from fedpriv.progress import Silent
 from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
@@ -159,8 +159,8 @@ def test_a_traceback_that_cannot_be_written_is_told_beside_the_reason(
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpriv.core.records import EpsilonBound
     from fedpriv.lab import audit
-    from fedpriv.records import EpsilonBound
 
     monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))
     asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})

@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
@@ -40,8 +40,8 @@ class AttributeInference(EndpointAttack):
         from fedpriv.attacks.endpoint.asked_membership import draw_game, pairs_within
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
         from fedpriv.data.datasets import unit_scale
-        from fedpriv.records import Interval, ProbeFigure, ProbeResult
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
         count = pairs_within(scene.budget, self.pairs, 2 * len(hidden))

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import MODELS, PROBES
-from fedpriv.settings import Count, Groups, Positive, Registered
+from fedpriv.core.registry import MODELS, PROBES
+from fedpriv.core.settings import Count, Groups, Positive, Registered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,8 @@ class CloakedQuestions(EndpointAttack):
 
         from fedpriv.attacks.endpoint.cloaked import Game
         from fedpriv.attacks.endpoint.reading import Training
+        from fedpriv.core.errors import InputError
         from fedpriv.data.datasets import group_numbers
-        from fedpriv.errors import InputError
         from fedpriv.models.machinery.build import build_model
 
         public, held = scene.known_public(), referee.held
@@ -126,7 +126,7 @@ class CloakedQuestions(EndpointAttack):
     def _trials(self, game: "Game", teacher: "Network", weight: float, number: int) -> "Iterator[tuple[str, Trial]]":
         """The learnt noise, and the same with features suppressed where some are."""
         from fedpriv.cloak import learn_noise, suppress
-        from fedpriv.randomness import torch_stream
+        from fedpriv.core.randomness import torch_stream
 
         learning, stream = self._learning(weight), torch_stream(game.seed, "probe-cloak", number)
         images, labels = game.public.images, game.public.labels
@@ -143,7 +143,7 @@ class CloakedQuestions(EndpointAttack):
 
     def _finding(self, game: "Game", clean: "Trial", words: str, cloaked: "Trial", asked: int) -> Finding:
         from fedpriv.attacks.endpoint.cloaked import suppression_figures, trial_figures, verdict
-        from fedpriv.records import ProbeResult, Shown
+        from fedpriv.core.records import ProbeResult, Shown
 
         uniform = game.beside(cloaked)
         figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)
@@ -167,7 +167,7 @@ def _file(*parts: str) -> str:
 
 def _pictures(game: "Game", cloaked: "Trial", uniform: "Trial", most: float) -> "dict[tuple[str, str], Tensor]":
     """The first images held, as they are and as they are sent, and where the noise is: (kind, what) -> image."""
-    from fedpriv.randomness import torch_stream
+    from fedpriv.core.randomness import torch_stream
 
     images = game.held.images[:_SHOWN]
     sent = {

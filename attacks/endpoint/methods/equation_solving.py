@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
+from fedpriv.core.registry import PROBES
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.equations import AffineScores
     from fedpriv.attacks.endpoint.scene import Referee, Scene
-    from fedpriv.records import CurvePoint
+    from fedpriv.core.records import CurvePoint
     from fedpriv.service.questions import Questions
 
 __all__ = ["EquationSolving"]
@@ -48,7 +48,7 @@ class EquationSolving(EndpointAttack):
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
         from fedpriv.attacks.endpoint.agreement import agreement_figures, never_asked
         from fedpriv.attacks.endpoint.equations import affine_scores
-        from fedpriv.records import Interval, ProbeFigure, ProbeResult
+        from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
 
         needed, endpoint = scene.pixels + 1, scene.open()
         solution, curve, exact = self._solve(scene, referee, endpoint)
@@ -75,9 +75,9 @@ class EquationSolving(EndpointAttack):
         from fedpriv.attacks.endpoint.agreement import agreement
         from fedpriv.attacks.endpoint.equations import rounding_unit, solved_scores
         from fedpriv.attacks.endpoint.scene import uniform_images
-        from fedpriv.errors import InputError
-        from fedpriv.randomness import numpy_stream
-        from fedpriv.records import CurvePoint
+        from fedpriv.core.errors import InputError
+        from fedpriv.core.randomness import numpy_stream
+        from fedpriv.core.records import CurvePoint
 
         needed = scene.pixels + 1
         counts = [max(1, int(times * needed)) for times in MULTIPLES if times * needed <= scene.budget]

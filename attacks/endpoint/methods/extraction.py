@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Integer
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Integer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class Extraction(EndpointAttack):
         from fedpriv.attacks.endpoint.agreement import agreement, agreement_figures
         from fedpriv.attacks.endpoint.copies import trained_copy
         from fedpriv.attacks.endpoint.scene import probabilities
-        from fedpriv.records import CurvePoint, ProbeResult
+        from fedpriv.core.records import CurvePoint, ProbeResult
 
         endpoint, images = scene.open(), _asked(scene, kind, scene.budget)
         answers = endpoint.ask(images)
@@ -74,7 +74,7 @@ def _asked(scene: "Scene", kind: str, count: int) -> "Tensor":
     """The images that are asked about, (n, C, H, W); of public ones as many as there are."""
     from fedpriv.attacks.endpoint.copies import mixed_images
     from fedpriv.attacks.endpoint.scene import uniform_images
-    from fedpriv.randomness import numpy_stream
+    from fedpriv.core.randomness import numpy_stream
 
     generator = numpy_stream(scene.seed, "probe-questions", ["random", "public", "mixed public"].index(kind))
     if kind == "random":

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
@@ -50,7 +50,7 @@ class MembershipByAnswers(EndpointAttack):
             told_words,
             trained_references,
         )
-        from fedpriv.records import ProbeResult
+        from fedpriv.core.records import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count, Positive
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count, Positive
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
@@ -36,9 +36,9 @@ class MembershipByLabels(EndpointAttack):
         import torch
 
         from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within, told_words
+        from fedpriv.core.randomness import numpy_stream
+        from fedpriv.core.records import ProbeResult
         from fedpriv.data.datasets import unit_scale
-        from fedpriv.randomness import numpy_stream
-        from fedpriv.records import ProbeResult
 
         endpoint, each = scene.open(), 1 + self.noisy
         game = draw_game(scene.known_training(), pairs_within(scene.budget, self.pairs, each), scene.seed)

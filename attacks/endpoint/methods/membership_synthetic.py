@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count, Real
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count, Real
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,8 +63,8 @@ class MembershipBySynthesis(EndpointAttack):
             told_words,
         )
         from fedpriv.attacks.membership.shadow import judged, predictions
-        from fedpriv.randomness import numpy_stream
-        from fedpriv.records import ProbeResult
+        from fedpriv.core.randomness import numpy_stream
+        from fedpriv.core.records import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget // 2, self.pairs), scene.seed)

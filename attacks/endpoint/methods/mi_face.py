@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count, NonNegative, Positive, Real
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count, NonNegative, Positive, Real
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class MiFace(EndpointAttack):
 
         from fedpriv.attacks.endpoint.inversion import invert
         from fedpriv.attacks.endpoint.recognition import inversion_figures, inverted_classes, two_sentences
-        from fedpriv.records import ProbeResult
+        from fedpriv.core.records import ProbeResult
 
         gradient, asked = self.gradient(scene)
         pictures, _ = invert(gradient, self._start(scene).expand(scene.classes, *scene.shape), self._descent())

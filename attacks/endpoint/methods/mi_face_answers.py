@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
-from fedpriv.registry import PROBES
-from fedpriv.settings import Real
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Real
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.inversion import Gradient

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
-from fedpriv.registry import PROBES
-from fedpriv.settings import Count
+from fedpriv.core.registry import PROBES
+from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
@@ -42,8 +42,8 @@ class TwoAnswers(EndpointAttack):
 
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.unmasking import exact_logits
-        from fedpriv.errors import InputError
-        from fedpriv.records import ProbeFigure, ProbeResult
+        from fedpriv.core.errors import InputError
+        from fedpriv.core.records import ProbeFigure, ProbeResult
         from fedpriv.service.policies import softmax
 
         endpoint, public = scene.open(), scene.known_public()

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.registry import EVASIONS
+from fedpriv.core.registry import EVASIONS
 
 __all__ = ["Fgsm"]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.registry import EVASIONS
+from fedpriv.core.registry import EVASIONS
 
 if TYPE_CHECKING:
     from torch import Tensor

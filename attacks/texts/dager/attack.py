@@ -17,7 +17,7 @@ from fedpriv.attacks.texts.dager.spans import Span, Unusable, span_of
 from fedpriv.attacks.texts.dager.tokens import Kept, kept_tokens
 from fedpriv.attacks.texts.dager.weighing import MOST_COLUMNS, Weighed, weigh
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
-from fedpriv.names import END, START
+from fedpriv.core.names import END, START
 
 __all__ = ["Limits", "read"]
 

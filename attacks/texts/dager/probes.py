@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedpriv.names import END
+from fedpriv.core.names import END
 
 __all__ = ["Probe", "find_probes", "inputs_of"]
 

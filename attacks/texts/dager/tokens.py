@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.dager.probes import Probe, inputs_of
 from fedpriv.attacks.texts.dager.spans import Span
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["Kept", "kept_tokens", "token_inputs"]
 

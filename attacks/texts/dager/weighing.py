@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
+from fedpriv.core.names import END
 from fedpriv.data.sequences import NO_TARGET
-from fedpriv.names import END
 
 __all__ = ["MOST_COLUMNS", "Weighed", "weigh"]
 

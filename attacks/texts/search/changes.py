@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["crossed", "joined", "rearranged", "replaced", "shortened"]
 

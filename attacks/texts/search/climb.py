@@ -22,7 +22,7 @@ from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced, shortened
 from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["Climb", "Reached", "Tell"]
 

@@ -13,7 +13,7 @@ from fedpriv.attacks.reconstruction.matching import Matcher, Objective
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.search.ground import Ground
 from fedpriv.attacks.texts.search.scoring import Texts
-from fedpriv.names import PAD, START
+from fedpriv.core.names import PAD, START
 
 __all__ = ["Penalty", "Vectors"]
 

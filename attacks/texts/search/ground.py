@@ -15,7 +15,7 @@ from fedpriv.attacks.texts.search.language import Language
 from fedpriv.attacks.texts.search.lookup import Lookup, read_lookup
 from fedpriv.attacks.texts.search.scoring import Texts, trained_network
 from fedpriv.attacks.texts.search.soft import lookup_parameters, soft_network, token_vectors
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["Ground", "without"]
 

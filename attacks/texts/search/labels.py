@@ -8,7 +8,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels, label_signatures, match_labels
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.names import END, START
+from fedpriv.core.names import END, START
 
 __all__ = ["read_text_labels"]
 

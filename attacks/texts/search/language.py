@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.texts.scene import TextScene
+from fedpriv.core.names import PAD
+from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama
-from fedpriv.names import PAD
-from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["Language"]
 

@@ -19,11 +19,11 @@ from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Objecti
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.search.soft import soft_targets
+from fedpriv.core.federated import example_losses
+from fedpriv.core.names import PAD
 from fedpriv.data.sequences import NO_TARGET
-from fedpriv.federated import example_losses
 from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, per_example_gradients
 from fedpriv.gradients.operator import total, wide
-from fedpriv.names import PAD
 
 __all__ = ["Scorer", "Texts", "soft_batch", "split", "trained_network"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["Kind", "lookup_parameters", "soft_network", "soft_targets", "table_factor", "table_name", "token_vectors"]
 

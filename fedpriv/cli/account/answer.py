@@ -18,9 +18,9 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.accounting.release import LARGEST_DIMENSION
-from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["Answer", "Asked", "answer", "in_options"]
 

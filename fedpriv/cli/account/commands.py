@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from fedpriv.cli.terminal import Json, err, print_json, print_line
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms import NoisySettings
-from fedpriv.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.registry import MECHANISMS
 
 __all__ = ["account_app"]
 

@@ -7,8 +7,8 @@ import typer
 
 from fedpriv.cli.account.commands import Delta, account_app
 from fedpriv.cli.terminal import Json, print_json
-from fedpriv.errors import InputError
-from fedpriv.names import Adjacency
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
     from fedpriv.accounting.erm import Problem

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedpriv.accounting import Comparison
-from fedpriv.files import write_whole, writing_to
+from fedpriv.core.files import write_whole, writing_to
 
 __all__ = ["draw_comparison"]
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpriv.errors import InputError
-from fedpriv.names import Adjacency
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
 from fedpriv.votes import (
     MOST_ANSWERS,
     Aggregator,

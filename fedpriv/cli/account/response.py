@@ -6,7 +6,7 @@ import typer
 
 from fedpriv.cli.account.commands import account_app
 from fedpriv.cli.terminal import Json, print_json
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpriv.accounting.response import Response

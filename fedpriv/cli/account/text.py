@@ -11,7 +11,7 @@ from fedpriv.accounting import Comparison
 from fedpriv.cli.account.answer import Answer
 from fedpriv.cli.account.poll import PollAnswer
 from fedpriv.cli.terminal import out
-from fedpriv.registry import MECHANISMS
+from fedpriv.core.registry import MECHANISMS
 
 __all__ = ["account_json", "comparison_json", "print_account", "print_comparison", "print_figures", "print_poll"]
 

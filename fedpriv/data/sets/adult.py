@@ -8,10 +8,10 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.columns import Column
+from fedpriv.core.columns import Column
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, SingleFile
-from fedpriv.registry import DATASETS
 
 __all__ = ["ADULT", "Adult"]
 

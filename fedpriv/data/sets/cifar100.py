@@ -1,7 +1,7 @@
 """CIFAR-100: photographs of 100 kinds of things, 32x32 (Krizhevsky 2009)."""
 
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.torchvision_files import PickledBatches
-from fedpriv.registry import DATASETS
 
 __all__ = ["Cifar100"]
 

@@ -1,7 +1,7 @@
 """CIFAR-10 with all of its 60,000 images, also where they lie in two .npz files: some of them, and the others."""
 
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.sets.cifar10 import Cifar10
-from fedpriv.registry import DATASETS
 
 __all__ = ["Cifar10Complete"]
 

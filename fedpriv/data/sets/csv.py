@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fedpriv.columns import MISSING, OTHER, Column
-from fedpriv.config.table import ColumnConfig, TableConfig
+from fedpriv.core.columns import MISSING, OTHER, Column
+from fedpriv.core.config.table import ColumnConfig, TableConfig
+from fedpriv.core.errors import InputError, some_of
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, Source, home
-from fedpriv.errors import InputError, some_of
-from fedpriv.registry import DATASETS
 
 if TYPE_CHECKING:
+    from fedpriv.core.randomness import Secret
     from fedpriv.data.tables import Cells
-    from fedpriv.randomness import Secret
 
 __all__ = ["OwnTable", "private_bounds"]
 
@@ -77,8 +77,8 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     """The training and the test rows."""
     import numpy as np
 
+    from fedpriv.core.randomness import numpy_stream
     from fedpriv.data.tables import read_cells, rows_of
-    from fedpriv.randomness import numpy_stream
 
     cells = read_cells(home(place.path), table.delimiter, table.empty, place.memory)
     if table.test_path:

@@ -2,9 +2,9 @@
 
 from typing_extensions import override
 
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Embedded
-from fedpriv.registry import DATASETS
 
 __all__ = ["Digits"]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.npz import DAMAGE
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, read_labels, read_npz
 from fedpriv.data.torchvision_files import Torchvision
-from fedpriv.errors import InputError, one_line
-from fedpriv.npz import DAMAGE
-from fedpriv.registry import DATASETS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the chosen images, ascending, and the people they show, ascending."""
     import numpy as np
 
-    from fedpriv.randomness import numpy_stream
+    from fedpriv.core.randomness import numpy_stream
 
     people = np.flatnonzero(np.bincount(labels) >= IMAGES_PER_PERSON)
     if len(people) < 2:

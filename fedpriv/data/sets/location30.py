@@ -9,12 +9,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.columns import Column
+from fedpriv.core.columns import Column
+from fedpriv.core.errors import InputError
+from fedpriv.core.npz import Header, read_arrays, read_headers
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_labels, check_memory, checked
 from fedpriv.data.source import Place, SingleFile
-from fedpriv.errors import InputError
-from fedpriv.npz import Header, read_arrays, read_headers
-from fedpriv.registry import DATASETS
 
 __all__ = ["Location30"]
 

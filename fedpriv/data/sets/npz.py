@@ -4,9 +4,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, read_npz
 from fedpriv.data.source import Place, Source, home
-from fedpriv.registry import DATASETS
 
 __all__ = ["OwnFile"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.config.corpus import CorpusConfig
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.corpus import Corpus, Part, split_by_key
 from fedpriv.data.texts import Columns, Row
-from fedpriv.errors import InputError
-from fedpriv.registry import DATASETS
 
 __all__ = ["Shakespeare"]
 

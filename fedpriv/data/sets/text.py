@@ -5,12 +5,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.config.corpus import CorpusConfig
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.corpus import Corpus, Part, arrays_of, split_by_key
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import Columns, Row, check_splits, read_texts
-from fedpriv.registry import DATASETS
 
 __all__ = ["OwnTexts"]
 

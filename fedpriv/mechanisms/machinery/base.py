@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
-    from fedpriv.randomness import NoiseStream
 
 __all__ = ["BlockMechanism", "Mechanism", "check_batch_size", "check_clip_norm", "check_noise"]
 
@@ -70,7 +70,7 @@ class Mechanism(ABC):
 
     def _release_at_once(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
         """As :meth:`release_each`, all models together."""
-        from fedpriv.randomness import NoiseStreams
+        from fedpriv.core.randomness import NoiseStreams
 
         return self.release(gradients, batch_size, NoiseStreams(noises))
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import Block, GradientOperator, Vector
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, within
@@ -37,7 +38,6 @@ from fedpriv.gradients.rounding import ACCURACY, LOST, SMALLEST_SIDE, roundoff
 from fedpriv.mechanisms.machinery.cosine import Floats
 from fedpriv.mechanisms.machinery.small_draws import SmallDraws, draw_small
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
-from fedpriv.randomness import NoiseStream
 
 __all__ = [
     "Directions",

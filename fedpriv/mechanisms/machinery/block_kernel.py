@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import Block, GradientOperator, Vector, flattened
 from fedpriv.mechanisms.machinery.blocks import block_runs
 from fedpriv.mechanisms.machinery.cosine import wood_parameter
 from fedpriv.mechanisms.machinery.kernel_noise import ROUNDS, WORDS, cipher, normal, on_circle, uniform
-from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_fused_sums"]
 

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import GradientOperator, Vector, flattened
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.norms import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
-from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_block_sums", "makes_programs"]
 

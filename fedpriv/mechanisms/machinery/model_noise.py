@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field
 from typing_extensions import TypeAliasType, override
 
+from fedpriv.core.settings import Epsilon
 from fedpriv.mechanisms.machinery.settings import MechanismSettings
-from fedpriv.settings import Epsilon
 
 if TYPE_CHECKING:
     import numpy as np

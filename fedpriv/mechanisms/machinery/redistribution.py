@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 
 __all__ = ["Redistribution", "layer_shares", "public_shares", "uniform_shares"]

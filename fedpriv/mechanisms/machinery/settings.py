@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.errors import InputError
-from fedpriv.names import AdjacencyName, CalibrationName, UnitName
-from fedpriv.registry import MECHANISMS
-from fedpriv.settings import Choice, Epsilon, Real, Section, enumerated
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, CalibrationName, UnitName
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Choice, Epsilon, Real, Section, enumerated
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

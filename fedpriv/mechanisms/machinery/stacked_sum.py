@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import Block, StackedGradients, Vector
 from fedpriv.gradients.normal import fill_normal
 from fedpriv.mechanisms.machinery.batch_sum import (
@@ -23,7 +24,6 @@ from fedpriv.mechanisms.machinery.batch_sum import (
 )
 from fedpriv.mechanisms.machinery.small_draws import draw_small_each
 from fedpriv.mechanisms.machinery.span import Basis
-from fedpriv.randomness import NoiseStream
 
 __all__ = ["draw_sums"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedpriv.columns import Column
-from fedpriv.errors import InputError, reason_of
+from fedpriv.core.columns import Column
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
-from fedpriv.randomness import seeded_generators, torch_stream
 
 __all__ = ["build_model", "model_digest"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.columns import Column, groups, slices
+from fedpriv.core.columns import Column, groups, slices
 
 __all__ = ["Embedded"]
 

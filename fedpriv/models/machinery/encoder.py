@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fedpriv.core.names import PAD
 from fedpriv.models.machinery.transformer import Block, Embedded
-from fedpriv.names import PAD
 
 __all__ = ["Encoder"]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from fedpriv.errors import InputError
+from fedpriv.core.errors import InputError
+from fedpriv.core.npz import read_arrays, read_headers
 from fedpriv.models.machinery.transformer import last_tokens
-from fedpriv.npz import read_arrays, read_headers
 
 __all__ = ["Llama"]
 

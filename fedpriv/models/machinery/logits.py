@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["LogitsOf"]
 

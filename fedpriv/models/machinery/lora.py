@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.errors import one_line, some_of
+from fedpriv.core.errors import one_line, some_of
 
 if TYPE_CHECKING:
     from fedpriv.models.machinery.texts import TextModelSettings

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.errors import InputError
-from fedpriv.registry import MODELS
-from fedpriv.settings import Choice, Section
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MODELS
+from fedpriv.core.settings import Choice, Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from fedpriv.columns import Column
+    from fedpriv.core.columns import Column
 
 __all__ = ["MODEL", "ModelSettings", "SequenceShape", "Shape", "TableModelSettings", "model_settings", "recorded_model"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from fedpriv.core.settings import Integer, Positive
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape
-from fedpriv.settings import Integer, Positive
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from fedpriv.names import PAD
+from fedpriv.core.names import PAD
 
 __all__ = ["Attention", "Block", "Embedded", "last_tokens"]
 

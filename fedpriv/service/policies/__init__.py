@@ -12,17 +12,17 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import override
 
 from fedpriv.convex import softmax
-from fedpriv.errors import InputError
-from fedpriv.registry import POLICIES
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import POLICIES
+from fedpriv.core.settings import Epsilon, Positive, Real, Section, allowed_words
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 from fedpriv.service.questions import Answers
-from fedpriv.settings import Epsilon, Positive, Real, Section, allowed_words
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedpriv.accounting.answers import AnswerRelease, Law
-    from fedpriv.records import Guarantee, Ledger
+    from fedpriv.core.records import Guarantee, Ledger
 
 __all__ = [
     "DISTRIBUTION",
@@ -116,7 +116,7 @@ class AnswerPolicy(Section):
             delta: of the statement.
             ledger: of the run that trained the network.
         """
-        from fedpriv.records import Guarantee
+        from fedpriv.core.records import Guarantee
 
         return Guarantee(
             adjacency=facts.adjacency,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.registry import POLICIES
+from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import DrawnPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.questions import Answers
 

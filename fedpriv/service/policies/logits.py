@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.registry import POLICIES
+from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import (
     Draws,
     Facts,
@@ -17,7 +17,7 @@ from fedpriv.service.policies import (
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
-    from fedpriv.records import Guarantee, Ledger
+    from fedpriv.core.records import Guarantee, Ledger
 
 __all__ = ["NoisyLogits"]
 
@@ -42,7 +42,7 @@ class NoisyLogits(VectorPolicy):
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         from fedpriv.accounting.answers import answer_guarantee, model_break_even
-        from fedpriv.records import shown_epsilon
+        from fedpriv.core.records import shown_epsilon
 
         proven = super().guarantee(facts, answers, delta, ledger)
         if self.law == "pure":

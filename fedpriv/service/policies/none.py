@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fedpriv.registry import POLICIES
+from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
 from fedpriv.service.questions import Answers
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.errors import InputError
-from fedpriv.registry import POLICIES
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import POLICIES
+from fedpriv.core.settings import Epsilon, Positive
 from fedpriv.service.policies import (
     DISTRIBUTION,
     REGULARISATION,
@@ -20,13 +21,12 @@ from fedpriv.service.policies import (
     softmax,
 )
 from fedpriv.service.questions import Answers
-from fedpriv.settings import Epsilon, Positive
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedpriv.accounting.convexified import ClaimedSensitivity
-    from fedpriv.records import Guarantee, Ledger
+    from fedpriv.core.records import Guarantee, Ledger
 
 __all__ = ["AsPublished"]
 
@@ -59,7 +59,7 @@ class AsPublished(AnswerPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.records import Guarantee
+        from fedpriv.core.records import Guarantee
 
         return Guarantee(
             adjacency=facts.adjacency,

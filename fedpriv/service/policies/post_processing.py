@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.errors import InputError
-from fedpriv.registry import POLICIES
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores, softmax
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
-    from fedpriv.records import Guarantee, Ledger
+    from fedpriv.core.records import Guarantee, Ledger
 
 __all__ = ["PostProcessing"]
 
@@ -38,6 +38,6 @@ class PostProcessing(AnswerPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.records import Guarantee
+        from fedpriv.core.records import Guarantee
 
         return Guarantee(**{field.name: getattr(ledger.worst, field.name) for field in fields(Guarantee)})

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.registry import POLICIES
+from fedpriv.core.registry import POLICIES
+from fedpriv.core.settings import Integer
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
 from fedpriv.service.questions import Answers
-from fedpriv.settings import Integer
 
 __all__ = ["Rounded"]
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from fedpriv.registry import POLICIES
+from fedpriv.core.registry import POLICIES
+from fedpriv.core.settings import Count, Integer
 from fedpriv.service.policies import (
     DISTRIBUTION,
     Distribution,
@@ -17,7 +18,6 @@ from fedpriv.service.policies import (
     Scores,
 )
 from fedpriv.service.questions import Answers
-from fedpriv.settings import Count, Integer
 
 if TYPE_CHECKING:
     from fedpriv.accounting.answers import Law

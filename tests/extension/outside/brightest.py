@@ -11,7 +11,7 @@ from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.settings import AttackSettings, Runs
-from fedpriv.settings import NonNegative
+from fedpriv.core.settings import NonNegative
 
 
 class BrightestSettings(AttackSettings):

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.records import ProbeFigure, ProbeResult
-from fedpriv.settings import Count
+from fedpriv.core.records import ProbeFigure, ProbeResult
+from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene

@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from fedpriv.core.settings import Count
 from fedpriv.models import ModelSettings
-from fedpriv.settings import Count
 
 
 class NarrowSettings(ModelSettings):

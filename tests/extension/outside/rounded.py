@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from fedpriv.core.randomness import NoiseStream
+from fedpriv.core.settings import Positive
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.clipping import clip_factor, clip_factors
 from fedpriv.mechanisms.machinery.law import Noise
-from fedpriv.randomness import NoiseStream
-from fedpriv.settings import Positive
 
 
 class RoundedSettings(MechanismSettings):

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from fedpriv.core.settings import NonNegative
+from fedpriv.core.world import State
 from fedpriv.server.rules import Rule
 from fedpriv.server.uploads import Upload
-from fedpriv.settings import NonNegative
-from fedpriv.world import State
 
 
 class Trusted(Rule):

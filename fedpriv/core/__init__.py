@@ -1,0 +1,1 @@
+"""The core: what any federation needs, whatever its mechanism, algorithm and adversary."""

@@ -1,0 +1,295 @@
+"""The privacy budget of a run: what each client has used up so far, and who may still take part.
+
+Who is asked is a public function of the settings and of who was asked before. Every engine, and a run that is resumed,
+asks the same clients, and an eavesdropper learns nothing from who is not asked any more.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting import Release, proven_epsilon, running_epsilon
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.plan import Plan, participants
+from fedpriv.core.plans import Schedule, kinds_of
+from fedpriv.core.records import Stop, members_text
+
+__all__ = ["Budget", "last_round"]
+
+
+@dataclass(eq=False)
+class _Account:
+    """The epsilon of releases of one kind, by how many there were; the clients of a run mostly share one or two.
+
+    Attributes:
+        release: without participations.
+        kind: the same number for accounts that differ in the rate only.
+        known: participations -> epsilon.
+    """
+
+    release: Release
+    kind: int
+    known: dict[int, float] = field(default_factory=dict)
+
+    def epsilon(self, participations: int) -> float:
+        """What is proven after so many participations; it grows with them."""
+        if participations not in self.known:
+            self.known[participations] = running_epsilon(replace(self.release, participations=participations))
+        return self.known[participations]
+
+    def is_proven(self, participations: int, target: float) -> bool:
+        """Whether the final ledger's epsilon after so many participations is at most ``target``."""
+        figure = proven_epsilon(replace(self.release, participations=participations))
+        if figure > target:
+            return False
+        self.known[participations] = min(figure, self.epsilon(participations))
+        return True
+
+    def most(self, target: float, planned: int) -> int:
+        """The most participations, ``planned`` at most, whose epsilon is at most ``target``."""
+        within, above = 0, planned + 1
+        if self.epsilon(planned) <= target:
+            return planned
+        while above - within > 1:
+            middle = (within + above) // 2
+            if self.epsilon(middle) <= target:
+                within = middle
+            else:
+                above = middle
+        return within
+
+
+class Budget:
+    """What every client has used up, round by round: call :meth:`left` and then :meth:`spend` for each round in order.
+
+    Figures are those of :func:`fedpriv.accounting.running_epsilon`, never below the final ledger's: cheap closed forms
+    and Renyi accounting. Where the ledger has something finer, it ends below what was allowed; only whether a client
+    may do all that is planned for it is asked of the ledger itself.
+    """
+
+    def __init__(self, experiment: Experiment, plans: Sequence[Plan]) -> None:
+        """Open the budget of a run in which nobody was asked yet.
+
+        Raises:
+            InputError: with federation.target_epsilon not even the first round is possible.
+        """
+        self._federation = experiment.federation
+        self._plans = plans
+        self._kinds = kinds_of(plans)
+        self._hides_participants = experiment.hides_participants
+        self._accounts = _Accounts(plans, self._kinds)
+        self._participations: dict[int, int] = {}
+        self._last_round: dict[int, int] = {}
+        self._limits = None if experiment.federation.target_epsilon is None else _Limits(experiment, self._accounts)
+        self._left: Sequence[int] = range(len(plans))
+        self._gone: set[int] = set()
+        self._looked_at = 0
+        self._bounds = experiment.data.bounds_epsilon
+        self._worst = 0.0
+        self._stops: list[Stop] = []
+        self._check_first_round()
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """The clients that stopped, in the order in which that was found out."""
+        return tuple(self._stops)
+
+    @property
+    def worst_epsilon(self) -> float | None:
+        """What is proven about the worst client so far, estimated bounds included; ``None`` where nothing is."""
+        return _finite(self._worst + self._bounds)
+
+    def left(self, round_number: int) -> Sequence[int]:
+        """The clients that may take part in a round, ascending; whoever may not now, may not later: it stops here."""
+        if self._limits is None or round_number == self._looked_at:
+            return self._left
+        self._looked_at = round_number
+        over = sorted([*self._over(self._limits, round_number), *self._never_asked_over(self._limits, round_number)])
+        if over:
+            self._stops += [self._stop(clients, round_number) for clients in over]
+            self._gone |= {client for clients in over for client in clients}
+            self._left = tuple(client for client in self._left if client not in self._gone)
+        return self._left
+
+    def _over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
+        """The clients that were or will be asked, each by itself, whom a round would take above the target."""
+        for client in self._left if limits.asks_all else sorted(self._known(limits) - self._gone):
+            if self._after(client, round_number) > limits.of_client(client):
+                yield (client,)
+
+    def _never_asked_over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
+        """The others, of whom those with the same plan share one answer."""
+        if limits.asks_all:
+            return
+        for client in np.unique(self._kinds, return_index=True)[1].tolist():
+            if self._plans[client].further_participations(0, round_number) <= limits.never_drawn(client):
+                continue
+            known, kind = self._known(limits), self._kinds[client]
+            alike = tuple(each for each in self._left if self._kinds[each] == kind and each not in known)
+            if alike:
+                yield alike
+
+    def _known(self, limits: "_Limits") -> set[int]:
+        return limits.drawn | self._participations.keys()
+
+    def is_used_up(self, round_number: int) -> bool:
+        """Whether too few clients are left for a round."""
+        return len(self.left(round_number)) < self._federation.min_clients
+
+    def spend(self, round_number: int, clients: Sequence[int]) -> None:
+        """Note that clients are asked in a round, which is later than those noted before."""
+        for client in (clients := self._counted(clients)):
+            self._participations[client] = self._after(client, round_number)
+            self._last_round[client] = round_number
+        changed = {(self._accounts.of_client(client), self._participations[client]) for client in clients}
+        epsilons = [account.epsilon(participations) for account, participations in _candidates(changed)]
+        self._worst = max(self._worst, *epsilons, 0.0)
+
+    def spend_again(self, round_number: int, clients: Sequence[int]) -> None:
+        """Note that clients were asked for a second, other answer in a round."""
+        for client in self._counted(clients):
+            # As if nobody had been in a batch of these passes before: never too little.
+            further = self._plans[client].further_participations(0, round_number)
+            self._participations[client] = self._participations.get(client, 0) + further
+
+    def replay(self, asked: Mapping[int, Sequence[int]]) -> None:
+        """Note rounds of the past.
+
+        Args:
+            asked: round -> the clients asked, as the run folder has it.
+        """
+        for number, clients in sorted(asked.items()):
+            self.left(number)
+            self.spend(number, clients)
+
+    def _counted(self, clients: Sequence[int]) -> Sequence[int]:
+        """Whose participations a round counts for: of a secret draw everybody's, one client for all that are alike."""
+        if not self._hides_participants:
+            return clients
+        alike: list[int] = np.unique(self._kinds, return_index=True)[1].tolist()
+        return alike
+
+    def _after(self, client: int, round_number: int) -> int:
+        """A client's participations after one more round."""
+        further = self._plans[client].further_participations(self._last_round.get(client, 0), round_number)
+        return self._participations.get(client, 0) + further
+
+    def _stop(self, clients: Sequence[int], round_number: int) -> Stop:
+        client = clients[0]
+        account = self._accounts.of_client(client)
+        return Stop(
+            client=client,
+            round=self._last_round.get(client, 0),
+            epsilon=account.epsilon(self._participations.get(client, 0)),
+            next_epsilon=_finite(account.epsilon(self._after(client, round_number))),
+            count=len(clients),
+            members=members_text(clients),
+        )
+
+    def _check_first_round(self) -> None:
+        if not self.is_used_up(1):
+            return
+        least = min(math.inf if stop.next_epsilon is None else stop.next_epsilon for stop in self._stops)
+        raise InputError(
+            f"federation.target_epsilon = {self._federation.target_epsilon:g} allows no round: the first would take "
+            f"{sum(stop.count for stop in self._stops)} of {len(self._plans)} clients above it, to epsilon {least:.4g} "
+            f"or more (min_clients = {self._federation.min_clients})"
+        )
+
+
+def last_round(experiment: Experiment, plans: Sequence[Plan], latest: int) -> int:
+    """Return the last round, ``latest`` at most, that federation.target_epsilon leaves enough clients for.
+
+    Raises:
+        InputError: not even the first round is possible.
+    """
+    budget = Budget(experiment, plans)
+    for number in range(1, latest + 1):
+        if budget.is_used_up(number):
+            return number - 1
+        budget.spend(number, participants(experiment, number, budget.left(number)))
+    return latest
+
+
+class _Accounts:
+    """An account for every kind of plan; plans whose releases are alike share one."""
+
+    def __init__(self, plans: Sequence[Plan], kinds: NDArray[np.int64]) -> None:
+        self.plans, self.kinds = plans, kinds
+        self._of_kind: dict[int, _Account] = {}
+        self._of_release: dict[Release, _Account] = {}
+        self._numbers: dict[Release, int] = {}
+
+    def of_client(self, client: int) -> _Account:
+        """The account that a client shares."""
+        kind = int(self.kinds[client])
+        if kind not in self._of_kind:
+            self._of_kind[kind] = self._of(self.plans[client].accounted(()))
+        return self._of_kind[kind]
+
+    def _of(self, release: Release) -> _Account:
+        if release not in self._of_release:
+            number = self._numbers.setdefault(replace(release, rate=1.0), len(self._numbers))
+            self._of_release[release] = _Account(release, number)
+        return self._of_release[release]
+
+
+class _Limits:
+    """How many participations federation.target_epsilon allows; found out once for all clients that are alike."""
+
+    def __init__(self, experiment: Experiment, accounts: _Accounts) -> None:
+        self._experiment, self._accounts = experiment, accounts
+        self._schedule = Schedule.of(experiment)
+        self._known: dict[tuple[int, Sequence[int]], int] = {}
+        self.asks_all = self._schedule.drawn is None
+        self.drawn = set(self._schedule.drawn or ())
+
+    def of_client(self, client: int) -> int:
+        """How many are allowed to a client."""
+        return self._limit(client, self._schedule.of_client(client))
+
+    def never_drawn(self, client: int) -> int:
+        """How many are allowed to clients with this one's plan that no round will ask unless others stop."""
+        return self._limit(client, ())
+
+    def _limit(self, client: int, drawn: Sequence[int]) -> int:
+        key = int(self._accounts.kinds[client]), drawn
+        if key not in self._known:
+            account = self._accounts.of_client(client)
+            self._known[key] = _most(self._experiment, self._accounts.plans[client], account, drawn)
+        return self._known[key]
+
+
+def _most(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int]) -> int:
+    """How many participations federation.target_epsilon allows.
+
+    The planned ones where the final ledger proves them, as it does for noise that is calibrated for the same target;
+    else those that the running figure allows.
+    """
+    target = experiment.federation.target_epsilon or math.inf
+    rounds = range(1, experiment.federation.rounds + 1)
+    most = account.most(target, experiment.federation.rounds * plan.steps_per_round)
+    for planned in (plan.participations(rounds), plan.participations(drawn)):
+        if planned > most and account.is_proven(planned, target):
+            return planned
+    return most
+
+
+def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, int]]:
+    """Of accounts and their participations those that can be the worst.
+
+    Epsilon grows with the rate and with the participations: what another of its kind has more of both of is left out.
+    """
+    chosen: list[tuple[_Account, int]] = []
+    for pair in sorted(pairs, key=lambda pair: (pair[0].kind, -pair[0].release.rate, -pair[1])):
+        if not chosen or chosen[-1][0].kind != pair[0].kind or chosen[-1][1] < pair[1]:
+            chosen.append(pair)
+    return chosen
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

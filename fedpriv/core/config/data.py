@@ -1,0 +1,113 @@
+"""The section [data] of an experiment: which data, where they lie, and how clients share them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedpriv.core.config.canaries import CanaryConfig
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.table import TableConfig
+from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
+from fedpriv.core.registry import DATASETS
+from fedpriv.core.settings import Count, Groups, Integer, Positive, Real, Registered, Section, absent
+
+__all__ = ["DataConfig"]
+
+
+class DataConfig(Section):
+    """Which data, where they lie, and how clients share them."""
+
+    name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
+    path: str = Field("", description="your own file, for npz, csv and text; other data sets ignore it")
+    root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
+    download: bool = Field(True, description="fetch a data set that is not in the folder")
+    memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        4096, description="MiB that reading a data file may take: its arrays, unpacked, and the tensors made of them"
+    )
+    train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
+    groups: Groups | None = Field(
+        None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
+    )
+    label_epsilon: Annotated[Real, Field(ge=LEAST_LABEL_EPSILON, le=MOST_LABEL_EPSILON)] | None = Field(
+        None,
+        description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
+        "of each label, against everybody; unset: labels are used as they are",
+    )
+    partition: Literal["iid", "dirichlet", "shards", "overlapping", "key"] = Field(
+        "iid",
+        description="how clients share the training data; overlapping: each draws its own from all of them, so that "
+        "there may be more clients than examples, and a claim is about one client's copy of an example; key: each has "
+        "what is somebody's, such as a speaker's texts, those with the most examples first",
+    )
+    alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
+    shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
+    examples_per_client: Count | None = Field(
+        None,
+        exclude_if=absent,
+        description="examples that each client draws, for partition = 'overlapping'; else unset",
+    )
+    table: TableConfig | None = Field(
+        None, exclude_if=absent, description="what the columns of your own table are, for csv; else unset"
+    )
+    text: CorpusConfig | None = Field(
+        None, exclude_if=absent, description="how texts become sequences of tokens; else unset"
+    )
+    canaries: CanaryConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="random secrets in a client's texts, to measure what a model remembers of them; unset: none",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_have_their_section(cls, tree: Any) -> Any:
+        """Where the data are texts and nothing is said of them, the section has its defaults."""
+        name = tree.get("name") if isinstance(tree, Mapping) else None
+        if not isinstance(name, str) or name not in DATASETS or not DATASETS[name].is_text:
+            return tree
+        return {**tree, "text": {}} if tree.get("text") is None else tree
+
+    @property
+    def is_text(self) -> bool:
+        """Whether these are texts."""
+        return bool(DATASETS[self.name].is_text)
+
+    @property
+    def bounds_epsilon(self) -> float:
+        """What an estimate of the table's bounds cost; 0 where they are public constants."""
+        return 0.0 if self.table is None or self.table.bounds_epsilon is None else self.table.bounds_epsilon
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several clients may hold copies of one example."""
+        return self.partition == "overlapping"
+
+    @model_validator(mode="after")
+    def _copies_have_a_number(self) -> Self:
+        if self.overlaps != (self.examples_per_client is not None):
+            wanted = "needs data.examples_per_client" if self.overlaps else "does not read data.examples_per_client"
+            raise ValueError(f"partition = {self.partition!r} {wanted}")
+        if self.overlaps and self.canaries is not None:
+            raise ValueError("canaries with partition = 'overlapping': others hold copies of one client's canary")
+        if self.overlaps and self.label_epsilon is not None:
+            raise ValueError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
+        if self.overlaps and self.bounds_epsilon:
+            raise ValueError(
+                "table.bounds_epsilon with partition = 'overlapping': the estimate counts a row once, and clients "
+                "hold copies; tell bounds that are public"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_file(self) -> Self:
+        source = DATASETS[self.name]
+        if source.needs_path and not self.path:
+            raise ValueError(f"name = {self.name!r} needs data.path, the file")
+        if source.needs_table != (self.table is not None):
+            wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
+            raise ValueError(f"name = {self.name!r} needs {wanted}")
+        for section in ("text", "canaries"):
+            if getattr(self, section) is not None and not source.is_text:
+                raise ValueError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
+        return self

@@ -1,0 +1,371 @@
+"""The experiment: all sections together, and the rules that bind one to another."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import Field, model_validator
+from pydantic_core import to_json
+
+from fedpriv.core.config.algorithms import check_labels, check_models, check_votes
+from fedpriv.core.config.data import DataConfig
+from fedpriv.core.config.erm import ErmConfig
+from fedpriv.core.config.pate import PateConfig
+from fedpriv.core.config.robustness import RobustnessConfig
+from fedpriv.core.config.sections import (
+    SUM_LISTENERS,
+    AdversaryConfig,
+    EngineConfig,
+    FederationConfig,
+    ReportConfig,
+    TrainingConfig,
+)
+from fedpriv.core.config.service import ServiceConfig
+from fedpriv.core.config.texts import check_texts, without_attacks
+from fedpriv.core.config.trust import check_trust, with_usual_sums
+from fedpriv.core.settings import Integer, Section, absent
+from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
+from fedpriv.models import MODEL, ModelSettings, model_settings
+
+__all__ = ["Experiment"]
+
+
+class Experiment(Section):
+    """One experiment, complete: the same object and machine give the same bytes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+        "experiment", description="names the run"
+    )
+    seed: Annotated[Integer, Field(ge=0, le=2**63 - 1)] = Field(
+        0, description="Seeds every random choice. The noise uses it only with noise = 'reproducible'."
+    )
+    noise: Literal["secret", "reproducible"] = Field(
+        "secret",
+        description="Where the noise's random key comes from. secret: the operating system (the key is kept in the "
+        "run's folder). reproducible: the seed; anyone who knows it can subtract the noise.",
+    )
+    data: DataConfig = Field(default_factory=lambda: DataConfig())
+    model: Annotated[ModelSettings, MODEL] = Field(
+        default_factory=lambda: model_settings({}), description="the network that is trained"
+    )
+    federation: FederationConfig = Field(default_factory=lambda: FederationConfig())
+    training: TrainingConfig = Field(default_factory=lambda: TrainingConfig())
+    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(
+        default_factory=lambda: mechanism_settings({}), description="what protects the uploads"
+    )
+    adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
+    report: ReportConfig = Field(default_factory=lambda: ReportConfig())
+    robustness: RobustnessConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none",
+    )
+
+    pate: PateConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="votes of clients on public images, for federation.algorithm = 'pate'; else unset",
+    )
+    erm: ErmConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="a convex model of each client, released once, for federation.algorithm = 'erm'; else unset",
+    )
+    service: ServiceConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algorithms_have_their_section(cls, tree: Any) -> Any:
+        """Where an algorithm has a section of its own and the experiment has none, the section has its defaults."""
+        federation = tree.get("federation") if isinstance(tree, Mapping) else None
+        algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
+        if algorithm not in _OWN_SECTION or tree.get(algorithm) is not None:
+            return tree
+        return {**tree, algorithm: {}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _masked_uploads_leave_the_sum(cls, tree: Any) -> Any:
+        """Where uploads are masked and the experiment does not say who listens, the sum is attacked."""
+        if not isinstance(tree, Mapping):
+            return tree
+        tree = with_usual_sums(tree)
+        federation, adversary = tree.get("federation"), tree.get("adversary", {})
+        masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
+        if not masked or not isinstance(adversary, Mapping):
+            return tree
+        return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_are_not_attacked(cls, tree: Any) -> Any:
+        """Where the data are texts and the experiment names no attack, there is none."""
+        return without_attacks(tree)
+
+    @model_validator(mode="after")
+    def _rooms_agree(self) -> Self:
+        late = [number for number in self.adversary.rounds if number > self.federation.rounds]
+        if self.adversary.attacks and late:
+            raise ValueError(
+                f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> Self:
+        check_texts(self)
+        check_votes(self)
+        check_models(self)
+        check_labels(self)
+        check_trust(self)
+        return self
+
+    @model_validator(mode="after")
+    def _server_sees_what_it_aggregates(self) -> Self:
+        rule, listener = self.federation.aggregation, self.adversary.threat_model
+        if not self.federation.rule.needs_each:
+            return self
+        if listener in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} "
+                "the server has their sum only; use mean"
+            )
+        if self.adversary.crafts:
+            raise ValueError(
+                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too "
+                "few may be left to compare; use mean"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_hold_what_they_should(self) -> Self:
+        listener = self.adversary.threat_model
+        if self.federation.secure_aggregation and self.adversary.crafts and listener not in SUM_LISTENERS:
+            raise ValueError(
+                f"federation.secure_aggregation with imprint under adversary.threat_model = {listener!r}: the "
+                "server reads the sum only; use malicious-secure-aggregation"
+            )
+        return self
+
+    @property
+    def hears_masked(self) -> bool:
+        """Whether single uploads reach the adversary, but masked."""
+        return self.federation.secure_aggregation and self.adversary.threat_model not in SUM_LISTENERS
+
+    @model_validator(mode="after")
+    def _uploads_for_every_attack(self) -> Self:
+        asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
+        if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
+            raise ValueError(
+                f"adversary.victims = {adversary.victims}: imprint takes the uploads of the first {adversary.victims} "
+                f"clients, and of {asked} that leaves {adversary.passive_attacks[0]} none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adjacency_is_proven(self) -> Self:
+        mechanism, sampling = self.mechanism, self.training.sampling
+        in_batches = mechanism.unit == "example" and sampling == "poisson"
+        if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
+            raise ValueError(
+                f"mechanism.adjacency = 'zero-out' is for examples in Poisson batches; with mechanism.unit = "
+                f"{mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> Self:
+        """Whoever looks at an example's own gradient, a mechanism or an attack, takes it for the cross entropy's."""
+        training = self.training
+        if not training.couples:
+            return self
+        what = "loss = 'risk-averting'" if training.tilt is not None else f"weight_decay = {training.weight_decay:g}"
+        if self.mechanism.protects and self.mechanism.unit == "example":
+            raise ValueError(
+                f"training.{what}: a batch's gradient is then not the mean of its examples' own, which "
+                f"mechanism.name = {self.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no mechanism"
+            )
+        if self.adversary.attacks:
+            raise ValueError(
+                f"training.{what}: attacks on gradients are for the mean cross entropy; set adversary.attacks = []"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_are_accounted(self) -> Self:
+        """The estimate of a table's bounds is about examples, and is added to what is proven of a training."""
+        if not self.data.bounds_epsilon:
+            return self
+        for key, clash in (
+            ("federation.target_epsilon, which counts the training alone", self.federation.target_epsilon is not None),
+            ("mechanism.unit = 'update': it protects single rows", self.mechanism.unit == "update"),
+            ("federation.algorithm = 'pate', whose ledger is of votes", self.pate is not None),
+        ):
+            if clash:
+                raise ValueError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
+        return self
+
+    @model_validator(mode="after")
+    def _target_can_be_kept(self) -> Self:
+        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
+        if stop is None:
+            return self
+        if self.mechanism.parameter is None:
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g}, but mechanism.name = {self.mechanism.name!r} proves no epsilon"
+            )
+        if calibrated is not None and calibrated < stop:
+            raise ValueError(
+                f"federation.target_epsilon = {stop:g} is above mechanism.{self.mechanism.target_key} = "
+                f"{calibrated:g}, for which the noise of the whole run is calibrated: no client would reach it"
+            )
+        return self
+
+    @property
+    def changes_labels(self) -> bool:
+        """Whether clients change their labels before anything else."""
+        return self.data.label_epsilon is not None
+
+    @property
+    def surveys_labels(self) -> bool:
+        """Whether clients tell how often they hold each changed label.
+
+        Not behind a mechanism: its claim is about whole examples, and counts would be a second release of them.
+        """
+        return self.changes_labels and not self.protects
+
+    @property
+    def protects(self) -> bool:
+        """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
+        return self.mechanism.protects or self.pate is not None
+
+    @property
+    def pate_settings(self) -> PateConfig:
+        """The section [pate].
+
+        Raises:
+            ValueError: clients do not vote.
+        """
+        if self.pate is None:
+            raise ValueError(f"federation.algorithm = {self.federation.algorithm!r}: clients do not vote")
+        return self.pate
+
+    @property
+    def erm_settings(self) -> ErmConfig:
+        """The section [erm].
+
+        Raises:
+            ValueError: clients do not train convex models.
+        """
+        if self.erm is None:
+            raise ValueError(
+                f"federation.algorithm = {self.federation.algorithm!r}: clients do not train convex models"
+            )
+        return self.erm
+
+    @property
+    def keeps_secret(self) -> bool:
+        """Whether the run has a secret: noise that nobody may draw again."""
+        return self.noise == "secret" and self.draws_noise
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether what leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
+        return self.protects or self.changes_labels
+
+    @property
+    def rests_on_secret(self) -> bool:
+        """Whether what clients train with follows from a secret: who is in a batch, or what its label is."""
+        return self.hides_batches or (self.keeps_secret and self.changes_labels)
+
+    @property
+    def hides_batches(self) -> bool:
+        """Whether what is proven rests on nobody knowing who is in a batch."""
+        return self.keeps_secret and self.mechanism.protects and self.training.sampling != "shuffled"
+
+    @property
+    def hides_participants(self) -> bool:
+        """Whether a secret draws who is selected: where a trusted server adds the noise, an outsider need not know.
+
+        Then nothing that is printed may follow from the draw: noise and figures count every round for every client.
+        """
+        return self.mechanism.noise_at == "server"
+
+    @property
+    def smoothing(self) -> RobustnessConfig | None:
+        """The settings of the noise in the forward pass; ``None`` where there is none."""
+        return self.robustness if self.robustness is not None and self.robustness.sigma > 0 else None
+
+    @property
+    def server_learning_rate(self) -> float:
+        """The step size of the server, with its default resolved."""
+        if self.federation.server_learning_rate is not None:
+            return self.federation.server_learning_rate
+        return self.training.learning_rate if self.federation.algorithm == "fedsgd" else 1.0
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide what clients release, without those of the machine that they are computed on.
+
+        Left out is how long a run goes on, who listens, and what is made of it afterwards.
+        """
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *_OPTIONAL})
+        for section, keys in _INDECISIVE.items():
+            for key in keys:
+                del tree[section][key]
+        for key in FederationConfig.further():
+            del tree["federation"][key]
+        # Experiments from before there was such a key release the same as they did.
+        if self.data.groups is None:
+            del tree["data"]["groups"]
+        tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
+        if not self.changes_labels:
+            del tree["data"]["label_epsilon"]
+        noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
+        own = {name: getattr(self, name) for name in _OWN_SECTION if getattr(self, name) is not None}
+        sections = {name: section.model_dump(mode="json") for name, section in own.items()}
+        return {**tree, "model": self.model.decisive(), **noisy, **sections}
+
+    def to_json(self) -> str:
+        """Return the experiment as JSON: what is sent to clients, and what makes its digest.
+
+        Unlike ``model_dump_json``, it lets Ctrl-C through while it runs.
+        """
+        return to_json(self.model_dump(mode="json")).decode()
+
+    def to_toml(self) -> str:
+        """Return the resolved experiment as TOML; keys without a value are left out, which means unset."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def _is_usual_loss(key: str, value: Any) -> bool:
+    return key in ("loss", "risk", "weight_decay") and value == TrainingConfig.model_fields[key].default
+
+
+_OWN_SECTION = ("pate", "erm")
+"""Algorithms with a section of their name."""
+_OPTIONAL = ("robustness", "service", *_OWN_SECTION)
+
+# Where data lie, how long a run goes on, and what the server makes of uploads.
+_INDECISIVE = {
+    "data": ("root", "download"),
+    "federation": (
+        "rounds",
+        "clients_per_round",
+        "client_sampling",
+        "min_clients",
+        "target_epsilon",
+        "aggregation",
+        "server_optimizer",
+        "server_learning_rate",
+        "server_momentum",
+        "evaluate_every",
+        "evaluate_examples",
+        "round_timeout",
+        "max_update_norm",
+    ),
+}

@@ -1,0 +1,171 @@
+"""From a TOML file, and what the command line puts in its place, to an experiment."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpriv.core.config.error_text import validated
+from fedpriv.core.config.experiment import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Choice, enumerated
+from fedpriv.mechanisms import MECHANISM, noise_keys
+from fedpriv.models import MODEL
+
+__all__ = ["is_prompting", "load_experiment", "load_run", "override", "parse_override", "read_toml"]
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read a TOML file and apply ``key=value`` overrides.
+
+    An override of one noise parameter (say mechanism.kappa) replaces the file's choice among those that exclude each
+    other (say mechanism.epsilon).
+
+    Args:
+        path: the TOML file.
+        overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
+
+    Raises:
+        InputError: the file cannot be read or parsed, is one of ``fedpriv icl`` or a sweep, or a key or value is not
+            allowed.
+    """
+    tree = read_toml(path)
+    if is_prompting(tree):
+        raise InputError(f"{path} is a file of fedpriv icl, no experiment; run fedpriv icl {path}")
+    if "base" in tree:
+        raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
+    return _loaded(tree, path, overrides)
+
+
+def is_prompting(tree: Mapping[str, Any]) -> bool:
+    """Whether nested tables are a file of ``fedpriv icl`` rather than an experiment: they have a section [icl]."""
+    return "icl" in tree
+
+
+def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read the resolved experiment in the folder of a run, as :func:`load_experiment` reads a file.
+
+    Up to version 0.2 the keys of all mechanisms and networks were written; those that the named one does not read are
+    left out.
+    Versions that knew no mechanism.adjacency accounted for normal noise on Poisson batches under zero-out. Their runs
+    keep it: calibrated noise must not change in the middle of a run, nor for those who attack it.
+
+    Args:
+        folder: of the run; config.toml is read.
+        overrides: as of :func:`load_experiment`.
+
+    Raises:
+        InputError: as of :func:`load_experiment`.
+    """
+    path = folder / "config.toml"
+    tree = read_toml(path)
+    for choice in (MECHANISM, MODEL):
+        if isinstance(section := tree.get(choice.section), dict):
+            tree[choice.section] = choice.read_keys(section)
+    mechanism, training = tree.get("mechanism"), tree.get("training")
+    if isinstance(mechanism, dict) and isinstance(training, dict) and mechanism.get("name") in MECHANISMS:
+        sampled = training.get("sampling") == "poisson" and mechanism.get("unit") == "example"
+        if sampled and "adjacency" in MECHANISMS[mechanism["name"]].model_fields:
+            mechanism.setdefault("adjacency", "zero-out")
+    return _loaded(tree, path, overrides)
+
+
+def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Experiment:
+    override(tree, [parse_override(text) for text in overrides], "--set ")
+    return validated(Experiment, tree, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as nested tables.
+
+    Raises:
+        InputError: the file cannot be read or parsed.
+    """
+    try:
+        # Some editors put a byte-order mark in front.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], source: str) -> None:
+    """Put values into the nested tables of an experiment file, in place.
+
+    One of the noise parameters that exclude each other replaces whichever the tables have. Another mechanism.name, or
+    model.name, takes over what the tables say of the old one and the new one reads, too, in the same sense.
+
+    Args:
+        tree: the tables.
+        values: pairs of a key's parts, such as ``("mechanism", "epsilon")``, and its value.
+        source: what gave the keys, put before them in an error.
+
+    Raises:
+        InputError: a part of a key is a value in the tables, not a section, or the tables' epsilon means something else
+            for the mechanism that is put in place.
+    """
+    for choice in (MECHANISM, MODEL):
+        section = tree.get(choice.section)
+        if isinstance(section, dict):
+            given = {keys[1]: value for keys, value in values if len(keys) == 2 and keys[0] == choice.section}
+            _give_way(choice, section, given, source)
+    for keys, value in values:
+        node = tree
+        for key in keys[:-1]:
+            child = node.setdefault(key, {})
+            if not isinstance(child, dict):
+                raise InputError(f"{source}{'.'.join(keys)}: {key} is a value, not a section")
+            node = child
+        node[keys[-1]] = value
+
+
+def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
+    """Take out of a section what the given keys replace."""
+    if choice is MECHANISM and any(key in noise_keys() for key in given):
+        for key in noise_keys():
+            section.pop(key, None)
+    old, new = section.get("name", choice.default), given.get("name")
+    before, after = choice.kind(old), choice.kind(new)
+    if new == old or before is None or after is None:
+        return
+    nominal = getattr(before, "nominal", None), getattr(after, "nominal", None)
+    if "epsilon" in section and None not in nominal and nominal[0] != nominal[1]:
+        raise InputError(
+            f"{source}mechanism.name={new}: mechanism.epsilon = {section['epsilon']} is {old}'s ({nominal[0]}); say "
+            f"how much noise {new} makes, with {enumerated([f'mechanism.{key}' for key in after.noise_keys()], 'or')}"
+        )
+    for key in set(section) - set(after.model_fields):
+        del section[key]
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string.
+
+    Raises:
+        InputError: it is no such text.
+    """
+    key, separator, value = text.partition("=")
+    keys = [part.strip() for part in key.split(".")]
+    if not separator or not all(keys):
+        raise InputError(f"--set {text}: expected key=value, such as mechanism.epsilon=50")
+    try:
+        tree = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return keys, _bare(value.strip())
+    except (ValueError, RecursionError):
+        raise InputError(f"--set {key}: the value is too long or too deep") from None
+    if len(tree) > 1:
+        raise InputError(f"--set {key}: one value is wanted; set {list(tree)[1]} on its own")
+    return keys, tree["value"]
+
+
+def _bare(value: str) -> str | list[Any]:
+    """A value that is no TOML: a word, or a list of words such as ``[dlg, iga]``, as reports print it."""
+    if not (value.startswith("[") and value.endswith("]")):
+        return value
+    return [parse_override(f"item={word}")[1] for word in value[1:-1].split(",")]

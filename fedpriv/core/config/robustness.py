@@ -1,0 +1,173 @@
+"""The section ``[robustness]``: noise inside the forward pass, and how its certificates are made."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fedpriv.core.registry import EVASIONS, NOISELESS
+from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
+
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "CertifyConfig", "EvadeConfig", "RobustnessConfig"]
+
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+"""In pixels from 0 to 1. Smaller noise is lost in the rounding of float32, and what it would prove with it."""
+
+_USED_BY_EPSILON = ("delta", "size", "calibration")
+
+
+def _ascending(sizes: tuple[float, ...]) -> tuple[float, ...]:
+    """Refuse sizes that are not in order, or named twice."""
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError("sizes ascend, each once")
+    return sizes
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse an attack that is named twice."""
+    if len(set(names)) < len(names):
+        raise ValueError("each is named once")
+    return names
+
+
+Sizes = Annotated[tuple[Positive, ...], AfterValidator(_ascending)]
+
+
+class CertifyConfig(Section):
+    """What ``fedpriv certify`` does where its options do not say otherwise."""
+
+    examples: Count = Field(500, description="test images that are certified")
+    selection: Count = Field(100, description="votes that choose the class of an image")
+    votes: Count = Field(1000, description="fresh votes that its certificate rests on")
+    alpha: Annotated[Real, Field(ge=1e-15, lt=0.5)] = Field(
+        0.001, description="probability with which one image's certificate may be wrong"
+    )
+    rivals: Literal["each", "together"] = Field(
+        "each",
+        description="each: every other class is bounded apart (top-two), better where several compete; together: the "
+        "others are what the chosen class leaves, better near certainty",
+    )
+    radii_l2: Sizes = Field((0.25, 0.5, 0.75, 1.0), description="sizes of the curve, Euclidean, pixels from 0 to 1")
+    radii_linf: Sizes = Field((0.01, 0.02, 0.03, 0.04), description="sizes of the curve, largest change of a pixel")
+
+
+# Where attacks begin to tell networks of this laboratory apart; for the largest change of a pixel they are the paper's.
+_ATTACKED = {"l2": (0.25, 0.5, 1.0, 1.5), "linf": (0.05, 0.1, 0.2, 0.3)}
+
+
+class EvadeConfig(Section):
+    """What ``fedpriv probe`` does to images where its options do not say otherwise."""
+
+    attacks: Annotated[
+        tuple[Annotated[str, Registered(EVASIONS, NOISELESS)], ...], Field(min_length=1), AfterValidator(_distinct)
+    ] = Field(
+        default_factory=lambda: tuple(EVASIONS),
+        description="evasion attacks; all that there are, unless set; with -noiseless behind the name it looks at the "
+        "network without its noise",
+    )
+    norm: Literal["l2", "linf"] = Field("linf", description="what perturbations are measured by")
+    sizes: Annotated[Sizes, Field(min_length=1)] | None = Field(
+        None,
+        description="of perturbations, pixels from 0 to 1; unset: 0.05 to 0.3 for linf, 0.25 to 1.5 for l2",
+    )
+    steps: Count = Field(20, description="of attacks that make several")
+    draws: Annotated[Integer, Field(ge=0, le=10_000)] = Field(
+        8, description="draws of noise that each gradient is a mean over (EOT); 0: without noise, the weaker attack"
+    )
+    restarts: Count = Field(1, description="random starts of attacks that have them; the highest loss is kept")
+    victims: Count = Field(200, description="test images that are attacked")
+    votes: Count = Field(200, description="votes that judge an attacked image")
+
+    @property
+    def attacked_sizes(self) -> tuple[float, ...]:
+        """The sizes, ascending."""
+        return _ATTACKED[self.norm] if self.sizes is None else self.sizes
+
+
+class RobustnessConfig(Section):
+    """Gaussian noise in every forward pass, behind the first affine layer or on the image.
+
+    Its epsilon and delta name an amount of noise, as in PixelDP. They are no privacy budget, and nothing in the ledger.
+    """
+
+    noise: Annotated[NonNegative, Field(le=MOST_NOISE)] | None = Field(
+        None, description="sigma: certified radius for a margin of 1, pixels from 0 to 1; 0: none; or epsilon and size"
+    )
+    epsilon: Epsilon | None = Field(
+        None, description="with delta, size and calibration, another name for noise (PixelDP); not a privacy budget"
+    )
+    delta: Annotated[Real, Field(gt=0, lt=1)] = Field(0.05, description="with epsilon")
+    size: Positive | None = Field(None, description="with epsilon: the construction size, pixels from 0 to 1")
+    calibration: Literal["analytic", "extended", "classic"] = Field(
+        "analytic", description="with epsilon: formula for sigma over size; extended: the paper's Theorem 2"
+    )
+    place: Literal["hidden", "input"] = Field(
+        "hidden", description="behind the first affine layer (Secure-SGD), or on the image"
+    )
+    norm: Literal["l2", "linf"] = Field("l2", description="the norm of perturbations that the noise is scaled for")
+    redistribution: Literal["uniform", "vulnerable", "rows", "informative"] = Field(
+        "uniform",
+        description="r, the shares of the noise power: even; by the loss's gradient at public images (the paper's "
+        "Eq. 9); by the norms of the layer's rows; less noise on pixels that vary (place = 'input')",
+    )
+    inflation: Annotated[Real, Field(gt=0, le=100)] = Field(
+        1.0, description="beta, for vulnerable and rows: power of what the shares follow; large: more uneven"
+    )
+    public_examples: Count = Field(64, description="for vulnerable and informative: test images kept for the shares")
+    certify: CertifyConfig = Field(default_factory=lambda: CertifyConfig())
+    evade: EvadeConfig = Field(default_factory=lambda: EvadeConfig())
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Self:
+        if (self.noise is None) == (self.epsilon is None):
+            raise ValueError("give either noise, or epsilon and size")
+        if self.epsilon is None:
+            idle = [key for key in _USED_BY_EPSILON if getattr(self, key) != _default(key)]
+            if idle:
+                raise ValueError(f"{idle[0]} is for epsilon, and noise = {self.noise:g} is given")
+        elif self.size is None:
+            raise ValueError(f"epsilon = {self.epsilon:g} needs size, the perturbation that the noise is made for")
+        elif not self.sigma <= MOST_NOISE:
+            raise ValueError(f"epsilon = {self.epsilon:g} needs noise above {MOST_NOISE:g}")
+        if 0 < self.sigma < LEAST_NOISE:
+            raise ValueError(f"noise is {self.sigma:g}; allowed: 0, or from {LEAST_NOISE:g}: float32 rounds less away")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.redistribution == "informative" and self.place == "hidden":
+            raise ValueError(
+                "redistribution = 'informative' is for place = 'input'; allowed: uniform, vulnerable, rows"
+            )
+        if self.redistribution == "rows" and self.place == "input":
+            raise ValueError(
+                "redistribution = 'rows' is for place = 'hidden'; allowed: uniform, vulnerable, informative"
+            )
+        if self.inflation != 1 and self.redistribution not in ("vulnerable", "rows"):
+            raise ValueError(f"inflation is for vulnerable and rows, not for redistribution = {self.redistribution!r}")
+        return self
+
+    @property
+    def sigma(self) -> float:
+        """The certified radius for a margin of 1, in pixels from 0 to 1, measured in ``norm``; 0: there is no noise.
+
+        From epsilon it is size times noise over sensitivity (Phan et al. 2019, Eq. 5 and 11).
+        """
+        if self.epsilon is None:
+            return self.noise or 0.0
+        from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
+
+        formulas = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
+        return (self.size or 0.0) * formulas[self.calibration](self.epsilon, self.delta)
+
+    @property
+    def public_images(self) -> int:
+        """How many test images the shares are computed from, and which are therefore not certified."""
+        return self.public_examples if self.redistribution in ("vulnerable", "informative") else 0
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide what the noise is, without how it is certified and attacked."""
+        return self.model_dump(mode="json", exclude={"certify", "evade"})
+
+
+def _default(key: str) -> Any:
+    return RobustnessConfig.model_fields[key].default

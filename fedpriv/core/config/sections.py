@@ -1,0 +1,316 @@
+"""The sections of an experiment: every key with its default, its range and what it means."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic.fields import FieldInfo
+from typing_extensions import override
+
+from fedpriv.core.registry import ATTACKS, RULES
+from fedpriv.core.settings import (
+    Count,
+    Epsilon,
+    Extensible,
+    Integer,
+    Momentum,
+    NonNegative,
+    Positive,
+    Real,
+    Registered,
+    Section,
+)
+
+__all__ = [
+    "ACTIVE_LISTENERS",
+    "SUM_LISTENERS",
+    "AdversaryConfig",
+    "EngineConfig",
+    "FederationConfig",
+    "ReportConfig",
+    "TrainingConfig",
+]
+
+MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
+
+# Listeners who can send the clients parameters of the adversary's own making.
+ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
+# Listeners whom no single upload reaches, only the sum of a round's.
+SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation", "outsider")
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Refuse a list that names something twice."""
+    twice = [value for number, value in enumerate(values) if value in values[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice")
+    return values
+
+
+class FederationConfig(Extensible):
+    """Who takes part, how often, and what the server does with the uploads."""
+
+    clients: Count = Field(8, description="number of clients")
+    rounds: Count = Field(20, description="number of rounds")
+    algorithm: Literal["fedsgd", "fedavg", "pate", "erm"] = Field(
+        "fedsgd",
+        description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training; pate: vote "
+        "on public images, from which the model learns (section [pate]); erm: upload a convex model, trained to its "
+        "minimum, once (section [erm])",
+    )
+    clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
+    client_sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description="fixed: exactly clients_per_round clients; poisson: each client by itself, so many on average, for "
+        "mechanism.name = 'central'",
+    )
+    min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
+    target_epsilon: Epsilon | None = Field(
+        None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
+    )
+    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
+    aggregation: Annotated[str, Registered(RULES)] = Field(
+        "mean", description="of the uploads; all but mean withstand some wrong ones, and count every client once"
+    )
+    secure_aggregation: bool = Field(
+        False, description="uploads go out masked, and the server learns their sum only (SecAgg)"
+    )
+    secure_limit: Positive = Field(
+        8.0,
+        description="secure aggregation: uploads are clipped to this in each coordinate, and rounded to 1 / 2^21 of it",
+    )
+    server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="applied to the mean upload")
+    server_learning_rate: Positive | None = Field(
+        None, description="unset: training.learning_rate for fedsgd, 1 for fedavg"
+    )
+    server_momentum: Momentum = Field(0.0, description="of the server's SGD")
+    evaluate_every: Count = Field(
+        1, description="rounds from one evaluation on the test data to the next; the last round is always evaluated"
+    )
+    evaluate_examples: Count | None = Field(
+        None, description="test examples of an evaluation, drawn by the seed; the last round and unset: all"
+    )
+    round_timeout: Positive | None = Field(None, description="seconds to wait for uploads; unset: no limit")
+    max_update_norm: Positive | None = Field(
+        None,
+        description="longer uploads (Euclidean norm) are refused; "
+        "unset: only uploads longer than the mechanism can produce are refused",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        asked = self.clients_per_round or self.clients
+        if asked > self.clients:
+            raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
+        if self.min_clients > asked:
+            raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
+        if self.client_sampling == "poisson" and (self.min_clients > 1 or self.secure_aggregation):
+            raise ValueError(
+                "client_sampling = 'poisson' draws any number of clients: min_clients above 1 and secure_aggregation "
+                "need client_sampling = 'fixed'"
+            )
+        self.rule.check(asked)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_summed(self) -> Self:
+        asked = self.clients_per_round or self.clients
+        if not self.secure_aggregation:
+            return self
+        if not 2 <= asked <= MOST_MASKED:
+            raise ValueError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
+        if self.rule.needs_each:
+            raise ValueError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
+        if self.max_update_norm is not None:
+            raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
+        return self
+
+    @classmethod
+    @override
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """What single rules read."""
+        for kind in RULES.values():
+            yield from ((kind, key, field) for key, field in kind.model_fields.items())
+
+    @property
+    def rule(self) -> Any:
+        """The rule of aggregation, with its settings."""
+        kind = RULES[self.aggregation]
+        return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
+    @property
+    def asked(self) -> int:
+        """How many clients a round asks; on average, where each is drawn by itself."""
+        return self.clients_per_round or self.clients
+
+    @property
+    def needed(self) -> int:
+        """Usable uploads without which a round fails."""
+        return max(self.min_clients, int(self.rule.needed))
+
+
+class TrainingConfig(Section):
+    """Local training."""
+
+    batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson)")
+    learning_rate: Positive = Field(0.1, description="of the local optimiser (fedavg) or of the server's step (fedsgd)")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, for fedavg")
+    momentum: Momentum = Field(0.0, description="of the local SGD, for fedavg")
+    local_epochs: Count = Field(1, description="passes over the client's data a round, for fedavg")
+    sampling: Literal["shuffled", "fixed", "poisson"] = Field(
+        "shuffled",
+        description="batches: disjoint ones of a shuffled pass, fixed-size draws without replacement, or Poisson draws",
+    )
+    loss: Literal["cross-entropy", "risk-averting"] = Field(
+        "cross-entropy",
+        description="of a batch: the mean cross entropy, or log(mean(exp(risk * cross entropy))) / risk, which weighs "
+        "what is hard (Lu et al. 2022)",
+    )
+    risk: Annotated[Positive, Field(le=100)] = Field(1.0, description="alpha, for loss = 'risk-averting'")
+    weight_decay: NonNegative = Field(
+        0.0, description="lambda, of lambda/2 |W|^2 in the objective, over all parameters"
+    )
+
+    label_correction: Literal["none", "forward"] = Field(
+        "none",
+        # Settings that correct no labels have the bytes that they had before labels were changed.
+        exclude_if=lambda value: value == "none",
+        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows "
+        "from the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for "
+        "the true one",
+    )
+
+    @property
+    def tilt(self) -> float | None:
+        """Alpha of the risk-averting loss; ``None``: the cross entropy."""
+        return self.risk if self.loss == "risk-averting" else None
+
+    @property
+    def couples(self) -> bool:
+        """Whether a batch's gradient is more than the mean of its examples' own."""
+        return self.tilt is not None or self.weight_decay > 0
+
+
+class AdversaryConfig(Extensible):
+    """Who listens and what they try."""
+
+    threat_model: Literal[
+        "honest-but-curious-server",
+        "malicious-server",
+        "secure-aggregation",
+        "malicious-secure-aggregation",
+        "network-plaintext",
+        "outsider",
+        "network-tls",
+    ] = Field(
+        "honest-but-curious-server",
+        description="who listens, and so what they see and whether they interfere; with federation.secure_aggregation "
+        "it is secure-aggregation unless set",
+    )
+    knows_mechanism: bool = Field(True, description="whether they know the mechanism and its parameters (Kerckhoffs)")
+    knows_batch_size: bool = Field(True, description="whether they know the batch size")
+    knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
+    knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
+    knows_candidates: bool = Field(
+        False, description="whether they hold, for each image, a list of 100 records, one of which it is"
+    )
+    attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(_distinct)] = Field(
+        ("dlg", "iga"), description="reconstruction attacks; [] for none"
+    )
+    rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
+        (1,), description="rounds whose uploads are attacked, counted from 1"
+    )
+    victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")
+    counterfactual: bool = Field(True, description="also attack what the client would have sent without the mechanism")
+    best_decision: bool = Field(
+        True,
+        description="also compute how often the best decision among 100 candidates is right; takes 100 gradients for "
+        "each attacked image behind a mechanism",
+    )
+    join_uploads: bool = Field(
+        False,
+        description="attack a client's uploads of all attacked rounds together, where it uses all its data in each",
+    )
+    success_ssim: Annotated[Real, Field(gt=0, le=1)] = Field(
+        0.6, description="an image counts as recovered from this SSIM on, if it also beats the guess"
+    )
+
+    @model_validator(mode="after")
+    def _may_be_active(self) -> Self:
+        active = [name for name in self.attacks if ATTACKS[name].active()]
+        if not active:
+            return self
+        if self.threat_model not in ACTIVE_LISTENERS:
+            raise ValueError(
+                f"attacks: {active[0]} sends clients parameters of the adversary's own making, and threat_model = "
+                f"{self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
+            )
+        for key in ("knows_batch_size", "knows_public_data"):
+            if not getattr(self, key):
+                raise ValueError(f"attacks: {active[0]} needs what {key} = false withholds")
+        if self.threat_model == "malicious-secure-aggregation" and self.passive_attacks:
+            raise ValueError(
+                f"attacks: under {self.threat_model} {active[0]} takes the one sum of each attacked round, and leaves "
+                f"{self.passive_attacks[0]} none; make them in runs of their own"
+            )
+        return self
+
+    @property
+    def crafts(self) -> bool:
+        """Whether the server sends parameters of its own making in the attacked rounds."""
+        return any(ATTACKS[name].active() for name in self.attacks)
+
+    @property
+    def passive_attacks(self) -> tuple[str, ...]:
+        """The attacks on uploads of clients that were sent the model itself."""
+        return tuple(name for name in self.attacks if not ATTACKS[name].active())
+
+    def settings(self, attack: str) -> Any:
+        """Return the settings of an attack."""
+        return getattr(self, attack)
+
+    @classmethod
+    @override
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """A section for each attack that there is."""
+        for name, kind in ATTACKS.items():
+            yield kind, name, FieldInfo(annotation=kind, default_factory=kind)
+
+
+class EngineConfig(Section):
+    """Where the clients run."""
+
+    name: Literal["auto", "inline", "ray", "stacked"] = Field(
+        "auto",
+        description="auto: ray with a GPU or an address, else inline; stacked: as inline, but clients of a round that "
+        "do the same work are trained as one stack of models, and numbers differ in their last digits",
+    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: cuda, else cpu")
+    threads: Annotated[Integer, Field(ge=1, le=1024)] = Field(
+        1, description="CPU threads of client, server and attack; part of what makes runs repeat"
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32",
+        description="of model and gradients; bfloat16: forward and backward only, parameters and uploads stay float32",
+    )
+    gradient_memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
+        256, description="MiB that computing per-example gradients may take beside their result"
+    )
+    cpus_per_client: Positive = Field(1.0, description="Ray's share of CPUs for one client")
+    gpus_per_client: NonNegative = Field(0.0, description="Ray's share of a GPU for one client")
+    attack_tasks: Annotated[Integer, Field(ge=1, le=1024)] = Field(
+        1, description="Ray tasks that an attack's uploads are spread over, with a client's shares each; 1: none, here"
+    )
+    address: str = Field("", description="a running Ray cluster, such as auto or ray://host:10001")
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What computing per-example gradients may take, in bytes."""
+        return self.gradient_memory << 20
+
+
+class ReportConfig(Section):
+    """What the report shows."""
+
+    title: str = Field("", description="heading; empty: the experiment's name")
+    pictures: Count = Field(16, description="victims shown at most")

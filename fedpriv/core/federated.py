@@ -1,0 +1,142 @@
+"""FedSGD and FedAvg: what a client uploads before a mechanism acts on all of it, and how a server averages uploads.
+
+FedSGD uploads one batch's mean gradient. FedAvg trains locally and uploads parameters after minus before, which points
+downhill, against the gradient (McMahan et al. 2017).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpriv.accounting.response import Response
+from fedpriv.core.config import Experiment
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.threads import keep_freed_memory
+from fedpriv.gradients import Vector
+
+__all__ = [
+    "batch_loss",
+    "client_weights",
+    "decayed",
+    "example_losses",
+    "masked_weights",
+    "train_locally",
+    "upload_sign",
+    "weighted_sum",
+]
+
+
+def upload_sign(algorithm: str) -> int:
+    """Return by what an upload is multiplied to point along the gradient: 1 for fedsgd, -1 for fedavg."""
+    return 1 if algorithm == "fedsgd" else -1
+
+
+def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = None) -> Tensor:
+    """Return the cross entropy of each example (B,), in float32 at least.
+
+    Of sequences it is the mean over their targets, so that long ones count as much as short ones; 0 where a sequence
+    has none.
+
+    Args:
+        outputs: logits (B, K), or (B, T, K) of sequences.
+        labels: (B,), or (B, T), negative where nothing is predicted.
+        forward: how labels were changed, for the forward correction (Patrini et al. 2017, Theorem 2): then it is that
+            of the changed label, -log(q + (p - q) softmax(outputs)[label]); ``None``: labels are taken as they are.
+    """
+    precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if labels.ndim > 1:
+        losses = functional.cross_entropy(precise.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        return losses.sum(dim=1) / (labels >= 0).sum(dim=1).clamp(min=1)
+    losses = functional.cross_entropy(precise, labels, reduction="none")
+    if forward is None:
+        return losses
+    told, floor = math.log(forward.keep - forward.other), torch.full_like(losses, math.log(forward.other))
+    return -torch.logaddexp(floor, told - losses)
+
+
+def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:
+    """Return the objective of a batch, (...).
+
+    Args:
+        losses: (..., B), each example's cross entropy.
+        weights: (..., B), from 0; they sum to 1 for a full batch.
+        tilt: alpha of the risk-averting loss w log(sum_i w_i exp(alpha l_i) / w) / alpha, w = sum_i w_i, which is at
+            least the mean (Lu et al. 2022, Eq. 22; Li et al. 2021); ``None``: the weighted mean.
+    """
+    if tilt is None:
+        return (losses * weights).sum(dim=-1)
+    total = weights.sum(dim=-1)
+    # An empty batch has no loss; shares of nothing would make its gradient NaN.
+    shares = torch.where(total > 0, weights.mT, torch.ones_like(weights.mT)).mT if weights.ndim > 1 else weights
+    tilted = torch.logsumexp(tilt * losses + shares.log(), dim=-1) - shares.sum(dim=-1).log()
+    return total * tilted / tilt
+
+
+def client_weights(examples: Sequence[int], weighting: str) -> list[float]:
+    """Return each client's weight in the mean: by its number of examples, or uniform. They sum to 1."""
+    counts = _counts(examples, weighting)
+    return [count / sum(counts) for count in counts]
+
+
+def masked_weights(examples: Sequence[int], weighting: str) -> list[float]:
+    """Return by what each client multiplies the upload that it masks: the weights in the mean over the largest one."""
+    counts = _counts(examples, weighting)
+    return [count / max(counts) for count in counts]
+
+
+def weighted_sum(vectors: Iterable[Vector], weights: Sequence[float]) -> Vector:
+    """Add up vectors of the same tensors, each times its weight, in their order; at least one."""
+    total: Vector = {}
+    for vector, weight in zip(vectors, weights, strict=True):
+        total = total or {name: torch.zeros_like(value) for name, value in vector.items()}
+        for name, value in vector.items():
+            total[name].add_(value, alpha=weight)
+    return total
+
+
+def train_locally(
+    experiment: Experiment,
+    steps: range,
+    before: Vector,
+    parameters: Vector,
+    gradient: Callable[[int], Vector],
+    descend: Callable[[int], None] | None = None,
+) -> Vector:
+    """Do a client's work of one round; an optimiser starts afresh.
+
+    Args:
+        experiment: the settings.
+        steps: the numbers of the round's gradient steps.
+        before: what the client was sent.
+        parameters: the same numbers, in the model; FedAvg moves them, in place.
+        gradient: from a step's number to the gradient at ``parameters``.
+        descend: takes one step of the optimiser in place, where there is a quicker way than by ``gradient``.
+
+    Returns:
+        The upload; for FedAvg on the devices of ``before``.
+    """
+    keep_freed_memory()
+    training = experiment.training
+    if experiment.federation.algorithm == "fedsgd":
+        return decayed(gradient(steps[0]), parameters, training.weight_decay)
+    optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
+    for step in steps:
+        if descend is None:
+            optimizer.step(parameters, decayed(gradient(step), parameters, training.weight_decay))
+        else:
+            descend(step)
+    return {name: value.detach().to(before[name].device) - before[name] for name, value in parameters.items()}
+
+
+def decayed(gradient: Vector, parameters: Vector, decay: float) -> Vector:
+    """Return the gradient with that of decay/2 |W|^2; the same numbers where there is none."""
+    if not decay:
+        return gradient
+    return {name: value + decay * parameters[name].detach() for name, value in gradient.items()}
+
+
+def _counts(examples: Sequence[int], weighting: str) -> list[float]:
+    return [float(count) if weighting == "examples" else 1.0 for count in examples]

@@ -1,0 +1,336 @@
+"""The plan of one client: sampling, mechanism and participations in one frozen object.
+
+The same object draws the batches, releases the noisy gradients and yields the client's line of the ledger, so that what
+is done and what is claimed cannot drift apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from fedpriv.accounting import (
+    Guarantee,
+    Release,
+    SamplingName,
+    calibrate,
+    guarantee,
+)
+from fedpriv.accounting.skellam import LEVELS
+from fedpriv.core.config import Experiment
+from fedpriv.core.config.trust import noise_places
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
+from fedpriv.data.sampling import Sampling
+from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
+from fedpriv.lattice import Share
+from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.mechanisms.machinery.settings import NoiseAt
+
+__all__ = ["Plan", "draft_plan", "participants", "plan_client", "with_noise"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one client does with its data over a whole run.
+
+    Attributes:
+        client: the partition's number, from 0.
+        sampling: how batches are drawn from the client's examples.
+        steps_per_round: gradient steps in a round; 1 for FedSGD.
+        config: the mechanism's settings with the noise itself (sigma, scale or kappa) in place of any target. Mechanism
+            and ledger both read it here and nowhere else; this is how the adversary knows it, too.
+        tensors: the number of coordinates of each parameter tensor, in the model's order.
+        seed: that batches are drawn by: the experiment's, or a secret one.
+        redistribution: r, for hgm.
+        noise_places: where what this client releases gets noise before anybody else reads it. By default at the client
+            alone: whoever masks it, or adds noise at the server, has to say so.
+
+    Raises:
+        InputError: the mechanism's noise is added at none of these places.
+        ValueError: the settings name a target instead of the noise, or the mechanism cannot be built from them.
+    """
+
+    client: int
+    sampling: Sampling
+    steps_per_round: int
+    config: MechanismSettings
+    tensors: tuple[int, ...]
+    seed: int
+    redistribution: Redistribution | None = None
+    noise_places: tuple[NoiseAt, ...] = ("clients",)
+
+    def __post_init__(self) -> None:
+        self.config.require_noise_at(*self.noise_places)
+        if self.config.noise is not None and self.config != self.config.with_noise(self.config.noise):
+            raise ValueError(f"the settings in the plan of client {self.client} hold more than the noise itself")
+        if self.config.on_gradients:
+            self.config.mechanism(self.redistribution)
+
+    def steps(self, round_number: int) -> range:
+        """The numbers, from 0 over the whole run, of the gradient steps of a round (counted from 1)."""
+        first = (round_number - 1) * self.steps_per_round
+        return range(first, first + self.steps_per_round)
+
+    def batch(self, step: int) -> np.ndarray:
+        """The examples of one step, as positions in the client's partition."""
+        return self.sampling.batch(self.seed, self.client, step)
+
+    def release_gradient(self, gradients: GradientOperator, noise: NoiseStream) -> Vector:
+        """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size.
+
+        Args:
+            gradients: of the batch.
+            noise: used for nothing else.
+
+        Raises:
+            ValueError: the gradients are not of the model that was planned for.
+        """
+        return self._release(gradients, self.sampling.batch_size, noise)
+
+    def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
+        """Privatise the batches of one step of M clients that do as this one does, (M, *shape).
+
+        Args:
+            gradients: of their batches.
+            noises: each client's own; used for nothing else.
+
+        Raises:
+            ValueError: the gradients are not of the model that was planned for.
+        """
+        self._check_sizes(gradients)
+        return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
+
+    def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
+        """Privatise a whole update (unit = update): the mechanism sees it as the gradient of one example."""
+        column = DenseGradients({name: value.unsqueeze(0) for name, value in update.items()})
+        return self._release(column, 1, noise)
+
+    def norm_bound(self, tail: float) -> float:
+        """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
+        whole = self.config.unit == "update"
+        examples, divisor = (1, 1) if whole else (self.sampling.most(tail / 2), self.sampling.batch_size)
+        return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
+
+    def participations(self, rounds: Sequence[int]) -> int:
+        """The most often one unit can have been used after the client was asked in ``rounds`` (counted from 1)."""
+        if self.is_whole:
+            return len(rounds)
+        return self.sampling.participations([step for number in rounds for step in self.steps(number)])
+
+    def further_participations(self, last_round: int, round_number: int) -> int:
+        """What one more round adds to :meth:`participations`.
+
+        Args:
+            last_round: the last round in which the client was asked; 0 if it never was.
+            round_number: the round in question, after ``last_round``.
+        """
+        if self.is_whole:
+            return 1
+        steps = self.steps(round_number)
+        if self.sampling.kind != "shuffled":
+            return len(steps)
+        # The batches of one pass are disjoint: only passes that this round begins count.
+        per_pass = self.sampling.steps_per_epoch
+        begun = self.steps(last_round)[-1] // per_pass if last_round else -1
+        return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)
+
+    def guarantee(self, rounds: Sequence[int]) -> Guarantee:
+        """What is proven about this client after it was asked in ``rounds`` (counted from 1)."""
+        return guarantee(self.accounted(rounds))
+
+    def accounted(self, rounds: Sequence[int]) -> Release:
+        """What the ledger has to know of this client's releases in ``rounds`` (counted from 1)."""
+        config = self.config
+        return Release(
+            mechanism=config.name,
+            unit=config.unit,
+            sampling=self.sampling_name,
+            rate=self.sampling.rate,
+            participations=self.participations(rounds),
+            dimensions=self.dimensions,
+            noise=config.noise,
+            delta=config.delta,
+            adjacency=config.adjacent,
+            law=config.law,
+        )
+
+    @property
+    def share_of_noise(self) -> Share:
+        """What this client adds to its rounded update, where the noise is whole in the sum of a round alone.
+
+        Raises:
+            ValueError: the mechanism leaves no noise to the sum.
+        """
+        if self.config.noise_at != "sum":
+            raise ValueError(f"mechanism {self.config.name} has no noise in shares")
+        bound = self.config.bound
+        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2, self.config.least_in_sum)
+
+    def released(self) -> dict[str, dict[str, object]]:
+        """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
+        keys = {"name", "unit", *self.config.effective} - {"delta"}
+        mechanism = self.config.model_dump(mode="json", include=keys, exclude_none=True)
+        sampling = {"kind": self.sampling_name, "batch_size": self.sampling.batch_size}
+        return {"mechanism": mechanism, "sampling": {**sampling, "examples": self.sampling.examples}}
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """The numbers of coordinates of the parts of a gradient that get a draw of their own."""
+        return self.config.dimensions(self.tensors)
+
+    @property
+    def sampling_name(self) -> SamplingName:
+        """How the unit is sampled: a whole update, or model, is not."""
+        return "full" if self.is_whole else self.sampling.kind
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a round releases one whole update or model, of all of the client's examples."""
+        return self.config.unit == "update" or not self.config.on_gradients
+
+    def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
+        self._check_sizes(gradients)
+        return self._mechanism.release(gradients, divisor, noise)
+
+    def _check_sizes(self, gradients: GradientOperator) -> None:
+        sizes = tuple(shape.numel() for shape in gradients.shapes.values())
+        if sizes != self.tensors:
+            raise ValueError(f"gradients of tensors of {sizes} numbers; planned and accounted for: {self.tensors}")
+
+    @cached_property
+    def _mechanism(self) -> Mechanism:
+        return self.config.mechanism(self.redistribution)
+
+
+def participants(
+    experiment: Experiment, round_number: int, left: Sequence[int] | None = None, secret: Secret | None = None
+) -> tuple[int, ...]:
+    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``.
+
+    Args:
+        experiment: the experiment.
+        round_number: the round, from 1.
+        left: the clients that may still be asked, ascending; ``None``: all.
+        secret: the run's, which draws them where that may not be public; ``None``: all follows from the seed.
+    """
+    among = range(experiment.federation.clients) if left is None else left
+    federation = experiment.federation
+    asked = federation.clients_per_round
+    if asked is None or asked >= len(among):
+        return tuple(among)
+    hidden = secret is not None and experiment.hides_participants
+    seed = secret.seed("participants") if secret is not None and hidden else experiment.seed
+    stream = numpy_stream(seed, "participants", round_number)
+    if federation.client_sampling == "poisson":
+        drawn = stream.random(len(among)) < asked / federation.clients
+        return tuple(client for client, is_asked in zip(among, drawn.tolist(), strict=True) if is_asked)
+    chosen = stream.choice(len(among), size=asked, replace=False)
+    return tuple(among[position] for position in sorted(chosen.tolist()))
+
+
+def plan_client(
+    experiment: Experiment,
+    client: int,
+    examples: int,
+    tensors: Sequence[int],
+    redistribution: Redistribution | None = None,
+    secret: Secret | None = None,
+) -> Plan:
+    """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
+
+    Arguments and errors are those of :func:`draft_plan`.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
+    numbers = range(1, experiment.federation.rounds + 1)
+    if experiment.mechanism.calibrated_epsilon is None or experiment.mechanism.noise_at != "clients":
+        return with_noise(experiment, draft, numbers)
+    return with_noise(experiment, draft, [n for n in numbers if client in participants(experiment, n)])
+
+
+def draft_plan(
+    experiment: Experiment,
+    client: int,
+    examples: int,
+    tensors: Sequence[int],
+    redistribution: Redistribution | None = None,
+    secret: Secret | None = None,
+) -> Plan:
+    """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know.
+
+    Args:
+        experiment: the experiment.
+        client: the partition's number, from 0.
+        examples: the size of the client's partition.
+        tensors: the number of coordinates of each parameter tensor, in the model's order.
+        redistribution: r, for hgm.
+        secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
+
+    Raises:
+        InputError: the batch is larger than the client's data.
+    """
+    training, config = experiment.training, experiment.mechanism
+    batch_size = training.batch_size if experiment.erm is None else examples
+    if batch_size > examples:
+        raise InputError(
+            f"training.batch_size = {training.batch_size} is larger than the data of client {client}: "
+            f"{examples} examples; lower it, or federation.clients"
+        )
+    sampling = Sampling(training.sampling, batch_size, examples)
+    fedavg = experiment.federation.algorithm == "fedavg"
+    steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
+    seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
+    places = noise_places(experiment)
+    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution, places)
+
+
+def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
+    """Return a plan with its noise, calibrated for these rounds where the settings ask for that.
+
+    Args:
+        experiment: the experiment.
+        draft: from :func:`draft_plan`.
+        rounds: that will ask the client; where one noise is for all clients of a sum, the one that is asked most often.
+            All rounds where a secret draws the clients: everybody learns the noise, and it may not tell of the draw.
+
+    Raises:
+        InputError: no noise reaches the target.
+    """
+    config = experiment.mechanism
+    if config.parameter is None:
+        return draft
+    noisy = config.with_noise(_noise(experiment, draft, rounds))
+    return replace(draft, config=noisy.shared_by(experiment.federation.asked))
+
+
+def _noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> float:
+    """Return sigma, scale or kappa: as given, from a nominal epsilon, or calibrated."""
+    config = experiment.mechanism
+    if config.noise is not None:
+        return config.noise
+    if config.calibrated_epsilon is None:
+        return config.nominal_noise()
+    return _calibrated(experiment, draft, config.calibrated_epsilon, rounds)
+
+
+def _calibrated(experiment: Experiment, draft: Plan, target: float, rounds: Sequence[int]) -> float:
+    """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
+    planned = draft.accounted(rounds)
+    # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
+    planned = replace(planned, participations=max(1, planned.participations))
+    try:
+        return _least_noise(target, planned)
+    except InputError as error:
+        raise InputError(
+            f"mechanism.{experiment.mechanism.target_key} = {target:g} for client {draft.client}: {error}"
+        ) from None
+
+
+# Calibration takes up to seconds, and most clients of a run share one answer.
+_least_noise = lru_cache(maxsize=1024)(calibrate)

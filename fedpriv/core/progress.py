@@ -1,0 +1,36 @@
+"""What a run tells while it runs; whoever shows it decides how."""
+
+from collections.abc import Sequence
+
+from fedpriv.core.records import RoundRecord, Stop
+
+__all__ = ["Progress", "Silent"]
+
+
+class Progress:
+    """The listener of a run: overrides what it shows."""
+
+    def stage(self, title: str) -> None:
+        """A stage begins, such as loading the data."""
+
+    def round_finished(self, record: RoundRecord, rounds: int) -> None:
+        """A round of ``rounds`` is over."""
+
+    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
+        """Clients are no longer asked from this round on; ``left`` go on."""
+
+    def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
+        """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""
+
+    def images_certified(self, done: int, total: int) -> None:
+        """``done`` of ``total`` images are certified."""
+
+    def images_attacked(self, done: int, total: int) -> None:
+        """``done`` of ``total`` evasion attacks, one of each size, are made on all images."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+
+class Silent(Progress):
+    """Shows nothing."""

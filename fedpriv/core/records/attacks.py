@@ -1,0 +1,346 @@
+"""The records of attacks on uploads: each reconstruction's scores, an attack's figures, and who listened."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import model_validator
+
+from fedpriv.core.records.reading import Record
+from fedpriv.core.records.rows import RowResult, RowScore
+from fedpriv.core.records.texts import SentenceResult, SentenceScore
+
+__all__ = [
+    "CONFIDENCE",
+    "AttackResult",
+    "Interval",
+    "LeakageRate",
+    "Recovered",
+    "Score",
+    "ThreatModel",
+    "best_rates",
+    "kind_of",
+    "recovered",
+]
+
+CONFIDENCE = 0.95
+"""Nominal coverage of all intervals."""
+
+_OF_IMAGES = ("psnr", "ssim", "lpips")
+_OF_NUMBERS = ("mse", "mse_normalised")
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """A figure and its interval.
+
+    Attributes:
+        value: the figure.
+        low: lower end; ``None`` where it is not known: of fewer than two values (or groups of values), say.
+        high: upper end; ``None`` likewise.
+        confidence: the nominal coverage.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    confidence: float = CONFIDENCE
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends, or ``None`` where one is not known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Score(Record):
+    """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
+
+    Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
+    ``cells`` says what was read. Or one true sentence: the key is ``sentence``, there is no MSE either, and ``words``
+    says what was read.
+
+    Attributes:
+        round: the round.
+        client: the client whose image it is.
+        image: the number of the true image in its batch.
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        upload: protected or unprotected; none for a guess.
+        restart: the restart's number.
+        chosen: whether the attack, by its own loss, offers this restart.
+        loss: the attack's own objective; ``None`` where not finite, and for guesses.
+        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
+        true_label: the label.
+        label_correct: whether they agree; ``None`` without a label.
+        mse: on the [0, 1] scale; ``None`` of a sentence.
+        mse_normalised: on the scale of the network's input; likewise.
+        psnr: in dB, at most 200; ``None`` of a row or a sentence.
+        ssim: at most 1; likewise.
+        lpips: ``None`` where not computed; only chosen restarts and guesses have one.
+        recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
+            instead of the former; of a sentence :attr:`SentenceScore.exact`, where no guess is.
+        note: what the attack said about its result; may be empty.
+        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
+        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
+            against. ``None`` where there are no candidates, and in files of versions without them.
+        candidates: how many images there were to pick from, the original among them.
+        chance: how often a guess picks the original out of these, at the most; ``None`` likewise.
+        picked: whether the image was picked out of a list that the adversary held: then nothing was reconstructed.
+        offered: from how many pictures the one that goes with this image is chosen, by its error, if the attack offers
+            as many as it may.
+        releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
+        best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
+        draws: uploads from which that was estimated.
+        cells: of a row of a table; ``None``: it is something else.
+        words: of a sentence; ``None``: it is something else.
+    """
+
+    round: int
+    client: int
+    image: int
+    attack: str
+    upload: str
+    restart: int
+    chosen: bool
+    loss: float | None
+    label: int | None
+    true_label: int
+    label_correct: bool | None
+    mse: float | None
+    mse_normalised: float | None
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    recovered: bool
+    note: str
+    clients: int = 1
+    rank: int | None = None
+    candidates: int | None = None
+    chance: float | None = None
+    picked: bool = False
+    offered: int = 1
+    releases: int | None = None
+    best: float | None = None
+    draws: int = 0
+    cells: RowScore | None = None
+    words: SentenceScore | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_other_kinds(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "image" in given:
+            return given
+        named = given.get("row", given.get("sentence"))
+        absent = (*_OF_IMAGES, *_OF_NUMBERS) if "sentence" in given else _OF_IMAGES
+        return {**dict.fromkeys(absent), **given, "image": named}
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, plain values."""
+        tree = asdict(self)
+        cells, words = tree.pop("cells"), tree.pop("words")
+        if cells is None and words is None:
+            return tree
+        absent = _OF_IMAGES if words is None else (*_OF_IMAGES, *_OF_NUMBERS)
+        named = {self.kind if key == "image" else key: tree[key] for key in tree if key not in absent}
+        return named | ({"cells": cells} if words is None else {"words": words})
+
+    @property
+    def kind(self) -> str:
+        """What it is about: image, row or sentence."""
+        return "sentence" if self.words is not None else "row" if self.cells is not None else "image"
+
+    @property
+    def error(self) -> float:
+        """The MSE of an image or a row.
+
+        Raises:
+            ValueError: it is a sentence.
+        """
+        if self.mse is None:
+            raise ValueError("a sentence has no mean squared error")
+        return self.mse
+
+    @property
+    def victim(self) -> tuple[int, int, int]:
+        """The true image: round, client, and its number in the batch."""
+        return self.round, self.client, self.image
+
+    @property
+    def source(self) -> tuple[int, int | None]:
+        """The upload, or the sum of several, that the image came in."""
+        return self.round, self.client if self.clients == 1 else None
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """How many images, or rows, some attack recovered, out of how many it was tried on."""
+
+    images: int
+    attacked: int
+    kind: str = "image"
+
+    def __str__(self) -> str:
+        return f"{self.images} of {self.attacked} {self.kind}s"
+
+
+def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
+    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
+
+    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
+    was not recovered.
+    """
+    chosen = [score for score in scores if score.chosen and score.upload == upload and not score.picked]
+    sources = {score.source for score in chosen}
+    victims = {score.victim for score in scores if score.source in sources}
+    if not victims:
+        return None
+    return Recovered(len({score.victim for score in chosen if score.recovered}), len(victims), kind_of(scores))
+
+
+def kind_of(scores: Iterable[Score]) -> str:
+    """Return what the scores are about: image, row or sentence."""
+    return next((score.kind for score in scores if score.kind != "image"), "image")
+
+
+@dataclass(frozen=True)
+class AttackResult(Record):
+    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
+
+    Attributes:
+        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        upload: protected, unprotected, or none for a guess.
+        victims: images attacked.
+        recovered: how many of them count as recovered.
+        success_ssim: the threshold for that.
+        mse: and the other scores: medians over the images.
+        missing: images that others were tried on and this attack has nothing to show for; in no other figure.
+        identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
+        candidates: among how many, at the least.
+        intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
+            ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
+        confidence: nominal coverage of the intervals.
+        active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
+            what a listener finds.
+        picked: whether the images were picked out of lists that the adversary held: then the errors say nothing, and
+            ``identified`` is the result.
+        rows: what was read of a table's rows, which have no PSNR, SSIM and LPIPS; ``None``: these are no rows.
+        sentences: what was read of sentences, which have no MSE either; ``None``: these are no sentences.
+    """
+
+    attack: str
+    upload: str
+    victims: int
+    recovered: int
+    success_ssim: float
+    mse: float | None
+    mse_normalised: float | None
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    lpips_reason: str | None
+    label_accuracy: float | None
+    missing: int = 0
+    identified: int | None = None
+    candidates: int | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+    active: bool = False
+    picked: bool = False
+    rows: RowResult | None = None
+    sentences: SentenceResult | None = None
+
+    @property
+    def error(self) -> float:
+        """The MSE of images or rows.
+
+        Raises:
+            ValueError: these are sentences.
+        """
+        if self.mse is None:
+            raise ValueError("sentences have no mean squared error")
+        return self.mse
+
+
+@dataclass(frozen=True)
+class LeakageRate(Record):
+    """How often one attack succeeded, between what a guess does and what no attack can exceed.
+
+    Attributes:
+        event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
+            or directly; label: its label is named; recovered: the picture is similar; row or sentence: it is recovered.
+        attack: the attack's name, with the settings by which it differs from the run's.
+        upload: protected or unprotected.
+        hits: successes.
+        images: out of so many.
+        interval: low and high end for the share, after Wilson.
+        chance: k0: how often the best guess succeeds that saw no upload, on average over the images.
+        estimated: whether that is an estimate from public images: then nothing is proven.
+        candidates: out of how many images, at the least, an original was to be picked; ``None`` for other events.
+        best: how often the best decision among these candidates is right, with the ends of its interval (Clopper and
+            Pearson); ``None`` where it was not computed.
+        ceiling: no attack succeeds more often; ``None`` where nothing is proven.
+        theorem: what the ceiling rests on, or why there is none.
+        exceeded: whether the rate is above a proven ceiling, with 99.9 % confidence: an error in fedpriv.
+    """
+
+    event: str
+    attack: str
+    upload: str
+    hits: int
+    images: int
+    interval: tuple[float, float]
+    chance: float
+    estimated: bool = False
+    best: Interval | None = None
+    ceiling: float | None = None
+    theorem: str = ""
+    exceeded: bool = False
+    candidates: int | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the images."""
+        return self.hits / self.images
+
+    @property
+    def success(self) -> str:
+        """The event in words."""
+        if self.event == "told":
+            return f"picked out of {self.candidates or 'other images'}"
+        words = {
+            "label": "label named",
+            "recovered": "image recovered",
+            "row": "row recovered",
+            "sentence": "sentence recovered",
+        }
+        return words.get(self.event, self.event)
+
+
+def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:
+    """Return the rates of the attacks that succeed most often: several where they tie against the same guess."""
+    ordered = sorted(rates, key=lambda rate: -rate.share)
+    ties = [rate for rate in ordered if (rate.share, rate.chance) == (ordered[0].share, ordered[0].chance)]
+    return tuple(ties)
+
+
+@dataclass(frozen=True)
+class ThreatModel(Record):
+    """What one adversary has to work with.
+
+    Attributes:
+        name: who listens: the name in the experiment file.
+        listener: who they are, and where.
+        sees: what reaches them in each round.
+        knows: what else they know (Kerckhoffs: by default everything but the secrets).
+        withheld: what they never get.
+        conduct: whether they only listen or also interfere.
+        grants: what attacks may build on, by the names of :class:`fedpriv.attacks.access.Access`.
+    """
+
+    name: str
+    listener: str = ""
+    sees: tuple[str, ...] = ()
+    knows: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    conduct: str = ""
+    grants: tuple[str, ...] = ()

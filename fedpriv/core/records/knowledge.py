@@ -1,0 +1,60 @@
+"""Knowledge transfer by votes (PATE): each question, and all together."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fedpriv.core.records.reading import Model, Record
+
+__all__ = ["Knowledge", "VotedAnswer"]
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class VotedAnswer(Record):
+    """One line of answers.jsonl: one question, which is public as its answer is.
+
+    Attributes:
+        query: the number of the image in the test data, from 0.
+        answered: whether there is an answer.
+        label: the class; ``None`` without an answer.
+
+    Raises:
+        ValueError: an answer without a class, or a class without an answer.
+    """
+
+    query: Annotated[int, Field(ge=0)]
+    answered: bool
+    label: Annotated[int, Field(ge=0)] | None
+
+    def __post_init__(self) -> None:
+        if self.answered != (self.label is not None):
+            raise ValueError("answered and label do not agree")
+
+
+class Knowledge(Model):
+    """knowledge.json: what the answers are worth, and what they prove; no figure here tells of votes but as proven.
+
+    ``planned`` images were put to the vote; ``asked`` of them were put to the aggregator before the budget ended, and
+    ``answered`` have an answer, of which the share ``right`` names the class of the test data. ``student`` is the
+    accuracy on the ``evaluated`` test images that nobody was asked about. ``spent`` is the epsilon of the answers
+    given; the claim is the ledger's. ``sanitised`` is a data-dependent epsilon with noise on it: an estimate, which is
+    above or below the true one.
+    """
+
+    aggregator: str
+    noise_at: str
+    teachers: int
+    voted: int
+    planned: int
+    asked: int
+    answered: int
+    right: _Share | None
+    student: _Share
+    evaluated: int
+    budget: float | None
+    spent: float | None
+    delta: float
+    sanitised: float | None = None

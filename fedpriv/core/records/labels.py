@@ -1,0 +1,59 @@
+"""labels.json: what changed labels tell about how frequent classes are. What the referee knows lies in referee/."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fedpriv.core.records.reading import Model, Record
+
+__all__ = ["LabelSurvey", "LabelsTold"]
+
+_Count = Annotated[int, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class LabelsTold(Record):
+    """referee/labels.json: how often the label behind a changed one is named; only the referee knows.
+
+    Attributes:
+        examples: all clients' examples.
+        kept: how many labels were not changed.
+        right: how many are named by the likeliest label behind the changed one, given the true shares of classes.
+        low: of the 95 % interval of the share that is right.
+        high: likewise.
+        guess: the largest share of a class: what naming it everywhere gets right.
+        ceiling: what nobody exceeds who sees one example's changed label and knows the shares of classes.
+        true_shares: of the classes.
+    """
+
+    examples: _Count
+    kept: _Count
+    right: _Count
+    low: _Share
+    high: _Share
+    guess: _Share
+    ceiling: _Share
+    true_shares: tuple[_Share, ...]
+
+
+class LabelSurvey(Model):
+    """labels.json.
+
+    A label is kept with probability ``keep``, and becomes each other one with ``other``. ``counts`` has a row for each
+    of the ``clients`` that answered, ascending: how often it holds each class after labels were changed. ``shares`` and
+    ``standard_errors`` are estimates from the ``examples`` of all of them; empty where nobody was asked, as with a
+    mechanism, whose claim counts would not be covered by. ``told`` is the referee's: it is in no message, and in a file
+    of its own (runs of earlier versions have it here).
+    """
+
+    epsilon: float
+    keep: _Share
+    other: _Share
+    clients: tuple[_Count, ...] = ()
+    counts: tuple[tuple[_Count, ...], ...] = ()
+    examples: _Count = 0
+    shares: tuple[float, ...] = ()
+    standard_errors: tuple[float, ...] = ()
+    told: LabelsTold | None = None

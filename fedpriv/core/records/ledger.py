@@ -1,0 +1,293 @@
+"""The ledger of a run: a line for clients that are alike, and the run's figure: the worst client's, not a sum."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Self
+
+from fedpriv.core.names import Adjacency
+from fedpriv.core.records.members import member_ranges, members_text
+from fedpriv.core.records.reading import Record
+
+__all__ = [
+    "Ceiling",
+    "DataRelease",
+    "Guarantee",
+    "LabelCeiling",
+    "Ledger",
+    "LedgerLine",
+    "Stop",
+    "View",
+    "shown_epsilon",
+]
+
+
+@dataclass(frozen=True)
+class Guarantee(Record):
+    """What is proven about one client's releases.
+
+    Attributes:
+        adjacency: which two data sets must look alike, in words.
+        sampling: how a step picks its examples, with the rate where it matters.
+        participations: the most often one unit may have been used.
+        nominal_epsilon: the figure the mechanism's paper prints for one participation; no proof for the run. None where
+            there is none next to the proven one.
+        pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
+        epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
+        delta: of that statement.
+        theorem: for each of the three figures (by its name) what it rests on, or why it is None.
+        notes: what a reader must know with the figures. Heuristics are labelled so.
+    """
+
+    adjacency: str
+    sampling: str
+    participations: int
+    nominal_epsilon: float | None
+    pure_epsilon: float | None
+    epsilon: float | None
+    delta: float
+    theorem: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def relation(self) -> Adjacency | None:
+        """The adjacency without its words."""
+        return Adjacency.of(self.adjacency)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it is about data that are replaced by any others, as measurements of membership are."""
+        return self.relation is not None and self.relation.replaces
+
+
+@dataclass(frozen=True)
+class Ceiling(Record):
+    """What no attack can exceed.
+
+    Attributes:
+        k0: the baseline: the best probability of success without having seen anything, in (0, 1).
+        gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
+        theorem: what that rests on, or why there is none.
+    """
+
+    k0: float
+    gamma: float | None
+    theorem: str
+
+
+@dataclass(frozen=True)
+class _Client(Record):
+    """What comes first in a line."""
+
+    client: int = field(kw_only=True)
+    count: int = field(default=1, kw_only=True)
+    members: str = field(default="", kw_only=True)
+    examples: int | None = field(default=None, kw_only=True)
+    noise: float | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class LedgerLine(Guarantee, _Client):
+    """The line of clients that are alike, what is proven about each of them included.
+
+    Attributes:
+        client: the partition's number; of several clients the lowest.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a line a client.
+        examples: n_k, how many examples the client holds.
+        noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
+            a mechanism.
+        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is). With
+            sampled batches they are about an example that is chosen without regard to who took part. None for clients
+            that were never asked, of whom nothing can be attacked, and in runs of earlier versions. Earlier versions
+            had that of its label here, too: see :class:`LabelCeiling`.
+
+    Raises:
+        ValueError: members are not ``count`` numbers, the lowest being ``client``.
+    """
+
+    ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.ranges[0].start != self.client or sum(map(len, self.ranges)) != self.count:
+            raise ValueError(f"members are not {self.count} clients from number {self.client}")
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The clients of the line."""
+        return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
+
+    def of_all(self, clients: Sequence[int]) -> Self:
+        """Return the same line of several clients, which ascend."""
+        return replace(self, client=clients[0], count=len(clients), members=members_text(clients))
+
+    @classmethod
+    def of(
+        cls,
+        client: int,
+        examples: int,
+        guarantee: Guarantee,
+        noise: float | None = None,
+        ceilings: Mapping[str, Ceiling] = MappingProxyType({}),
+    ) -> Self:
+        """Return the line of a client with this guarantee."""
+        return cls(
+            **vars(guarantee),
+            client=client,
+            members=str(client),
+            examples=examples,
+            noise=noise,
+            ceilings=dict(ceilings),
+        )
+
+    @property
+    def badness(self) -> tuple[float, float, int, int]:
+        """Sorts lines, the worst first.
+
+        Worst is: no finite epsilon, then the largest epsilon, the largest pure epsilon, the most participations, and
+        the lowest client number.
+        """
+        return -_size(self.epsilon), -_size(self.pure_epsilon), -self.participations, self.client
+
+
+@dataclass(frozen=True)
+class LabelCeiling(Record):
+    """A line of referee/ceilings.json: how often any attack names the label of an example of these clients at most.
+
+    The baseline is the largest share of a class among a client's examples: an exact figure of its data, which the
+    ledger may not show.
+
+    Attributes:
+        client: the lowest number.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``.
+        label: the ceiling.
+    """
+
+    client: int
+    count: int
+    members: str
+    label: Ceiling
+
+
+@dataclass(frozen=True)
+class DataRelease(Record):
+    """What was released of the data before the training: a line of its own, which the clients' lines include.
+
+    Attributes:
+        what: was released.
+        mechanism: in words.
+        adjacency: which two data sets must look alike, in words.
+        epsilon: pure.
+        theorem: what it rests on.
+        notes: what a reader must know with it.
+    """
+
+    what: str
+    mechanism: str
+    adjacency: str
+    epsilon: float
+    theorem: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View(Record):
+    """What is proven of a part of what a run shows, and against whom: a line of its own where noise is on sums.
+
+    Attributes:
+        sees: the part, in words.
+        protects_against: who may see it and no more.
+        not_against: against whom nothing is proven by this line.
+        guarantee: about every client.
+    """
+
+    sees: str
+    protects_against: str
+    not_against: str
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class Ledger(Record):
+    """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`.
+
+    Attributes:
+        unit: what is protected: example or update.
+        mechanism: its name.
+        parameters: the mechanism's public parameters, plain values.
+        clients: at least one line, worst first.
+        labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
+            clients'. ``None``: they do not.
+        releases: what was released of the data before the training.
+        views: where noise is on the sum of a round's uploads: what is proven against whom. None of them is added to
+            another: each is a statement about the whole run.
+    """
+
+    unit: str
+    mechanism: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    clients: tuple[LedgerLine, ...] = ()
+    labels: Guarantee | None = None
+    releases: tuple[DataRelease, ...] = ()
+    views: tuple[View, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise ValueError("a ledger needs at least one client")
+
+    @classmethod
+    def of(cls, unit: str, mechanism: str, parameters: Mapping[str, Any], lines: Iterable[LedgerLine]) -> Self:
+        """Return the ledger with its lines sorted, worst first.
+
+        Raises:
+            ValueError: no lines.
+        """
+        return cls(unit, mechanism, dict(parameters), tuple(sorted(lines, key=lambda line: line.badness)))
+
+    @property
+    def worst(self) -> LedgerLine:
+        """The line whose figures are the run's."""
+        return self.clients[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
+        tree = {**asdict(self), "worst": asdict(self.worst)}
+        absent = {name for name in ("labels", "releases", "views") if not tree[name]}
+        return {key: value for key, value in tree.items() if key not in absent}
+
+
+@dataclass(frozen=True)
+class Stop(Record):
+    """Clients that are no longer asked, because once more would take each of them above federation.target_epsilon.
+
+    Attributes:
+        client: the partition's number; of several clients, which were never asked and are alike, the lowest.
+        round: the last round in which it was asked; 0 if it never was.
+        epsilon: proven for it by then.
+        next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
+        count: how many clients these are.
+        members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a stop a client.
+    """
+
+    client: int
+    round: int
+    epsilon: float
+    next_epsilon: float | None
+    count: int = 1
+    members: str = ""
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The clients that stopped."""
+        return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
+
+
+def _size(figure: float | None) -> float:
+    return math.inf if figure is None else figure
+
+
+def shown_epsilon(epsilon: float) -> str:
+    """Return an epsilon as people are shown it: four digits, and from 1000 on all of them."""
+    return f"{epsilon:,.0f}" if epsilon >= 1000 else f"{epsilon:.4g}"

@@ -1,0 +1,145 @@
+"""probe.json: what attacks on the finished model and on its answers found."""
+
+from dataclasses import dataclass
+
+from fedpriv.core.records.attacks import Interval
+from fedpriv.core.records.reading import Model, Record
+
+__all__ = ["CurvePoint", "Inverted", "Probe", "ProbeFigure", "ProbeResult", "Shown"]
+
+_ROUNDS_TO_ONE = 0.9995
+
+
+@dataclass(frozen=True)
+class ProbeFigure(Record):
+    """How far one attack came in one respect, between what a guess gets and what no attack can exceed.
+
+    Attributes:
+        what: is measured, in words.
+        measured: on the scale of ``unit``, with its interval where there is one.
+        guess: what someone gets who asked nothing; ``None``: there is no such figure.
+        reference: what a perfect answer would get by the same measure; ``None``: that is 1, or not known.
+        ceiling: no attack exceeds it; ``None``: nothing is proven.
+        theorem: what the ceiling rests on, or why there is none.
+        unit: share, dB or number.
+    """
+
+    what: str
+    measured: Interval
+    guess: float | None = None
+    reference: float | None = None
+    ceiling: float | None = None
+    theorem: str = ""
+    unit: str = "share"
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether even the interval's lower end is above what is claimed to be proven."""
+        low = self.measured.low
+        return self.ceiling is not None and low is not None and low > self.ceiling + 1e-9
+
+    @property
+    def near_one(self) -> str:
+        """A ceiling below 1 that would be printed as 1, in words; empty for all others."""
+        # A large epsilon's ceiling is below 1 by less than a float can say; a share of exactly 1 is a perfect copy's.
+        known = self.ceiling is None or (self.unit == "share" and self.ceiling == 1)
+        if known or self.unit == "dB" or not _ROUNDS_TO_ONE <= (self.ceiling or 0.0) <= 1:
+            return ""
+        return "> 99.9%" if self.unit == "share" else "> 0.999"
+
+
+@dataclass(frozen=True)
+class CurvePoint(Record):
+    """What an attack has after so many questions: a share, from 0 to 1."""
+
+    queries: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Inverted(Record):
+    """What an attack says one class looks like.
+
+    Attributes:
+        label: the class; nobody is named.
+        picture: its file in probe/.
+        confidence: of the attacked model in the label.
+        rank: the label's place among all classes, by likeness to pictures that nobody trained with; 1: told.
+        psnr: to the mean of the class's training pictures, in dB.
+    """
+
+    label: int
+    picture: str
+    confidence: float
+    rank: int
+    psnr: float
+
+
+@dataclass(frozen=True)
+class Shown(Record):
+    """A picture that an attack is about: its file in probe/, what kind it is, and of what."""
+
+    picture: str
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True)
+class ProbeResult(Record):
+    """One attack in one variant.
+
+    Attributes:
+        attack: its name in the table.
+        variant: what tells it from its others; may be empty.
+        surface: what it needs of the threat model, in words.
+        queries: images that the endpoint answered.
+        figures: between guess and ceiling, the one that headlines are about first.
+        curve: of the first figure against questions; may be empty.
+        inverted: the classes, for attacks that make pictures.
+        guess_picture: the file of what a guess offers for every class; empty where there are no pictures.
+        sentences: what it means.
+        shown: further pictures; may be empty.
+    """
+
+    attack: str
+    variant: str
+    surface: str
+    queries: int
+    figures: tuple[ProbeFigure, ...]
+    curve: tuple[CurvePoint, ...] = ()
+    inverted: tuple[Inverted, ...] = ()
+    guess_picture: str = ""
+    sentences: tuple[str, ...] = ()
+    shown: tuple[Shown, ...] = ()
+
+
+class Probe(Model):
+    """probe.json.
+
+    Attributes:
+        adversary: who attacks, a row of the threat models.
+        answers: the policy of the endpoint, in its short form.
+        heuristic: whether nothing is proven about the answers as such.
+        results: in the order in which they were made.
+        refusals: attacks that the threat model or the policy withholds, and why.
+        seconds: wall time.
+    """
+
+    adversary: str
+    answers: str
+    heuristic: bool
+    results: tuple[ProbeResult, ...]
+    refusals: tuple[str, ...] = ()
+    seconds: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is proven about any of the figures."""
+        return any(figure.ceiling is not None for result in self.results for figure in result.figures)
+
+    @property
+    def exceeded(self) -> tuple[str, ...]:
+        """Figures that are above what is claimed to be proven."""
+        return tuple(
+            f"{result.attack}: {figure.what}" for result in self.results for figure in result.figures if figure.exceeded
+        )

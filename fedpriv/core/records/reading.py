@@ -1,0 +1,68 @@
+"""What all records have in common: how they are read from JSON, and what is refused."""
+
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from fedpriv.core.errors import InputError
+
+__all__ = ["Model", "Record", "parse_json", "read_file", "read_text"]
+
+T = TypeVar("T")
+
+
+class Record:
+    """Base of records that are dataclasses: numbers have to be finite, since others are not JSON."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+
+class Model(BaseModel):
+    """Base of records that grow: a key that older runs did not write has its default, one of later versions is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+
+def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
+    """Read one JSON value as a record.
+
+    Args:
+        text: the JSON.
+        kind: of what type it has to be; keys that the type does not know are left out.
+        where: file and line, for people.
+
+    Raises:
+        InputError: it is not such a record.
+    """
+    try:
+        return kind.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{reason}") from None
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of a file, or ``None`` where there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def read_file(path: Path, kind: TypeAdapter[T]) -> T | None:
+    """Return the record that a file holds, or ``None`` where there is no file.
+
+    Raises:
+        InputError: it cannot be read, or is damaged.
+    """
+    text = read_text(path)
+    return None if text is None else parse_json(text, kind, str(path))

@@ -1,0 +1,194 @@
+"""The records of training: rounds, who was asked what, and who holds which data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fedpriv.core.records.reading import Record
+
+__all__ = [
+    "Asked",
+    "Deployed",
+    "Failure",
+    "Holders",
+    "Origin",
+    "Partition",
+    "Released",
+    "RoundRecord",
+    "last_evaluated",
+]
+
+
+@dataclass(frozen=True)
+class Failure(Record):
+    """One client left out of one round, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundRecord(Record):
+    """One line of metrics.jsonl; round 0 is the model before training.
+
+    Attributes:
+        round: the round's number, from 1.
+        loss: mean cross entropy on the test data; ``None`` where the round was not evaluated.
+        accuracy: share of the test data classified correctly, from 0 to 1; likewise.
+        clients: the clients asked.
+        used: the clients whose uploads were aggregated.
+        failures: the clients left out.
+        seconds: wall time of the round, evaluation included.
+        bytes_up: bytes of the uploads.
+        bytes_down: bytes of the parameters sent out.
+        epsilon: proven for the worst client after this round, by the cheap accounting of a run that goes on; ``None``
+            where nothing is proven, and in folders of versions that did not write it.
+        crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
+            attacked and not aggregated.
+        noisy_accuracy: the accuracy with one draw of the forward pass's noise an image; ``None``, and not written,
+            where there is no such noise, or no evaluation.
+        evaluated: the number of test examples that these figures are of, 0 where the round was not evaluated; ``None``
+            in folders of versions that evaluated every round on all.
+    """
+
+    round: int
+    loss: float | None
+    accuracy: float | None
+    clients: tuple[int, ...]
+    used: tuple[int, ...]
+    failures: tuple[Failure, ...]
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    epsilon: float | None = None
+    crafted: tuple[int, ...] = ()
+    noisy_accuracy: float | None = None
+    evaluated: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        line = asdict(self)
+        if self.noisy_accuracy is None:
+            del line["noisy_accuracy"]
+        return line
+
+
+def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the last round that was evaluated; ``None``: none was."""
+    return next((record for record in reversed(rounds) if record.accuracy is not None), None)
+
+
+@dataclass(frozen=True)
+class Released(Record):
+    """What makes one release what it is, from :meth:`fedpriv.core.plan.Plan.released`: settings of two sections."""
+
+    mechanism: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Origin(Record):
+    """Digests, hexadecimal, of what all releases of a run rest on; empty in folders of versions that wrote none.
+
+    Attributes:
+        settings: of the settings that decide what a release is about.
+        secret: of the run's secret. This and what follows is empty without a mechanism.
+        data: of all images and labels, keyed by the secret: whoever has a guess of the data cannot check it.
+        model: of the network's code, and of the numbers that it was built with.
+    """
+
+    settings: str = ""
+    secret: str = ""
+    data: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Asked(Record):
+    """One line of asked.jsonl: clients who were asked the same in a round, and what they release in their answer.
+
+    Attributes:
+        round: the round's number, from 1.
+        clients: who was asked, ascending.
+        sent: the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
+            without a mechanism, and in folders of versions that did not write it.
+        origin: what the releases rest on.
+        releases: mechanism, noise and sampling of a release, each kind once.
+        kinds: for each of the clients its place in ``releases``.
+
+    Raises:
+        ValueError: numbers of clients do not ascend, or there are not as many kinds as clients.
+    """
+
+    round: Annotated[int, Field(ge=1)]
+    clients: tuple[Annotated[int, Field(ge=0)], ...]
+    sent: str = ""
+    origin: Origin = Origin()
+    releases: tuple[Released, ...] = ()
+    kinds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.clients) != sorted(set(self.clients)):
+            raise ValueError("clients has numbers that do not ascend")
+        named = len(self.kinds) == len(self.clients) and set(self.kinds) <= set(range(len(self.releases)))
+        if self.origin.settings and not named:
+            raise ValueError("kinds does not name one of releases for each client")
+
+
+@dataclass(frozen=True)
+class Deployed(Record):
+    """deployment.json: which of Flower's runs this is."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Holders(Record):
+    """Clients that hold so many examples each: ``count`` of them, whose numbers are ``members``, such as ``0-3, 5``."""
+
+    examples: int
+    count: int
+    members: str
+
+
+@dataclass(frozen=True)
+class Partition(Record):
+    """referee/partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
+
+    Attributes:
+        partition: how the data are shared, as in the settings.
+        class_names: of all classes.
+        clients: of the first clients, at least one; of many clients the others have no row.
+        groups: how many examples each client holds; empty in runs of earlier versions, where all have a row.
+        classes: how many examples of each class there are to be held, each counted once; empty likewise.
+
+    Raises:
+        ValueError: there is no client, or one has another number of classes.
+    """
+
+    partition: str = field(default="", kw_only=True)
+    class_names: tuple[str, ...]
+    clients: tuple[tuple[int, ...], ...]
+    groups: tuple[Holders, ...] = ()
+    classes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        classes = len(self.class_names)
+        if not self.clients or any(len(counts) != classes for counts in self.clients):
+            raise ValueError(f"every client needs one count for each of the {classes} classes")
+        if self.groups and self.count < len(self.clients):
+            raise ValueError(f"groups are of {self.count} clients, and {len(self.clients)} have a row")
+
+    @property
+    def count(self) -> int:
+        """How many clients there are."""
+        return sum(group.count for group in self.groups) if self.groups else len(self.clients)
+
+    @property
+    def commonest(self) -> float:
+        """The share of the most frequent class among all examples."""
+        held = [sum(counts) for counts in zip(*self.clients, strict=True)]
+        totals = held if self.count == len(self.clients) else self.classes
+        return max(totals, default=0) / max(sum(totals), 1)

@@ -1,0 +1,93 @@
+"""summary.json: the result of a run in one object."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatModel
+from fedpriv.core.records.evasion import Evasion
+from fedpriv.core.records.knowledge import Knowledge
+from fedpriv.core.records.labels import LabelSurvey
+from fedpriv.core.records.ledger import Guarantee, Stop
+from fedpriv.core.records.membership import Membership
+from fedpriv.core.records.memorisation import Memorisation
+from fedpriv.core.records.probe import Probe
+from fedpriv.core.records.reading import Model
+from fedpriv.core.records.robustness import Robustness
+
+__all__ = ["COMPLETED", "DataFacts", "ModelFacts", "Summary"]
+
+COMPLETED = "completed"
+"""The status of a run that came to its end; others: failed, interrupted."""
+
+
+class DataFacts(Model):
+    """The data set, where it is from, its size, and of texts what is predicted: ``classify`` or ``next``."""
+
+    name: str | None = None
+    source: str | None = None
+    train_examples: int | None = None
+    test_examples: int | None = None
+    task: str | None = None
+
+
+class ModelFacts(Model):
+    """The network, and the numbers that are trained, in all and of each tensor."""
+
+    name: str | None = None
+    parameters: int | None = None
+    tensors: tuple[int, ...] | None = None
+
+
+class Summary(Model):
+    """summary.json.
+
+    ``test_accuracy`` and ``test_loss`` are of ``evaluated_round``, the last round that was evaluated, on
+    ``evaluated_examples`` test examples; versions that did not write these evaluated every round on all.
+    ``settings`` is the digest of the settings that the figures are of (``RunFolder.settings_digest``); empty in
+    summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
+    attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
+    guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
+    is there after an audit, and ``robustness`` after certificates were made,
+    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``memorisation`` is
+    there after an audit of a language model, ``knowledge`` where clients vote (PATE), and ``labels`` where they change
+    their labels.
+    """
+
+    name: str = ""
+    settings: str = ""
+    status: str
+    reason: str | None = None
+    rounds: int = 0
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    evaluated_round: int | None = None
+    evaluated_examples: int | None = None
+    ledger: Guarantee | None = None
+    stops: tuple[Stop, ...] = ()
+    attacks: tuple[AttackResult, ...] = ()
+    rates: tuple[LeakageRate, ...] = ()
+    seconds: float | None = None
+    attack_seconds: Mapping[str, float] = Field(default_factory=dict)
+    verdict: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    data: DataFacts = DataFacts()
+    model: ModelFacts = ModelFacts()
+    threat_model: ThreatModel | None = None
+    device: str = ""
+    engine: str = ""
+    command: str = ""
+    membership: Membership | None = None
+    robustness: Robustness | None = None
+    evasion: Evasion | None = None
+    knowledge: Knowledge | None = None
+    labels: LabelSurvey | None = None
+    probe: Probe | None = None
+    memorisation: Memorisation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was read or set, as JSON types."""
+        return self.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,205 @@
+"""What can be added by one file, each under its name: mechanisms, attacks, data sets, networks, and so on.
+
+Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
+points: in pyproject.toml of a package of yours
+
+    [project.entry-points."fedpriv.mechanisms"]
+    rounded = "my_package.rounded:RoundedSettings"
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedpriv.core.errors import InputError
+
+__all__ = [
+    "ATTACKS",
+    "DATASETS",
+    "EVASIONS",
+    "MECHANISMS",
+    "MODELS",
+    "NOISELESS",
+    "POLICIES",
+    "PROBES",
+    "RULES",
+    "Registry",
+    "suggestion",
+]
+
+
+Kind = TypeVar("Kind", bound=type[Any])
+
+# Reading them goes through every installed package: once for all groups.
+_installed = cache(entry_points)
+
+# It becomes a key of experiment files, a part of lists and of file names.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class Registry(Mapping[str, type[Any]]):
+    """Classes by name, most of them of settings, found when they are first asked for; ours first, then others by name.
+
+    Attributes:
+        what: one thing of the kind, for people.
+        package: where ours are; modules of packages inside it are not looked at.
+        group: of entry points.
+        base: what they are subclasses of, as "module:class".
+    """
+
+    def __init__(self, what: str, package: str, group: str, base: str) -> None:
+        self.what, self.package, self.group, self.base = what, package, group, base
+        self._things: dict[str, type[Any]] = {}
+        self._begun = False
+
+    def register(self, kind: Kind) -> Kind:
+        """Enter a thing of ours; a decorator of its class.
+
+        Raises:
+            ValueError: another one has this name.
+        """
+        _enter(self._things, kind)
+        return kind
+
+    def __getitem__(self, name: str) -> type[Any]:
+        every = self._every()
+        if name not in every:
+            raise InputError(f"there is no {self.what} {name!r}{suggestion(name, tuple(every))}")
+        return every[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._every()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._every())
+
+    def __len__(self) -> int:
+        return len(self._every())
+
+    def _every(self) -> dict[str, type[Any]]:
+        """All of them. While a module is imported that asks for them itself, those that are known already."""
+        if self._begun:
+            return self._things
+        self._begun = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+            if not module.ispkg:
+                importlib.import_module(module.name)
+        self._things = dict(sorted(self._things.items()))
+        for point in sorted(_installed().select(group=self.group), key=lambda point: point.name):
+            # Importing a package runs its code, which may do anything: a sys.exit(0) must not look like success.
+            try:
+                _enter(self._things, check_complete(point.load(), self._base()))
+            except (Exception, SystemExit) as error:
+                self._begun = False
+                raise InputError(
+                    f"{self.what} {point.name!r} of the package {point.dist.name if point.dist else point.value} "
+                    f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+                ) from error
+        return self._things
+
+    def _base(self) -> type[Any]:
+        module, _, name = self.base.partition(":")
+        base: type[Any] = getattr(importlib.import_module(module), name)
+        return base
+
+
+def check_complete(kind: Any, base: type[Any]) -> type[Any]:
+    """Return what another package has entered, if it is what the others of its kind are.
+
+    Args:
+        kind: whatever its entry point names.
+        base: what it has to be a subclass of.
+
+    Raises:
+        TypeError: it is no such class, its name cannot be one, a key of its own hides something of the base, or it
+            lacks an attribute that the base declares, or has one of another type.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise TypeError(f"{getattr(kind, '__qualname__', repr(kind))} is no subclass of {base.__qualname__}")
+    fields = getattr(kind, "model_fields", {})
+    known = getattr(base, "model_fields", {})
+    hidden = [key for key in fields if key not in known and key != "name" and hasattr(base, key)]
+    if hidden:
+        raise TypeError(f"{kind.__qualname__} has a key {hidden[0]!r}, which hides that of {base.__qualname__}")
+    ours = [each for each in reversed(kind.__mro__) if each.__module__.startswith("fedpriv.")]
+    # A class that says an attribute again may say it in words (PEP 563); what its base says stands.
+    said = ((key, value) for each in ours for key, value in inspect.get_annotations(each).items())
+    declared = {key: value for key, value in said if not isinstance(value, str)}
+    for key, annotation in declared.items():
+        if get_origin(annotation) is ClassVar and hasattr(kind, key):
+            _check_attribute(kind, key, get_args(annotation)[0])
+        elif get_origin(annotation) is ClassVar and key in inspect.get_annotations(base):
+            raise TypeError(f"{kind.__qualname__} lacks {key}")
+    name = _name(kind)
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise TypeError(
+            f"{kind.__qualname__} has the name {name!r}; allowed are letters, digits, _ and -, a letter or digit first"
+        )
+    return kind
+
+
+def _check_attribute(kind: type[Any], key: str, wanted: Any) -> None:
+    if wanted not in (bool, int, str) and get_origin(wanted) not in (tuple, Literal):
+        return
+    value = getattr(kind, key)
+    try:
+        TypeAdapter(wanted).validate_python(value, strict=True)
+    except ValidationError:
+        shown = wanted if get_origin(wanted) else wanted.__name__
+        raise TypeError(f"{kind.__qualname__}.{key} = {value!r} is no {shown}") from None
+
+
+def _name(kind: type[Any]) -> Any:
+    fields = getattr(kind, "model_fields", {})
+    return fields["name"].default if "name" in fields else getattr(kind, "name", None)
+
+
+def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
+    name = _name(kind)
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise TypeError(f"{kind.__qualname__} lacks {', '.join(missing)}")
+    if things.setdefault(name, kind) is not kind:
+        raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
+
+
+def suggestion(word: str, known: Sequence[str], *, else_known: bool = True) -> str:
+    """Return what may have been meant, or all that is known, to be put behind an error."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(known)}" if else_known else ""
+
+
+MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "fedpriv.mechanisms:MechanismSettings")
+ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings")
+EVASIONS = Registry(
+    "evasion attack",
+    "fedpriv.attacks.evasion.methods",
+    "fedpriv.evasions",
+    "fedpriv.attacks.evasion.table:EvasionAttack",
+)
+NOISELESS = "-noiseless"
+"""What the name of an evasion attack ends with where it looks at the network without its noise."""
+
+DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
+MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
+POLICIES = Registry(
+    "answer policy", "fedpriv.service.policies", "fedpriv.answers", "fedpriv.service.policies:AnswerPolicy"
+)
+PROBES = Registry(
+    "attack on the finished model",
+    "fedpriv.attacks.endpoint.methods",
+    "fedpriv.probes",
+    "fedpriv.attacks.endpoint.table:EndpointAttack",
+)
+RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")

@@ -1,0 +1,67 @@
+"""How files of a run are written and read: whole, or line by line."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole
+from fedpriv.core.records import parse_json, read_text
+
+__all__ = ["Files"]
+
+T = TypeVar("T")
+
+
+class Files:
+    """The files of a folder, each with its name in it.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        write_whole(self.path / name, content)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file whole."""
+        self.write_bytes(name, text.encode())
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a value as indented JSON; NaN and infinity are refused."""
+        self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def write_private(self, name: str, value: object) -> None:
+        """Write a value as JSON into a folder below, both for the owner's eyes only."""
+        path = self.path / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=0o600)
+
+    def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """Write one JSON object a line, the file whole."""
+        self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
+
+    def _whole_lines(self, name: str, kind: TypeAdapter[T]) -> tuple[T, ...]:
+        """Read all lines of a file of JSON objects that appeared whole."""
+        path = self.path / name
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
+        return tuple(parse_json(line, kind, f"{path}, line {number}") for number, line in lines)
+
+    def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
+        """Read the whole lines of a file of JSON objects; a torn last one is left out."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        whole = content[: content.rfind(b"\n") + 1].splitlines()
+        return [parse_json(line, kind, f"{path}, line {number}") for number, line in enumerate(whole, 1)]

@@ -1,0 +1,296 @@
+"""The folder of one run."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedpriv.core.config import Experiment, load_run, read_toml
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import append_line, drop_cut_line, is_empty, remove_parts, sync, write_whole, writing_to
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import Asked, Deployed, Ledger, RoundRecord, Summary, read_file
+from fedpriv.core.runs.findings import Findings
+from fedpriv.core.runs.poll import Poll, read_poll, write_poll
+
+__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
+
+T = TypeVar("T")
+
+DEPLOYMENT = "deployment.json"
+"""In the folder of a deployment's run: which of Flower's runs it was."""
+
+_ROUND, _ASKED, _SUMMARY = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Summary)
+_DEPLOYED = TypeAdapter(Deployed)
+_SECRET = "secret.key"
+_VOTES = "private/votes.npz"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server's state after a round: named tensors of every kind."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+
+
+def picture_name(round_number: int, client: int, what: str, image: int | None = None, ending: str = ".png") -> str:
+    """Return the name of a picture in reconstructions/, or of a row there.
+
+    Args:
+        round_number: the round.
+        client: the client.
+        what: original, a guess's name, or an attack's with the kind of upload.
+        image: its number, where a client has several.
+        ending: .png, or .json of a row.
+    """
+    return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ending
+
+
+class RunFolder(Findings):
+    """The folder of one run.
+
+    Use :meth:`create` for a new one and :meth:`open` for one that exists.
+
+    Attributes:
+        path: the folder.
+        observations: where the tap writes.
+        reconstructions: where the referee writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.observations, self.reconstructions = path / "observations", path / "reconstructions"
+        self._checkpoint = path / "checkpoint" / "server.safetensors"
+        self._parts = (self.observations, self.reconstructions, self._checkpoint.parent)
+
+    @staticmethod
+    def create(path: Path, experiment: Experiment) -> "RunFolder":
+        """Make the folder and write the resolved configuration into it.
+
+        Raises:
+            InputError: the folder exists and is not empty, or cannot be made.
+            RunFailedError: the disk is full; the folder is empty.
+        """
+        with writing_to(path):
+            if path.exists() and not is_empty(path):
+                raise InputError(f"{path} exists already; choose another --out, or finish it with --resume {path}")
+            path.mkdir(parents=True, exist_ok=True)
+            # First of all: what holds this file can be resumed, and what does not can be begun anew.
+            write_whole(path / "config.toml", experiment.to_toml().encode(), durable=True)
+            return RunFolder.open(path)
+
+    @staticmethod
+    def open(path: Path) -> "RunFolder":
+        """Return the folder of an earlier run.
+
+        Raises:
+            InputError: there is no such folder, or it is not a run's.
+        """
+        if not (path / "config.toml").is_file():
+            raise InputError(f"{path} is not the folder of a run: it has no config.toml")
+        folder = RunFolder(path)
+        for part in folder._parts:
+            part.mkdir(exist_ok=True)
+        return folder
+
+    @property
+    def to_resume(self) -> str:
+        """The command that finishes this run."""
+        return shlex.join(["fedpriv", "run", "--resume", str(self.path)])
+
+    @property
+    def to_report(self) -> str:
+        """The command that writes the report again."""
+        return shlex.join(["fedpriv", "report", str(self.path)])
+
+    def experiment(self) -> Experiment:
+        """The experiment of this run."""
+        return load_run(self.path)
+
+    def command(self) -> str:
+        """The command that repeats this run; the folder's own configuration where it was started otherwise."""
+        return self.given_command() or f"fedpriv run {self.path / 'config.toml'}"
+
+    def given_command(self) -> str:
+        """The commands that led here, one a line; empty if unknown."""
+        path = self.path / "command.txt"
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
+
+    def remove_parts(self) -> None:
+        """Remove what a killed process left of files and lines that it was writing; nobody else may be writing here."""
+        others = (self.path / name for name in ("membership", "robustness", "probe", "private", "referee"))
+        remove_parts(self.path, *self._parts, *others)
+        # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
+        drop_cut_line(self.path / "asked.jsonl")
+
+    def keep_poll(self, poll: Poll) -> None:
+        """Write what clients voted onto the disk: they are not asked again."""
+        write_poll(self.path / _VOTES, poll)
+
+    def poll(self) -> Poll | None:
+        """What clients voted; ``None`` until they have, and in runs in which they do not.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return read_poll(self.path / _VOTES)
+
+    def keep_secret(self, secret: Secret) -> None:
+        """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""
+        write_whole(self.path / _SECRET, f"{secret.key.hex()}\n".encode(), mode=0o600)
+
+    def has_secret(self, experiment: Experiment) -> bool:
+        """Whether the run's secret is here, or follows from the seed."""
+        return not experiment.keeps_secret or (self.path / _SECRET).is_file()
+
+    def secret(self, experiment: Experiment) -> Secret:
+        """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
+
+        Raises:
+            InputError: it is no longer here.
+        """
+        if not experiment.keeps_secret:
+            return Secret.of_seed(experiment.seed)
+        path = self.path / _SECRET
+        try:
+            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            raise InputError(
+                f"{path} is not there, or damaged: noise and batches of this run cannot be drawn again without it"
+            ) from None
+
+    def world_secret(self, experiment: Experiment) -> Secret | None:
+        """Return what the run's data are built with: its secret where batches or labels follow from it, else ``None``.
+
+        Raises:
+            InputError: it is no longer here, or never was: in a deployment only clients know what their labels became.
+        """
+        if not experiment.rests_on_secret:
+            return None
+        if experiment.changes_labels and self.is_deployed:
+            raise InputError(
+                f"{self.path}: the clients of this deployment changed their labels by secrets of their own, so that "
+                "nobody else can build what they trained with; run it inline, or with noise = 'reproducible'"
+            )
+        return self.secret(experiment)
+
+    @property
+    def is_deployed(self) -> bool:
+        """Whether the rounds ran on a deployment."""
+        return (self.path / DEPLOYMENT).exists()
+
+    def append_asked(self, line: Asked) -> None:
+        """Note, before messages go out, who is asked: from then on they may have released something."""
+        append_line(self.path / "asked.jsonl", json.dumps(asdict(line)))
+
+    def asked(self) -> tuple[Asked, ...]:
+        """Who was asked so far, a cut-off round included.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return tuple(self._lines("asked.jsonl", _ASKED))
+
+    def append_round(self, record: RoundRecord) -> None:
+        """Add a line to metrics.jsonl."""
+        append_line(self.path / "metrics.jsonl", json.dumps(record.to_json(), allow_nan=False))
+
+    def rounds(self) -> list[RoundRecord]:
+        """The complete lines of metrics.jsonl.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self._lines("metrics.jsonl", _ROUND)
+
+    def summary(self) -> Summary | None:
+        """What the run wrote about itself when it ended; ``None`` before, or if it was killed.
+
+        Raises:
+            InputError: the file is damaged. So it is of the readers that follow, which return ``None`` likewise.
+        """
+        return read_file(self.path / "summary.json", _SUMMARY)
+
+    def settings_digest(self) -> str:
+        """SHA-256 of what config.toml says, in hexadecimal digits, without the section [report], which may change."""
+        tree = {key: value for key, value in read_toml(self.path / "config.toml").items() if key != "report"}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
+
+    def checked_summary(self) -> Summary | None:
+        """Return :meth:`summary`, whose figures are of the settings that are in the folder now.
+
+        Raises:
+            InputError: they are of others, because config.toml was edited; or the file is damaged.
+        """
+        summary = self.summary()
+        if summary is not None and summary.settings not in ("", self.settings_digest()):
+            raise InputError(
+                f"{self.path / 'config.toml'} was changed after the run had ended, and its figures are of other "
+                f"settings: set it as it was, or go on with what it says now: {self.to_resume}"
+            )
+        return summary
+
+    def deployed(self) -> Deployed | None:
+        """Which of Flower's runs it was; ``None``: it was no deployment's."""
+        return read_file(self.path / DEPLOYMENT, _DEPLOYED)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write summary.json."""
+        self.write_json("summary.json", summary.to_json())
+
+    def final_summary(self) -> Summary:
+        """The summary of a run that has ended.
+
+        Raises:
+            InputError: it has not, or its settings were changed since, or the file is damaged.
+        """
+        return self._needed("summary.json", self.checked_summary())
+
+    def final_ledger(self) -> Ledger:
+        """The ledger of a run that has ended; errors are those of :meth:`final_summary`."""
+        return self._needed("ledger.json", self.ledger())
+
+    def _needed(self, name: str, record: T | None) -> T:
+        if record is None:
+            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
+        return record
+
+    def keep_rounds(self, last: int) -> None:
+        """Cut metrics.jsonl back to the rounds up to ``last``."""
+        self.write_rounds([record for record in self.rounds() if record.round <= last])
+
+    def write_rounds(self, records: Sequence[RoundRecord]) -> None:
+        """Write metrics.jsonl anew."""
+        self.write_jsonl("metrics.jsonl", [record.to_json() for record in records])
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write the server's state whole, replacing the one before; the lines of its rounds reach the disk first."""
+        for path in (self.path / "asked.jsonl", self.path / "metrics.jsonl"):
+            if path.exists():
+                sync(path)
+        tensors = {name: value.contiguous() for name, value in checkpoint.tensors.items()}
+        write_whole(self._checkpoint, save(tensors, metadata={"round": str(checkpoint.round)}), durable=True)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Return the last checkpoint, or ``None`` where no round was finished.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        if not self._checkpoint.exists():
+            return None
+        try:
+            with safe_open(self._checkpoint, framework="pt") as file:
+                metadata = file.metadata() or {}
+                return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise InputError(f"{self._checkpoint} is damaged: {error}") from None

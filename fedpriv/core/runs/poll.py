@@ -1,0 +1,73 @@
+"""What clients voted (PATE): a file for the owner's eyes only."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.files import write_whole
+from fedpriv.core.npz import read_arrays, read_headers
+from fedpriv.core.records import Failure
+
+__all__ = ["Poll", "read_poll", "write_poll"]
+
+
+@dataclass(frozen=True)
+class Poll:
+    """private/votes.npz: what clients voted, for no eyes but those of the server that they trust with it.
+
+    Attributes:
+        votes: (T, Q), int16, the class that each teacher sees; (0, Q) where votes were summed under masks.
+        clients: (T,), int64, whose teachers these are; (M,) who is in the sum.
+        counts: (Q, K), float64, votes for each class; with noise in them where they were summed under masks.
+        failures: who was left out, and why.
+        bytes_up: the size of what was sent.
+    """
+
+    votes: NDArray[np.int16]
+    clients: NDArray[np.int64]
+    counts: NDArray[np.float64]
+    failures: tuple[Failure, ...]
+    bytes_up: int
+
+
+def write_poll(path: Path, poll: Poll) -> None:
+    """Write what clients voted, for the owner's eyes only, onto the disk: they are not asked again."""
+    content = io.BytesIO()
+    np.savez(
+        content,
+        votes=poll.votes,
+        clients=poll.clients,
+        counts=poll.counts,
+        failed=np.array([failure.client for failure in poll.failures], dtype=np.int64),
+        reasons=np.array([failure.reason for failure in poll.failures], dtype="<U300"),
+        bytes_up=np.array(poll.bytes_up, dtype=np.int64),
+    )
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_whole(path, content.getvalue(), mode=0o600, durable=True)
+
+
+def read_poll(path: Path) -> Poll | None:
+    """What clients voted; ``None`` until they have, and in runs in which they do not.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    headers = read_headers(path, ("votes", "clients", "counts", "failed", "reasons", "bytes_up"))
+    if sum(header.nbytes for header in headers.values()) > path.stat().st_size:
+        raise InputError(f"{path} is damaged: it is packed")
+    try:
+        read = read_arrays(path, headers)
+        failures = zip(read["failed"].tolist(), read["reasons"].tolist(), strict=True)
+        failed = tuple(Failure(int(client), str(reason)) for client, reason in failures)
+        poll = Poll(read["votes"], read["clients"], read["counts"], failed, int(read["bytes_up"]))
+        if poll.counts.ndim != 2 or poll.votes.shape[1:] != poll.counts.shape[:1]:
+            raise ValueError(f"votes of shape {poll.votes.shape} and counts of shape {poll.counts.shape}")
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {one_line(error)}") from None
+    return poll

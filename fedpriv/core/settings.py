@@ -1,0 +1,287 @@
+"""What sections of an experiment are made of: the base of all settings, and numbers with their ranges."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import get_annotations
+from pathlib import PurePath
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import Registry, suggestion
+
+__all__ = [
+    "LEAST_EPSILON",
+    "MOST_EPSILON",
+    "Choice",
+    "Count",
+    "Epsilon",
+    "Extensible",
+    "Groups",
+    "Integer",
+    "Momentum",
+    "NonNegative",
+    "Positive",
+    "Real",
+    "Registered",
+    "Section",
+    "Steps",
+    "absent",
+    "allowed_words",
+    "enumerated",
+]
+
+
+def absent(value: Any) -> bool:
+    """For ``Field(exclude_if=...)``: a key added later, where it is unset, leaves a file the bytes that it had before.
+
+    A serializer of our own would do the same, but pydantic makes an error of Ctrl-C while it runs.
+    """
+    return value is None
+
+
+class Section(BaseModel):
+    """Settings: frozen, a key that nothing reads is an error, and what is written into a file can be read back.
+
+    Other packages have sections of their own: what their validators raise is an error of the settings, too.
+    """
+
+    # Validators are built when settings are first read: a command needs few of them, and only then other packages'
+    # mechanisms and the like are imported, because they may import these modules.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _plain(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            settings = handler(given)
+        except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ValueError(f"{cls.__module__}.{cls.__qualname__} raises {type(error).__name__}: {error}") from error
+        for key, value in settings:
+            if not _is_plain(value):
+                raise ValueError(
+                    f"{key} = {value!r} cannot be written into a file of settings; allowed are finite numbers, texts, "
+                    "paths, true, false, nothing, and tuples of these"
+                )
+        return settings
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str, PurePath, Section))
+
+
+Chosen = TypeVar("Chosen", bound=Section)
+
+
+def _not_bool(value: Any) -> Any:
+    """Python takes true for 1; a person who writes true where a number belongs does not mean that."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_not_bool)]
+Real = Annotated[float, BeforeValidator(_not_bool), Field(allow_inf_nan=False)]
+# The bounds are far beyond use; they keep numbers inside float32 and loops finite.
+Positive = Annotated[Real, Field(gt=0, le=1e9)]
+NonNegative = Annotated[Real, Field(ge=0)]
+Momentum = Annotated[Real, Field(ge=0, lt=1)]
+Count = Annotated[Integer, Field(ge=1, le=10_000_000)]
+Class = Annotated[Integer, Field(ge=0, le=1_000_000)]
+Steps = Annotated[Integer, Field(ge=0, le=10_000_000)]
+LEAST_EPSILON, MOST_EPSILON = 1e-9, 1e9
+Epsilon = Annotated[Real, Field(ge=LEAST_EPSILON, le=MOST_EPSILON)]
+
+
+def _each_once(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Refuse groups that share a class."""
+    every = [label for group in groups for label in group]
+    twice = [label for number, label in enumerate(every) if label in every[:number]]
+    if twice:
+        raise ValueError(f"class {twice[0]} is named twice")
+    return groups
+
+
+Groups = Annotated[
+    tuple[Annotated[tuple[Class, ...], Field(min_length=1)], ...], Field(min_length=2), AfterValidator(_each_once)
+]
+"""Classes that become one, group by group."""
+
+
+class Registered:
+    """Marks a field that names one registered thing; or a variant of it, by the thing's name with an ending."""
+
+    def __init__(self, registry: Registry, ending: str = "") -> None:
+        self.registry, self.ending = registry, ending
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Refuse what is no such name."""
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The names, for editors."""
+        return {**handler(schema), "enum": list(self._names())}
+
+    def _names(self) -> tuple[str, ...]:
+        variants = (f"{name}{self.ending}" for name in self.registry if self.ending)
+        return (*self.registry, *variants)
+
+    def _known(self, name: str) -> str:
+        known = self._names()
+        if name not in known:
+            raise ValueError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
+        return name
+
+
+class Choice(Generic[Chosen]):
+    """Marks a field whose settings are those of one registered thing: which one, its key ``name`` says.
+
+    Attributes:
+        section: where experiments have it.
+        registry: the things.
+        default: the name where none is given.
+        open_name: under which the registry has settings that take every name with a colon; empty: none do.
+    """
+
+    def __init__(self, section: str, registry: Registry, default: str, open_name: str = "") -> None:
+        self.section, self.registry, self.default, self.open_name = section, registry, default, open_name
+
+    def kind(self, name: Any) -> type[Chosen] | None:
+        """Return the settings' class of this name; ``None`` where there is none."""
+        return self.registry[self._tag(name)] if isinstance(name, str) and self._tag(name) in self.registry else None
+
+    def settings(self, tree: Mapping[str, Any]) -> Chosen:
+        """Return the settings of what the key ``name`` says; of the default, without it.
+
+        Raises:
+            InputError: there is no such thing.
+            ValidationError: a key or value is not allowed.
+        """
+        name = str(tree.get("name", self.default))
+        kind = self.kind(name)
+        if kind is None:
+            raise InputError(f"{self.section}.name: {name!r} is not known{suggestion(name, tuple(self.registry))}")
+        return kind.model_validate(dict(tree))
+
+    def recorded(self, tree: Mapping[str, Any]) -> Chosen:
+        """Read settings that this program has written, say those in an observation.
+
+        Raises:
+            InputError, ValidationError: as :meth:`settings`.
+        """
+        return self.settings(self.read_keys(tree))
+
+    def read_keys(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tree without keys that only others than the named one read.
+
+        Versions up to 0.2 wrote the keys of all things, though only those of the named one had an effect.
+        """
+        kind = self.kind(tree.get("name", self.default))
+        others = {key for other in self.registry.values() for key in other.model_fields}
+        unread = others - set(kind.model_fields) if kind else set()
+        return {key: value for key, value in tree.items() if key not in unread}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A union whose tag is the name; written out as what it is, since pydantic would swallow Ctrl-C in _name."""
+        choices = {name: handler.generate_schema(kind) for name, kind in self.registry.items()}
+        as_any = core_schema.simple_ser_schema("any")
+        return core_schema.tagged_union_schema(choices, discriminator=self._name, serialization=as_any)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The same for editors: of settings without a name, only those of the default are allowed."""
+        union = handler(schema)
+        for choice in union["oneOf"]:
+            settings = handler.resolve_ref_schema(choice)
+            if settings["properties"]["name"].get("const") != self.default:
+                settings["required"] = sorted({*settings.get("required", ()), "name"})
+        return union
+
+    def _name(self, given: Any) -> Any:
+        if isinstance(given, dict):
+            return self._tag(given.get("name", self.default))
+        return self._tag(getattr(given, "name", None))
+
+    def _tag(self, name: Any) -> Any:
+        return self.open_name if self.open_name and isinstance(name, str) and ":" in name else name
+
+
+class Extensible(Section):
+    """A section that has further keys from registered things, which are imported when settings are first read."""
+
+    @classmethod
+    @abstractmethod
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """Whose each further key is, the key, and its field."""
+
+    @classmethod
+    def further(cls) -> Mapping[str, FieldInfo]:
+        """The further keys.
+
+        Raises:
+            InputError: one is a key of the section itself, or hides another attribute of it, or two things read keys
+                of one name that are not the same.
+        """
+        own = {key for each in cls.__mro__ for key in get_annotations(each)}
+        fields: dict[str, FieldInfo] = {}
+        for kind, key, field in cls.entries():
+            if key in own or hasattr(cls, key) or repr(fields.setdefault(key, field)) != repr(field):
+                raise InputError(
+                    f"{kind.__module__}:{kind.__qualname__}: its key {key!r} is taken in {cls.__name__}; choose another"
+                )
+        return fields
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """With the further keys: from here on they are fields like the others."""
+        for key, field in cls.further().items():
+            cls.model_fields.setdefault(key, field)
+        return handler(source)
+
+
+def allowed_words(detail: ErrorDetails) -> str:
+    """What a validator's error says, in plain words: "allowed is from 1", not "Input should be greater than ..."."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    bounds = {"greater_than_equal": "from", "greater_than": "above", "less_than_equal": "up to", "less_than": "below"}
+    if kind in bounds:
+        (bound,) = context.values()
+        return f"allowed is {bounds[kind]} {bound if isinstance(bound, int) else format(bound, 'g')}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} is wanted"
+    for start, words in _WANTED.items():
+        if kind.startswith(start):
+            return words
+    return detail["msg"].removeprefix("Value error, ")
+
+
+_WANTED = {
+    "int_": "a whole number is wanted",
+    "float_": "a number is wanted",
+    "finite_number": "a finite number is wanted",
+    "bool_": "true or false is wanted",
+    "string_type": "a text is wanted",
+    "tuple_type": "a list is wanted",
+}
+
+
+def enumerated(words: Sequence[str], last: str) -> str:
+    """Words as a person lists them: a, b or c."""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -1,0 +1,383 @@
+"""The experiment made concrete: the data, who holds what, the network, and every client's plan.
+
+All of it is a function of the experiment, so that each process (server, client, referee) builds its own and none of it
+has to travel.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
+from hashlib import sha256
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpriv.accounting.erm import Problem
+from fedpriv.accounting.response import Response
+from fedpriv.core.checks import LOSS, check_fitness, check_shares, random_examples
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.network import network_of, precision_of, redistribution_of, smoothing_of
+from fedpriv.core.plan import Plan
+from fedpriv.core.plans import Plans, kinds_of
+from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
+from fedpriv.data.canaries import with_canaries
+from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
+from fedpriv.data.labels import changed_labels
+from fedpriv.data.partition import Shares, partition_indices
+from fedpriv.erm import problem_of, usual_length
+from fedpriv.gradients import Route, Vector, find_route
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.mechanisms.machinery.block_sum import makes_programs
+from fedpriv.models.machinery.build import model_digest
+from fedpriv.smoothing import Smoothing
+
+__all__ = [
+    "State",
+    "World",
+    "build_world",
+    "choose_device",
+    "tracked_buffers",
+    "trained_parameters",
+]
+
+_PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
+
+
+@dataclass(frozen=True)
+class State:
+    """A model's numbers: what is trained, and what is only tracked (the running statistics of BatchNorm)."""
+
+    parameters: Vector
+    buffers: Vector
+
+    def load_into(self, model: nn.Module) -> None:
+        """Copy the numbers into ``model``, onto the device it is on."""
+        with torch.no_grad():
+            for name, target in trained_parameters(model).items():
+                target.copy_(self.parameters[name])
+            for name, target in tracked_buffers(model).items():
+                target.copy_(self.buffers[name])
+
+    @staticmethod
+    def of(model: nn.Module) -> "State":
+        """Return a copy, on the CPU, of the numbers in ``model``."""
+        return State(
+            {name: value.detach().cpu().clone() for name, value in trained_parameters(model).items()},
+            {name: value.detach().cpu().clone() for name, value in tracked_buffers(model).items()},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all numbers, in bytes."""
+        return sum(value.nbytes for vector in (self.parameters, self.buffers) for value in vector.values())
+
+    def digest(self) -> bytes:
+        """Return SHA-256 of the names, types, shapes and bits of all numbers; they are on the CPU."""
+        digest = sha256()
+        for name, value in (*self.parameters.items(), *self.buffers.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.contiguous().numpy().data)
+        return digest.digest()
+
+
+def trained_parameters(model: nn.Module) -> Vector:
+    """The parameters of a model that are trained; frozen ones never change, so they are not shared."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def tracked_buffers(model: nn.Module) -> Vector:
+    """The floating-point buffers of a model; integer ones count batches and are not shared."""
+    return {name: value for name, value in model.named_buffers() if value.is_floating_point()}
+
+
+@dataclass(frozen=True)
+class World:
+    """One experiment, built.
+
+    Attributes:
+        experiment: the settings that it was built from.
+        dataset: training and test data.
+        partitions: for each client the indices of its training examples, ascending.
+        model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
+            bfloat16); whoever uses it loads a :class:`State` first.
+        model_digest: SHA-256 of the network's code and of the numbers that it was built with.
+        initial: the numbers that training starts from.
+        device: where models and data are computed.
+        plans: one for each client.
+        secret: what the noise is keyed by in a simulation, and batches where they are hidden.
+        smoothing: the noise inside the model's forward pass; ``None``: there is none.
+        unchanged: (N,), training labels before clients changed theirs, for the referee alone; ``None``: nobody did.
+    """
+
+    experiment: Experiment
+    dataset: Dataset
+    partitions: Sequence[np.ndarray]
+    model: nn.Module
+    model_digest: bytes
+    initial: State
+    device: torch.device
+    plans: Sequence[Plan]
+    secret: Secret
+    smoothing: Smoothing | None = None
+    unchanged: Tensor | None = None
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """(C,), int64: how many examples each client holds."""
+        shares = self.partitions
+        return shares.sizes if isinstance(shares, Shares) else np.array([len(rows) for rows in shares], dtype=np.int64)
+
+    @property
+    def alike(self) -> np.ndarray:
+        """(C,), int64: of each client which plan it has, as ``fedpriv.core.plans.kinds_of`` numbers them."""
+        return kinds_of(self.plans)
+
+    @property
+    def true_labels(self) -> Tensor:
+        """The training labels (N,) as they were before clients changed any; for the referee."""
+        return self.dataset.y_train if self.unchanged is None else self.unchanged
+
+    @property
+    def response(self) -> Response | None:
+        """How clients change their labels; ``None``: they do not."""
+        epsilon = self.experiment.data.label_epsilon
+        return None if epsilon is None else Response(epsilon, self.dataset.classes)
+
+    @property
+    def corrected(self) -> Response | None:
+        """What the training loss corrects for; ``None``: it takes labels as they are."""
+        return self.response if self.experiment.training.label_correction == "forward" else None
+
+    def with_labels_changed(self, clients: Iterable[int], secret: Secret) -> "World":
+        """Return the world in which these clients' labels are changed, each by its own stream of the secret.
+
+        Args:
+            clients: partitions' numbers.
+            secret: the run's, or the client's own; the same one changes labels the same way.
+        """
+        response = self.response
+        if response is None:
+            return self
+        labels = self.dataset.y_train.clone()
+        for client in clients:
+            rows = torch.from_numpy(self.partitions[client])
+            labels[rows] = changed_labels(self.true_labels[rows], response, secret.stream("labels", client))
+        return replace(self, dataset=replace(self.dataset, y_train=labels), unchanged=self.true_labels)
+
+    def received(self, client: int, before: State) -> bytes:
+        """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
+
+        So what was edited between two answers gives the second one other noise.
+
+        Args:
+            client: the partition's number.
+            before: what the server sent it.
+        """
+        return sha256(self.sent(before) + self.built_from + _written(self.plans[client].config)).digest()
+
+    @cached_property
+    def built_from(self) -> bytes:
+        """What this was built from, as far as it decides what clients release: data, code and settings."""
+        decisive = json.dumps(self.experiment.decisive(), sort_keys=True)
+        return self.dataset.digest + self.model_digest + decisive.encode()
+
+    @cached_property
+    def origin(self) -> bytes:
+        """The digest of what a run reads from files that may be replaced meanwhile: its data and its network."""
+        return sha256(self.dataset.digest + self.model_digest).digest()
+
+    @cached_property
+    def unprotected(self) -> "World":
+        """The same without a mechanism; data and network are these, and not read again."""
+        experiment = self.experiment.model_copy(update={"mechanism": mechanism_settings({})})
+        return replace(self, experiment=experiment, plans=Plans(experiment, self.sizes, _numbers(self.initial)))
+
+    def signs(self, round_number: int) -> np.random.Generator:
+        """The public signs by which all clients of a round flatten their updates, where noise is in shares."""
+        return numpy_stream(self.experiment.seed, "flattening", round_number)
+
+    @property
+    def questions(self) -> Tensor:
+        """The public images (Q, C, H, W), uint8, that teachers vote on, in the order in which they are asked about."""
+        return self.dataset.x_test[self.asked_rows]
+
+    @cached_property
+    def asked_rows(self) -> Tensor:
+        """The test images (Q,) that are spent on votes, drawn by the seed; none where clients do not vote."""
+        if self.experiment.pate is None:
+            return torch.zeros(0, dtype=torch.int64)
+        stream = numpy_stream(self.experiment.seed, "questions")
+        return torch.from_numpy(stream.permutation(len(self.dataset.x_test))[: self.experiment.pate.queries])
+
+    @cached_property
+    def measured_rows(self) -> Tensor:
+        """The test images that the model is measured on: all that it has not learnt, ascending."""
+        spent = torch.zeros(len(self.dataset.x_test), dtype=torch.bool)
+        spent[self.asked_rows] = True
+        return torch.nonzero(~spent).flatten()
+
+    @property
+    def teachers(self) -> int:
+        """How many vote, if all clients do; a public number."""
+        return self.experiment.federation.clients * self.experiment.pate_settings.teachers_per_client
+
+    @property
+    def noise_of_votes(self) -> float:
+        """The deviation of the noise on each count, in votes, where normal noise is on counts alone."""
+        return self.experiment.pate_settings.sigma2 * self.teachers
+
+    @property
+    def votes_type(self) -> torch.dtype:
+        """The numbers in which votes travel: the smallest that hold all classes."""
+        return torch.uint8 if self.dataset.classes <= 256 else torch.int16
+
+    def sent(self, before: State) -> bytes:
+        """Return the digest of parameters that are sent out, and of what they are computed with."""
+        engine = self.experiment.engine.model_dump(mode="json", include=_COMPUTED_WITH) | {"device": str(self.device)}
+        if self.device.type == "cuda" and not makes_programs(self.device):
+            engine["noise"] = "made by the processor"  # other numbers, which must not answer the same question again
+        return sha256(before.digest() + json.dumps(engine, sort_keys=True).encode()).digest()
+
+    def examples(self, client: int, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return normalised images (B, C, H, W) and labels (B,) of a client, on the device."""
+        rows = torch.from_numpy(self.partitions[client][positions])
+        images = self.dataset.x_train.index_select(0, rows)
+        return self.network_input(images), self.dataset.y_train[rows].to(self.device)
+
+    def autocast(self) -> torch.autocast:
+        """Compute forward and backward passes inside the block in bfloat16 where the settings ask for that."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
+
+    @cached_property
+    def feature_length(self) -> float:
+        """What features of a convex model are divided by; public."""
+        given = self.experiment.erm_settings.clip_norm
+        return usual_length(self.network_input(self.dataset.x_test[:_PUBLIC_LENGTHS])) if given is None else given
+
+    def erm_problem(self, client: int) -> Problem:
+        """The public sizes of the convex problem that a client solves."""
+        return problem_of(self.experiment.erm_settings, self.dataset, int(self.sizes[client]))
+
+    @cached_property
+    def route(self) -> Callable[[int], Route]:
+        """How gradients are computed in batches of so many examples; no example that is protected decides it.
+
+        Found out on random images and the initial parameters, once for each number.
+        """
+        return cache(partial(_route, self))
+
+    def uploaded_rows(self, client: int, round_number: int) -> Tensor:
+        """The training examples behind a client's upload of a round (counted from 1), as rows of the data set."""
+        plan = self.plans[client]
+        positions = np.unique(np.concatenate([plan.batch(step) for step in plan.steps(round_number)]))
+        return torch.from_numpy(self.partitions[client][positions])
+
+    def network_input(self, images: Tensor) -> Tensor:
+        """Normalise images (B, C, H, W), uint8, in the network's numbers and on its device."""
+        return self.dataset.normalise(images, precision_of(self.experiment)).to(self.device)
+
+    def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
+        """The number of a client's examples of each class among these labels (N,) of the training data."""
+        own = self.dataset.kinds(labels).numpy()[self.partitions[client]]
+        counts: list[int] = np.bincount(own, minlength=len(self.dataset.counted)).tolist()
+        return counts
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device that ``engine.device`` names; auto is CUDA where there is one, else the CPU.
+
+    Raises:
+        InputError: the device is not on this machine.
+    """
+    present: Mapping[str, bool] = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if name == "auto":
+        return torch.device("cuda" if present["cuda"] else "cpu")
+    if not present[name]:
+        allowed = ", ".join(device for device, there in present.items() if there)
+        raise InputError(f"engine.device = {name!r}: this machine has no {name} device; present: {allowed}")
+    return torch.device(name)
+
+
+# The settings of the engine that numbers depend on, if only their last digits.
+_COMPUTED_WITH = {"threads", "precision", "gradient_memory"}
+
+
+@lru_cache(maxsize=64)
+def _written(mechanism: MechanismSettings) -> bytes:
+    """A client's mechanism written out, which takes longer than a step of a small network."""
+    return mechanism.model_dump_json().encode()
+
+
+def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
+    """Load the data, share them out, build the network and plan every client.
+
+    A process does so once, as long as the files that all of it is read from hold the same.
+
+    Args:
+        experiment: the settings.
+        secret: the run's; ``None``: it follows from the seed, as for noise = 'reproducible'.
+
+    Raises:
+        InputError: data, model, device, batch size or mechanism do not fit; or the network's code was changed since
+            this process imported it.
+    """
+    dataset = load_dataset(experiment.data, experiment.seed)
+    weights = files_digest(experiment.model.files(place_of(experiment.data).root))
+    world = _built(experiment, secret, dataset, weights)
+    if experiment.model.is_own:
+        # What its code reads nobody knows: built anew, it says whether it is the same.
+        now = model_digest(network_of(experiment, dataset), experiment.model.module)
+        if now != world.model_digest:
+            _built.cache_clear()
+            return _built(experiment, secret, dataset, weights)
+    return world
+
+
+@lru_cache(maxsize=2)
+def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> World:
+    """``_``: the digest of pretrained weights, by which replaced ones are told from those before."""
+    device = choose_device(experiment.engine.device)
+    if device.type == "mps" and experiment.engine.precision == "float64":
+        raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
+    kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
+    partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
+    dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)
+    model = network_of(experiment, dataset)
+    check_fitness(experiment, dataset, model)
+    digest = model_digest(model, experiment.model.module)
+    model.to(device, precision_of(experiment))
+    initial = State.of(model)
+    redistribution = redistribution_of(experiment, dataset, model, trained_parameters(model))
+    plans = Plans(experiment, partitions.sizes, _numbers(initial), redistribution, secret)
+    plans.check()
+    check_shares(experiment, dataset, partitions.sizes)
+    secret = secret or Secret.of_seed(experiment.seed)
+    smoothing = smoothing_of(experiment, dataset, model)
+    world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    return world.with_labels_changed(range(clients), secret)
+
+
+def _numbers(state: State) -> tuple[int, ...]:
+    """How many numbers each parameter has."""
+    return tuple(value.numel() for value in state.parameters.values())
+
+
+def _route(world: World, examples: int) -> Route:
+    experiment, dataset = world.experiment, world.dataset
+    if not experiment.model.is_own:
+        return Route(batch_first=True)
+    images, labels = random_examples(experiment, dataset, examples)
+    # A model of its own, because one that was trained may hold what cannot be copied.
+    model = network_of(experiment, dataset)
+    model.to(world.device, precision_of(experiment)).train()
+    world.initial.load_into(model)
+    memory = experiment.engine.gradient_bytes
+    with seeded_generators(0, world.device), world.autocast():
+        return find_route(model, LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)
