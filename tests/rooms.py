@@ -1,4 +1,6 @@
-"""Where each capability's code lies: ``python -m tests.rooms`` prints files, folders and lines, and exits with 1 above two folders.
+"""Where each capability's code lies: ``python -m tests.rooms`` prints files, folders and lines.
+
+Exit code 1: a capability lies in more than two folders.
 
 A file belongs to a capability if it lies in its folder, or if its code names it outside comments and docstrings.
 """

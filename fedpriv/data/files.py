@@ -61,8 +61,8 @@ def read_npz(path: Path, memory: int) -> Arrays:
         memory: MiB that reading may take: the arrays, and the tensors that are made of them.
 
     Raises:
-        InputError: as for :func:`~fedpriv.core.npz.read_headers` and :func:`checked`; an array is missing; or reading takes
-            more than ``memory``, which is told before anything is read.
+        InputError: as for :func:`~fedpriv.core.npz.read_headers` and :func:`checked`; an array is missing; or reading
+            takes more than ``memory``, which is told before anything is read.
     """
     headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))
     missing = [name for name in IMAGE_ARRAYS if name not in headers]

@@ -1,7 +1,7 @@
 """The experiment: what one TOML file says, validated.
 
-Every key has a default, a description and a range. A wrong key or value raises :class:`fedpriv.core.errors.InputError` with
-a line that names the file, the key, what was given and what is allowed.
+Every key has a default, a description and a range. A wrong key or value raises
+:class:`fedpriv.core.errors.InputError` with a line that names the file, the key, what was given and what is allowed.
 """
 
 from fedpriv.core.config.data import DataConfig

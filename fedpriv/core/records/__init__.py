@@ -1,6 +1,7 @@
 """What the files of a run say: every record, declared once, for whoever writes it and whoever reads it.
 
-:class:`fedpriv.core.runs.RunFolder` writes and reads the files; a sweep's own records are in :mod:`fedpriv.sweep.record`.
+:class:`fedpriv.core.runs.RunFolder` writes and reads the files; a sweep's own records are in
+:mod:`fedpriv.sweep.record`.
 """
 
 from fedpriv.core.records.attacks import (

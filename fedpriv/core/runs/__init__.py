@@ -1,9 +1,9 @@
 """The run folder: what is written where, and read back.
 
-Files appear whole (:mod:`fedpriv.core.files`), and the line-by-line metrics are cut back to the last checkpoint on resume. A
-kill at any moment leaves a folder that can be finished. The checkpoint and all else that a resumed run relies on
-(settings, observations, the lines about the rounds until then) are on the disk before the run goes on, and so outlive a
-power failure, too.
+Files appear whole (:mod:`fedpriv.core.files`), and the line-by-line metrics are cut back to the last checkpoint on
+resume. A kill at any moment leaves a folder that can be finished. The checkpoint and all else that a resumed run
+relies on (settings, observations, the lines about the rounds until then) are on the disk before the run goes on, and
+so outlive a power failure, too.
 
 A resumed run leaves the same bytes as an uninterrupted one, but for what tells of its course:
 
