@@ -93,12 +93,7 @@ def trouble(heard: Heard, model: nn.Module) -> str | None:
 
 
 def fault(observation: Observation, model: nn.Module) -> str | None:
-    """Say in one line why an upload cannot be one of this network's, or return ``None``.
-
-    Args:
-        observation: what was heard.
-        model: the network.
-    """
+    """Say in one line why an upload cannot be one of this network's, or return ``None``."""
     trained = {name: tuple(value.shape) for name, value in model.named_parameters() if value.requires_grad}
     for name, value in observation.upload.items():
         if name not in trained:

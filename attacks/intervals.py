@@ -22,15 +22,6 @@ def median_interval(
 
     Images that came out of one upload rise and fall together: with ``groups`` whole groups are drawn, not single
     values (the cluster bootstrap; Davison and Hinkley 1997, section 3.8).
-
-    Args:
-        values: one an image, at least one, finite.
-        generator: source of the resamples.
-        confidence: nominal coverage, between 0 and 1.
-        groups: for each value the upload that it comes from; ``None``: each from its own.
-
-    Raises:
-        ValueError: there is no value, one is not finite, or the groups are of another number.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or not np.isfinite(data).all():
@@ -64,16 +55,7 @@ def median_interval(
 
 
 def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too.
-
-    Args:
-        successes: from 0 to ``trials``.
-        trials: at least 1.
-        confidence: nominal coverage, between 0 and 1.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
-    """
+    """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials")
     ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
@@ -81,13 +63,7 @@ def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -
 
 
 def best_interval(right: int, draws: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the share of draws in which a decision was right, and its exact interval (Clopper and Pearson 1934).
-
-    Args:
-        right: from 0 to ``draws``.
-        draws: at least 1.
-        confidence: at least what the interval covers.
-    """
+    """Return the share of draws in which a decision was right, and its exact interval (Clopper and Pearson 1934)."""
     ends = binomtest(right, draws).proportion_ci(confidence, method="exact")
     return Interval(right / draws, float(ends.low), float(ends.high), confidence)
 

@@ -13,11 +13,7 @@ __all__ = ["facts_of", "unicity"]
 
 
 def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
-    """Return which facts hold of whom, (N, D): of training and test data; of a table its categories and flags.
-
-    Raises:
-        InputError: a feature of images is neither black nor white.
-    """
+    """Return which facts hold of whom, (N, D): of training and test data; of a table its categories and flags."""
     rows = np.concatenate([images.flatten(1).numpy() for images in (dataset.x_train, dataset.x_test)])
     if dataset.columns:
         named = [where for column, where in slices(dataset.columns) if not column.is_number]
@@ -34,12 +30,6 @@ def unicity(facts: NDArray[np.bool_], known: int, people: int, generator: np.ran
 
     Args:
         facts: (N, D), which hold of whom.
-        known: facts that hold of a person, drawn evenly, which an adversary knows; from 1.
-        people: how many are drawn, of those of whom that many facts hold; all, if there are fewer.
-        generator: draws people and facts.
-
-    Raises:
-        InputError: nobody has so many facts.
     """
     whom = np.flatnonzero(facts.sum(axis=1) >= known)
     if not len(whom):

@@ -14,8 +14,8 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
-from fedpriv.attacks.candidates import Candidates
 from fedpriv.core.columns import Column, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
@@ -24,16 +24,57 @@ from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models import recorded_model
 
-__all__ = [
-    "Observation",
-    "PublicSettings",
-    "TextFormat",
-    "list_observations",
-    "observation_stem",
-    "observation_title",
-    "read_observation",
-    "write_observation",
-]
+# Candidate records: a list for each image of an upload, one of which is that image.
+#
+# The question of re-identification, and of an adversary who already holds the record and asks whose it is.
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What an adversary holds who is to pick each image of an upload out of a list.
+
+    Attributes:
+        images: (M, C, H, W) on the [0, 1] scale, no two of them the same.
+        labels: int64 (M,), the records' labels.
+        lists: int64 (B, N), for each image of the upload the numbers of N >= 2 records; their order says nothing.
+    """
+
+    images: Tensor
+    labels: Tensor
+    lists: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
+            raise InputError(
+                f"candidates: images {tuple(self.images.shape)} and labels {tuple(self.labels.shape)}; allowed are "
+                "(M, C, H, W) and (M,)"
+            )
+        if self.lists.ndim != 2 or self.lists.shape[1] < 2:
+            raise InputError(f"candidates: lists {tuple(self.lists.shape)}; allowed is (B, N) with N of 2 or more")
+        if int(self.lists.min()) < 0 or int(self.lists.max()) >= len(self.images):
+            raise InputError(f"candidates: a list names a record that is not from 0 to {len(self.images) - 1}")
+        _refuse_copies(self.images)
+        if any(len(row.unique()) < len(row) for row in self.lists):
+            raise InputError("candidates: a list names a record twice; each is allowed once")
+
+    def alike(self, number: int, label: Tensor, labels_known: bool) -> Tensor:
+        """Return the records of one list that may be the image: those with its label, where that is known."""
+        listed = self.lists[number]
+        return listed[self.labels[listed] == label] if labels_known else listed
+
+    @staticmethod
+    def of_all(images: Tensor, labels: Tensor, examples: int) -> "Candidates":
+        """Return one list of all records for each of so many images of an upload."""
+        return Candidates(images, labels, torch.arange(len(images)).expand(examples, len(images)))
+
+
+def _refuse_copies(images: Tensor) -> None:
+    _, number, counts = images.flatten(1).unique(dim=0, return_inverse=True, return_counts=True)
+    twice = (counts[number] > 1).nonzero().flatten().tolist()
+    if twice:
+        other = next(place for place in twice[1:] if number[place] == number[twice[0]])
+        raise InputError(f"candidates: records {twice[0]} and {other} are the same; each is allowed once")
+
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -112,11 +153,7 @@ class PublicSettings:
 
     @property
     def examples(self) -> int:
-        """Distinct examples behind what was heard: a batch, or all batches of the local steps, of every client in it.
-
-        Raises:
-            InputError: the batch size is withheld.
-        """
+        """Distinct examples behind what was heard: a batch, or all batches of the local steps, of every client."""
         if self.batch_size is None:
             raise InputError("the batch size is withheld, so the number of examples behind an upload is not known")
         return self.clients * min(self.batch_size * self.local_steps, max(self.client_examples, self.batch_size))
@@ -195,9 +232,6 @@ def write_observation(folder: Path, observation: Observation) -> Path:
     """Write the two files of an observation and return the path of the tensors.
 
     Both appear whole, the tensors last, and are on the disk then: a resumed run attacks what it heard before.
-
-    Raises:
-        WriteError: one cannot be written.
     """
     about = {"round": observation.round, "client": observation.client, "settings": _plain(observation.settings)}
     if observation.labels is not None:
@@ -226,14 +260,7 @@ def list_observations(folder: Path) -> tuple[Path, ...]:
 
 
 def read_observation(path: Path) -> Observation:
-    """Read an observation.
-
-    Args:
-        path: its ``.safetensors`` file; the ``.json`` of the same name lies next to it.
-
-    Raises:
-        InputError: a file is missing, truncated or altered, or the two do not belong together.
-    """
+    """Read an observation."""
     about = _read_about(path.with_suffix(".json"))
     parts: dict[str, Vector] = {"parameters": {}, "upload": {}, "redistribution": {}}
     for key, value in _read_tensors(path).items():

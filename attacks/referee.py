@@ -16,12 +16,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedpriv import metrics
-from fedpriv.attacks.baselines import Guess, best_guess_mse
+from fedpriv.attacks.baselines import Guess, best_guess_mse, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.attacks.rows import row_scores
-from fedpriv.attacks.scored import Scores, odds, subject
 from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_sentences, score_sentences
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.truth import Scores, Truth, odds, subject
 from fedpriv.core.records import RowScore, Score
 
 __all__ = ["missed", "score", "score_guesses"]
@@ -45,18 +43,6 @@ def score(
     Reconstructed images of a batch come in no order: each restart's are matched one to one with the true ones, by the
     least total MSE, and labels go with their images. Their number follows from public settings and can differ from the
     true one (Poisson sampling, several local passes): then only pairs are scored, and the note says how many are not.
-
-    Args:
-        reconstruction: what the attack offers.
-        upload: protected or unprotected.
-        truth: of the same round and client.
-        guesses: what has to be beaten.
-        std: the standard deviations of the normalisation, one a channel.
-        success_ssim: from which SSIM on an image counts as recovered.
-        perceptual: whether to compute LPIPS, for the chosen restart.
-
-    Raises:
-        ValueError: reconstruction and truth are of different victims or shapes.
     """
     if truth.tokenizer is not None:
         return score_sentences(reconstruction, upload, truth, guesses)
@@ -105,13 +91,6 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
 
     They are for rates alone: an attack that speaks only when it is sure must not look better than one that always
     does. They have no figures, and are not written.
-
-    Args:
-        truth: of the upload.
-        attack: as lines name it.
-        upload: protected or unprotected.
-        scores: of this attack on this upload; none where it was refused.
-        picked: whether the attack picks images out of a list.
     """
     if truth.tokenizer is not None:
         return missed_sentences(truth, attack, upload, scores)
@@ -144,14 +123,7 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
 
 
 def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True) -> Scores:
-    """Score the guesses as if they were reconstructions; by definition none recovers anything.
-
-    Args:
-        guesses: the guesses.
-        truth: of one victim.
-        std: the standard deviations of the normalisation, one a channel.
-        perceptual: whether to compute LPIPS.
-    """
+    """Score the guesses as if they were reconstructions; by definition none recovers anything."""
     if truth.tokenizer is not None:
         return score_guessed_sentences(guesses, truth)
     scores: list[Score] = []

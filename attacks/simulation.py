@@ -77,13 +77,7 @@ class Client(Protocol):
     """The clients' own code, without a mechanism."""
 
     def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
-        """Return what a client would upload.
-
-        Args:
-            parameters: that it starts from; their type is that of all numbers.
-            batches: inputs and labels, one pair for each local step.
-            draw: another number, other random numbers in the network.
-        """
+        """Return what a client would upload."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,14 +149,7 @@ class Mismatch:
 
 
 class SimulationCheck:
-    """Compares simulations with a client; each only once for the same parameters.
-
-    Args:
-        client: the clients' own code.
-        model: as the attacks are given it; it is copied.
-        seed: of the random data, which have a stream of their own.
-        loss: what the clients minimise.
-    """
+    """Compares simulations with a client; each only once for the same parameters."""
 
     def __init__(self, client: Client, model: nn.Module, seed: int, loss: Loss = soft_cross_entropy) -> None:
         self._client = client
@@ -173,12 +160,7 @@ class SimulationCheck:
         self._latest: tuple[torch.dtype, Vector, _Tried] | None = None  # models are large: no more are kept
 
     def mismatch(self, simulation: Simulation, heard: Heard) -> Mismatch | None:
-        """Say why an attack's failure on an upload would show nothing; ``None``: it would count.
-
-        Args:
-            simulation: the attack's.
-            heard: sound uploads; of several all have to be reproduced.
-        """
+        """Say why an attack's failure on an upload would show nothing; ``None``: it would count."""
         found = (self.at(simulation, each.parameters, each.settings) for each in uploads_of(heard))
         return next((mismatch for mismatch in found if mismatch is not None), None)
 
@@ -258,8 +240,6 @@ def simulated_upload(network: Network, victim: Victim, examples: Tensor, labels:
     By ordinary autograd, which is cheap; that the quicker ways of attacks compute the same is checked where they begin.
 
     Args:
-        network: as the attack runs it.
-        victim: says from which parameters and how; there is no mechanism.
         examples: (B, C, H, W).
         labels: probabilities (B, ...).
     """

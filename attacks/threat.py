@@ -198,15 +198,7 @@ def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatMod
 
 
 def prober(name: str | None, experiment: Experiment) -> ThreatModel:
-    """Return an adversary of the finished model; what it knows besides is what the run's settings say.
-
-    Args:
-        name: in :data:`PROBERS`; ``None``: whoever gets the model of such a run.
-        experiment: the run's.
-
-    Raises:
-        InputError: there is none of this name, or no such adversary of this run's model.
-    """
+    """Return an adversary of the finished model; what it knows besides is what the run's settings say."""
     holder, other = ("student-holder", "participant") if experiment.pate else ("participant", "student-holder")
     if name == other:
         why = "no client of a vote (PATE) gets the model" if experiment.pate else "this run has no student"

@@ -25,7 +25,6 @@ def exact_logits(one: Array, two: Array) -> Array:
     Args:
         one: logarithms of the probabilities of the first answer, (classes,), at least three of them. They tell more
             than the probabilities, which float64 takes for 0 where noise made another one large.
-        two: those of the second answer to the same question.
     """
     first, second = one, two
     finite = np.isfinite(first) & np.isfinite(second)

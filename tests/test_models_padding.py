@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
-from fedpriv.attacks.texts.search.soft import soft_network
+from fedpriv.attacks.texts.soft import soft_network
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import END, PAD, START
 from fedpriv.gradients import Vector, find_route, per_example_gradients

@@ -38,12 +38,7 @@ class Attribute:
 
 
 def attributes(public: Public, count: int) -> tuple[Attribute, ...]:
-    """Return the features that vary most among public records, each split at its median.
-
-    Args:
-        public: records.
-        count: at most; features that never vary are none.
-    """
+    """Return the features that vary most among public records, each split at its median."""
     flat = public.images.flatten(1).numpy()
     order = np.argsort(-flat.var(axis=0), kind="stable")[:count]
     return tuple(_attribute(int(pixel), flat[:, pixel]) for pixel in order if flat[:, pixel].var() > 0)
@@ -61,8 +56,6 @@ def guessed_values(
     """Return whether the higher value is the likelier one; two questions a record.
 
     Args:
-        endpoint: answers.
-        attribute: that is hidden; what the images say of it is not looked at.
         images: (n, C, H, W) on [0, 1].
         labels: (n,), known.
     """

@@ -31,11 +31,7 @@ class EvasionAttack(ABC):
     starts_anywhere: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Refuse a name that reads like an attack's variant.
-
-        Raises:
-            TypeError: it ends with ``-noiseless``.
-        """
+        """Refuse a name that reads like an attack's variant."""
         if str(getattr(cls, "name", "")).endswith(NOISELESS):
             raise TypeError(f"{cls.__qualname__} has the name {cls.name!r}; every attack has its own {NOISELESS}")
 
@@ -44,21 +40,13 @@ class EvasionAttack(ABC):
         """Return what the next step follows, (B, C, H, W): the gradient, unless an attack remembers more.
 
         Args:
-            before: what the last step followed; ``None`` at the first.
             gradient: of each image's loss, (B, C, H, W); zero where the loss is flat.
         """
         return gradient
 
 
 def named_evasion(name: str) -> tuple[type[EvasionAttack], bool]:
-    """Return an attack, and whether it is the weaker variant that looks at the network without its noise.
-
-    Args:
-        name: that of an attack, or the same with ``-noiseless`` behind it.
-
-    Raises:
-        InputError: there is none of this name.
-    """
+    """Return an attack, and whether it is the weaker variant that looks at the network without its noise."""
     kind: type[EvasionAttack] = EVASIONS[name.removesuffix(NOISELESS)]
     return kind, name.endswith(NOISELESS)
 

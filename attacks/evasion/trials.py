@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedpriv.attacks.evasion.gradients import Target
-from fedpriv.attacks.evasion.steps import Ball, strongest
+from fedpriv.attacks.evasion.steps import Ball, Target, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import Attempt, Certificate
@@ -77,13 +76,7 @@ class Trial:
 
 
 def attempts(trial: Trial, target: Target, victims: Victims) -> list[Attempt]:
-    """Attack images, and have each attacked one voted on.
-
-    Args:
-        trial: the attack.
-        target: the network.
-        victims: any number of images.
-    """
+    """Attack images, and have each attacked one voted on."""
     many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
     step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
     attempts: list[Attempt] = []

@@ -70,22 +70,8 @@ def train_references(
 ) -> dict[int, Vector]:
     """Train reference models from the target's initial numbers.
 
-    Args:
-        world: the target's experiment.
-        pool: the examples.
-        references: R of them, at least one.
-        schedule: round -> the clients used in it, ascending; rounds that nobody took part in are left out.
-        keep: after which of these rounds the models are wanted.
-        at_once: how many models are trained together; ``None``: as many as ``engine.gradient_memory`` holds. It changes
-            the result by rounding only.
-
     Returns:
         Round -> the models, name -> (R, *shape).
-
-    Raises:
-        InputError: the run aggregates by a robust rule, the network has BatchNorm or dropout, a share has another size
-            than the target's, or a round is not in the schedule.
-        RunFailedError: a model diverged.
     """
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_bytes

@@ -69,9 +69,6 @@ def curve(scores: Floats, members: Bools) -> Curve:
     Args:
         scores: (N,), higher for members; infinite ones are allowed, NaN is not.
         members: (N,), the truth; at least one of each kind.
-
-    Raises:
-        InputError: a score is NaN, the shapes differ, or members or non-members are missing.
     """
     _check(scores, members)
     order = np.argsort(-scores, kind="stable")
@@ -91,7 +88,6 @@ def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tu
     Args:
         scores: (N,), higher for members.
         members: (N,), the truth; at least two of each kind.
-        confidence: nominal coverage, between 0 and 1.
     """
     _check(scores, members)
     inside, outside = scores[members], scores[~members]
@@ -119,10 +115,6 @@ def bootstrap_intervals(
     Args:
         scores: (N,), higher for members.
         members: (N,), the truth.
-        figures: name -> what is computed of a curve.
-        rng: draws the resamples.
-        confidence: nominal coverage, between 0 and 1.
-        repeats: resamples.
     """
     _check(scores, members)
     inside, outside = np.flatnonzero(members), np.flatnonzero(~members)
@@ -141,12 +133,8 @@ def score_membership(
     """Return all figures of an attack with their intervals, and its curve.
 
     Args:
-        attack: its name.
         scores: (N,), higher for members.
         members: (N,), the truth; at least two of each kind.
-        rng: draws the resamples of the bootstrap.
-        confidence: nominal coverage, between 0 and 1.
-        repeats: resamples.
     """
     whole = curve(scores, members)
     figures: dict[str, Callable[[Curve], float]] = {

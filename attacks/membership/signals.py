@@ -50,9 +50,6 @@ class Signals:
         rounds: (T,), which rounds, ascending.
         others: (N, K), the target's :func:`wrong_log_probabilities` at the final model.
         reference_others: (R, N, K), of the references at theirs.
-
-    Raises:
-        ValueError: the shapes do not fit, or a number is NaN.
     """
 
     target: Floats
@@ -121,11 +118,6 @@ def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
 
     Args:
         wanted: (R, N), which references are of that kind for which candidate.
-        least: how many it takes.
-        kind: how the message calls them.
-
-    Raises:
-        InputError: a candidate has fewer.
     """
     counts = wanted.sum(axis=0)
     if len(counts) and counts.min() < least:
@@ -143,22 +135,14 @@ def losses(logits: Floats) -> Floats:
 
 
 def write_signals(path: Path, signals: Signals) -> None:
-    """Write signals as .npz without pickled objects; the file appears whole.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Write signals as .npz without pickled objects; the file appears whole."""
     content = io.BytesIO()
     np.savez(content, **{field.name: getattr(signals, field.name) for field in fields(signals)})
     write_whole(path, content.getvalue())
 
 
 def read_signals(path: Path) -> Signals:
-    """Read what :func:`write_signals` wrote.
-
-    Raises:
-        InputError: the file is missing, damaged, or not of this kind.
-    """
+    """Read what :func:`write_signals` wrote."""
     names = [field.name for field in fields(Signals)]
     headers = read_headers(path, names)
     # They are written without packing them: whoever asks for more than the file has is not of this kind.

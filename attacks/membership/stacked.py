@@ -37,17 +37,7 @@ class Pair(NamedTuple):
 
 
 class StackedNetwork:
-    """A network whose numbers are given with every call.
-
-    Args:
-        model: the network; copied.
-        memory: bytes that the per-example gradients of one model's batch may take on the way.
-        tilt: alpha of the risk-averting loss; ``None``: the cross entropy.
-        forward: how labels were changed, where the loss corrects for that.
-
-    Raises:
-        InputError: the network has layers that mix the examples of a batch, keep running numbers, or draw at random.
-    """
+    """A network whose numbers are given with every call."""
 
     def __init__(
         self, model: nn.Module, memory: int, tilt: float | None = None, forward: Response | None = None
@@ -69,7 +59,6 @@ class StackedNetwork:
         """Return each model's gradient of the objective of its batch, name -> (M, *shape).
 
         Args:
-            parameters: the stack.
             x: (M, B, ...), each model's own batch.
             y: (M, B).
             weights: (M, B).
@@ -105,7 +94,6 @@ class StackedNetwork:
         """Return for one model after the other the operator of its per-example gradients, for a mechanism.
 
         Args:
-            parameters: the stack.
             x: (M, B, ...).
             y: (M, B).
             sizes: (M,), how many of the first examples of its batch count for a model.

@@ -53,15 +53,6 @@ def by_model(
     A proposal that the target is at least as sure of is kept. A record is taken with the probability that the target
     gives its class, once that class is ahead and surer than the threshold.
 
-    Args:
-        endpoint: the target.
-        shape: of a record.
-        count: records that are searched for, their classes in turn.
-        budget: questions that this may take.
-        binary: whether features are 0 or 1; else from 0 to 1.
-        generator: source of all draws.
-        search: how.
-
     Returns:
         Those that were found; there may be none.
     """
@@ -101,9 +92,6 @@ def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np
 
     Args:
         images: (N, C, H, W), public ones, whose features' distributions are known.
-        endpoint: the target; one question a record.
-        count: of records.
-        generator: source of all draws.
     """
     flat = images.double().flatten(1).numpy()
     rows = generator.integers(len(flat), size=(count, flat.shape[1]))
@@ -117,8 +105,6 @@ def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.rando
     Args:
         images: (N, C, H, W) on [0, 1].
         labels: (N,).
-        share: from 0 to 1.
-        generator: source of all draws.
     """
     flat = images.double().numpy()
     if is_binary(images):

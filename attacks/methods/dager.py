@@ -36,7 +36,7 @@ class DagerSettings(TextAttackSettings):
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        from fedpriv.attacks.texts.dager.attack import Limits, read
+        from fedpriv.attacks.texts.dager import Limits, read
 
         limits = Limits(self.most_tokens, self.most_sentences, self.starts)
         return read(scene, victim, limits, scene.stream(seed, self.name, victim, 0), progress)

@@ -49,12 +49,12 @@ class LampSettings(PriorSettings):
     @classmethod
     @override
     def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.simulation import simulated_vectors
+        from fedpriv.attacks.texts.search import simulated_vectors
 
         return simulated_vectors
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        from fedpriv.attacks.texts.search.orders import vectors_and_orders
+        from fedpriv.attacks.texts.search import vectors_and_orders
 
         return vectors_and_orders(scene, victim, self, seed, progress)

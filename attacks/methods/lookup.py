@@ -30,11 +30,10 @@ class LookupSettings(PriorSettings):
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+        from fedpriv.attacks.texts.lookup import read_lookup
         from fedpriv.attacks.texts.scene import Reading
-        from fedpriv.attacks.texts.search.ground import Ground
-        from fedpriv.attacks.texts.search.language import Language
-        from fedpriv.attacks.texts.search.lookup import read_lookup
-        from fedpriv.attacks.texts.search.scoring import Texts
+        from fedpriv.attacks.texts.scoring import Language, Texts
+        from fedpriv.attacks.texts.search import Ground
 
         lookup = read_lookup(scene, victim)
         language = Language.of(scene, self.language_model)

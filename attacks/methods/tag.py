@@ -42,16 +42,15 @@ class TagSettings(TextAttackSettings):
     @classmethod
     @override
     def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.simulation import simulated_vectors
+        from fedpriv.attacks.texts.search import simulated_vectors
 
         return simulated_vectors
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         from fedpriv.attacks.texts.scene import Reading
-        from fedpriv.attacks.texts.search.descent import Vectors
-        from fedpriv.attacks.texts.search.ground import Ground
-        from fedpriv.attacks.texts.search.mismatch import squared_and_absolute
+        from fedpriv.attacks.texts.scoring import squared_and_absolute
+        from fedpriv.attacks.texts.search import Ground, Vectors
 
         ground = Ground.of(scene, victim)
 

@@ -42,12 +42,12 @@ class TextMapSettings(PriorSettings):
     @classmethod
     @override
     def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.simulation import simulated_probabilities
+        from fedpriv.attacks.texts.search import simulated_probabilities
 
         return simulated_probabilities
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        from fedpriv.attacks.texts.search.most_probable import most_probable
+        from fedpriv.attacks.texts.search import most_probable
 
         return most_probable(scene, victim, self, seed, progress)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.candidates import Candidates
+from fedpriv.attacks.observation import Candidates
 from fedpriv.attacks.own_model.tensors import one_line, to_array, trained
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.settings import AttackSettings

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.methods.candidate import CandidateSettings
-from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.observation import Candidates, Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, soft_cross_entropy, twice_differentiable
 from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, chunks
 from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv import metrics
+from fedpriv.attacks.baselines import most_frequent
 from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, read_labels
@@ -38,7 +39,6 @@ from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
-from fedpriv.attacks.rows import most_frequent
 from fedpriv.core.columns import slices
 from fedpriv.gradients.operator import wide
 

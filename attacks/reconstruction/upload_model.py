@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedpriv.attacks.candidates import Candidates
-from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.observation import Candidates, Observation, PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     Loss,
     Network,

@@ -23,9 +23,6 @@ def read_texts(job: "AttackJob") -> list[Reconstruction]:
 
     Returns:
         One result for each observation, in their order. Its "images" are tokens, int64 (N, 1, 1, T).
-
-    Raises:
-        AttackRefused: an upload is not of texts, or cannot be read this way.
     """
     config: TextAttackSettings = job.config
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]

@@ -4,19 +4,67 @@ A sentence counts as recovered where all its tokens are read in their order, and
 the same sentence.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binomtest
 from torch import Tensor
 
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.reconstruction.results import Reconstruction
-from fedpriv.attacks.scored import Scores, odds, subject
-from fedpriv.attacks.texts.scores import bare, likeness, pairs, sentence_score
-from fedpriv.attacks.truth import Truth
-from fedpriv.core.records import Score
+from fedpriv.attacks.texts.scene import padded
+from fedpriv.attacks.truth import Scores, Truth, odds, subject
+from fedpriv.core.names import END, PAD, START
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Score, SentenceScore
 
-__all__ = ["missed_sentences", "score_guessed_sentences", "score_sentences"]
+# How well sentences were read: ROUGE over tokens, exact sentences, and which sentence goes with which.
+#
+# A token is one of the run's tokenizer: a word, a piece of one, or a byte. Those that begin, end or pad a text are left
+# out, here and in all figures. ROUGE is that of Lin 2004 as torchmetrics computes it, as an F-measure with beta = 1.
+
+
+_KEYS = ("rouge1", "rouge2", "rougeL")
+
+
+def bare(tokens: Tensor) -> list[int]:
+    """Return the tokens of one sequence that are part of a text: without beginnings, ends and padding."""
+    numbers: list[int] = tokens.flatten().tolist()
+    return [number for number in numbers if number not in (PAD, START, END)]
+
+
+def sentence_score(true: Sequence[int], made: Sequence[int]) -> SentenceScore:
+    """Compare a sentence with the true one, as :func:`bare` returns both."""
+    from torchmetrics.functional.text.rouge import rouge_score  # seconds to import
+
+    given, wanted = (" ".join(map(str, tokens)) for tokens in (made, true))
+    figures = rouge_score(given, wanted, rouge_keys=_KEYS, normalizer=str, tokenizer=str.split)
+    one, two, longest = (float(figures[f"{key}_fmeasure"]) for key in _KEYS)
+    right = sum(token == other for token, other in zip(true, made, strict=False))
+    return SentenceScore(one, two, longest, right, len(true), list(true) == list(made))
+
+
+def likeness(true: Sequence[int], made: Sequence[int]) -> float:
+    """Return how alike two sentences are, from 0 to 1: the mean of the shares of tokens in both, and in both places."""
+    total = len(true) + len(made)
+    if total == 0:
+        return 1.0
+    shared = (Counter(true) & Counter(made)).total()
+    placed = sum(token == other for token, other in zip(true, made, strict=False))
+    return (shared + placed) / total
+
+
+def pairs(true: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Return which sentence goes with which true one: one to one, by the highest total likeness."""
+    if not true or not made:
+        return {}
+    alike = np.array([[likeness(one, other) for other in made] for one in true])
+    rows, columns = linear_sum_assignment(alike, maximize=True)
+    return dict(zip(rows.tolist(), columns.tolist(), strict=True))
+
 
 _NO_LPIPS = "it is for pictures, these are sentences"
 _UNMADE = {"restart": 0, "chosen": True, "loss": None, "note": ""}  # of what no attack has made
@@ -27,12 +75,6 @@ def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, g
 
     Args:
         reconstruction: what the attack offers; its "images" are tokens, int64 (N, 1, 1, T).
-        upload: protected or unprotected.
-        truth: of the same round and client.
-        guesses: what has to be beaten.
-
-    Raises:
-        ValueError: reconstruction and truth are of different victims.
     """
     if (reconstruction.round, reconstruction.client) != (truth.round, truth.client):
         raise ValueError("the reading and the truth are of different uploads")
@@ -65,14 +107,7 @@ def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, g
 
 
 def missed_sentences(truth: Truth, attack: str, upload: str, scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Return a line for each sentence of an upload that the attack refused; see :func:`fedpriv.attacks.referee.missed`.
-
-    Args:
-        truth: of the upload.
-        attack: as lines name it.
-        upload: protected or unprotected.
-        scores: of this attack on this upload; none where it was refused.
-    """
+    """Return a line for each sentence of an upload that was refused; see :func:`fedpriv.attacks.referee.missed`."""
     if scores:
         return ()
     true = [bare(tokens) for tokens in truth.images]
@@ -130,3 +165,75 @@ class _Line:
         others = [tokens for other in self._truth.others if (tokens := bare(other)) != self._true]
         own = likeness(self._true, made)
         return 1 + sum(likeness(other, made) >= own for other in others), 1 + len(others)
+
+
+# Sentences that somebody offers who never saw an upload: frequent tokens, and a language model's sample.
+
+
+PUBLIC_SEED = 0  # what a guess is depends on public texts alone, and is the same in every experiment
+CONFIDENCE = 0.95
+_BACK_OFF = 0.2  # how often the model looks at the last token only, or at none, though it knows more
+
+
+def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
+    """Return what public texts allow: the most frequent tokens, as many as in a usual text, and a sample of a model.
+
+    The model counts triples of tokens, pairs, and tokens (Jelinek and Mercer 1980).
+
+    Args:
+        public: int64 (N, 1, 1, T) with N >= 1, texts of the same kind, none of the victims'.
+    """
+    texts = [bare(tokens) for tokens in public]
+    counts = Counter(token for text in texts for token in text)
+    usual = round(float(np.median([len(text) for text in texts])))
+    frequent = [token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:usual]]
+    length = public.shape[-1]
+    opening = [START] if bool((public[..., 0] == START).all()) else []  # packed sequences begin with any token
+    made = {"guess-frequent": frequent, "guess-model": _sample(texts, length - len(opening))}
+    return tuple(Guess(name, padded([[*opening, *tokens]], length)[0, None, None]) for name, tokens in made.items())
+
+
+def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
+    """Return an estimate of how often the best constant sentence is exactly right, from above.
+
+    The sentence that is most frequent in one half of the public texts, and each guess, is counted in the other half; of
+    each the upper Clopper-Pearson limit is taken, at a confidence that holds for all together (Bonferroni).
+
+    Args:
+        public: int64 (N, 1, 1, T).
+
+    Returns:
+        From 0 to 1; 1 where there are fewer than two texts.
+    """
+    texts = [tuple(bare(tokens)) for tokens in public]
+    offered, tried = texts[::2], texts[1::2]
+    if not tried:
+        return 1.0
+    common = Counter(offered).most_common(1)[0][0]
+    counts = Counter(tried)
+    constant = [common, *(tuple(bare(guess.image)) for guess in guesses)]
+    level = 1 - (1 - CONFIDENCE) / len(constant)
+    hits = max(counts[sentence] for sentence in constant)
+    return float(binomtest(hits, len(tried)).proportion_ci(2 * level - 1, method="exact").high)
+
+
+def _sample(texts: Sequence[Sequence[int]], longest: int) -> list[int]:
+    """A sentence drawn from counts of what follows one or two tokens."""
+    follow: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for text in texts:
+        tokens = [START, *text, END]
+        for place in range(1, len(tokens)):
+            for known in range(3):
+                if known <= place:
+                    follow[tuple(tokens[place - known : place])].append(tokens[place])
+    stream = numpy_stream(PUBLIC_SEED, "guessed sentence")
+    made = [START]
+    while len(made) <= longest:
+        known = next(size for size in (2, 1, 0) if tuple(made[len(made) - size :]) in follow or size == 0)
+        size = max(0, known - int(stream.random() < _BACK_OFF))
+        choices = follow[tuple(made[len(made) - size :]) if size else ()]
+        token = choices[int(stream.integers(len(choices)))]
+        if token == END:
+            break
+        made.append(token)
+    return made[1:]

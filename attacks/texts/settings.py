@@ -42,7 +42,7 @@ class TextAttackSettings(AttackSettings):
     @override
     def simulation(cls) -> "Simulation":
         """The network itself on tokens, unless an attack runs another one."""
-        from fedpriv.attacks.texts.simulation import simulated_texts
+        from fedpriv.attacks.texts.search import simulated_texts
 
         return simulated_texts
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedpriv.attacks.texts.scores import bare
+from fedpriv.attacks.texts.referee import bare
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.columns import Column, cell_texts
 from fedpriv.core.runs import RunFolder, picture_name

@@ -27,11 +27,10 @@ from fedpriv.attacks.reconstruction import (
     stackable,
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
-from fedpriv.attacks.scored import Scores
 from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
-from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
+from fedpriv.attacks.texts.referee import exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.truth import Scores, Truth
 from fedpriv.core.columns import worded
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Progress

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.evasion.gradients import PlainTarget, SmoothedTarget, Target
-from fedpriv.attacks.evasion.steps import Ball
+from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, Target
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedpriv.attacks.scored import Scores
+from fedpriv.attacks.truth import Scores
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import LeakageRate, Score
 

@@ -9,8 +9,7 @@ import torch
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each
-from fedpriv.attacks.candidates import Candidates
-from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.observation import Candidates, Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload

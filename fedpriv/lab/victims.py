@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.observation import (
+    Candidates,
     Observation,
     list_observations,
     observation_stem,

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from fedpriv.accounting import ceilings, release_with
 from fedpriv.attacks import reconstruct
 from fedpriv.attacks.campaign import Campaign, attack_each
-from fedpriv.attacks.candidates import Candidates
 from fedpriv.attacks.methods.candidate import CandidateSettings
-from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.observation import Candidates, Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, best_decisions
 from fedpriv.attacks.reconstruction.candidates import batch_log_likelihoods
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from fedpriv.attacks.methods.dager import DagerSettings
-from fedpriv.attacks.texts.dager.probes import find_probes, inputs_of
-from fedpriv.attacks.texts.dager.spans import Span, Unusable, span_of
+from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, span_of
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
 from fedpriv.models.machinery.encoder import Encoder

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.evasion.gradients import PlainTarget, SmoothedTarget, gradient
-from fedpriv.attacks.evasion.steps import Ball, attacked, strongest
+from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, attacked, gradient, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.evasion.gradients import SmoothedTarget
-from fedpriv.attacks.evasion.steps import Ball, strongest
+from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget, strongest
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import Certificate

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.copies import mixed_images, trained_copy
 from fedpriv.attacks.endpoint.equations import affine_scores, is_affine, rounding_unit, solved_scores
+from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
 from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.scene import probabilities, uniform_images
@@ -19,7 +19,7 @@ CLASSES = 5
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that are trained for a part of the steps."""
-    monkeypatch.setattr("fedpriv.attacks.endpoint.copies.LBFGS_STEPS", 60)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.LBFGS_STEPS", 60)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -100,9 +100,9 @@ def test_copies_come_nearer_the_more_they_ask_and_labels_are_enough(quick: None)
 
 
 def test_a_copy_is_trained_by_steps_of_adam_where_there_are_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.attacks.endpoint.copies.MOST_FOR_LBFGS", 10)
-    monkeypatch.setattr("fedpriv.attacks.endpoint.copies.ADAM_STEPS", 300)
-    monkeypatch.setattr("fedpriv.attacks.endpoint.copies.ADAM_RATE", 0.05)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.MOST_FOR_LBFGS", 10)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.ADAM_STEPS", 300)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.ADAM_RATE", 0.05)
     network = linear(3, seed=6)
     images = uniform_images(200, SHAPE, np.random.default_rng(1))
     copy = trained_copy(scene(network, lambda seed: linear(3, seed), 3, 1), images,

@@ -7,10 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.inversion import Descent, by_answers, by_model, invert, total_variation
+from fedpriv.attacks.endpoint.inversion import (
+    Descent,
+    by_answers,
+    by_model,
+    invert,
+    places,
+    total_variation,
+    two_sentences,
+)
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
 from fedpriv.attacks.endpoint.methods.mi_face_answers import MiFaceByAnswers
-from fedpriv.attacks.endpoint.recognition import places, two_sentences
 from fedpriv.attacks.endpoint.scene import Referee
 from fedpriv.core.records import Interval, ProbeFigure
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene

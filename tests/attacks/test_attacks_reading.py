@@ -8,14 +8,17 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from fedpriv.attacks.endpoint.cloaked import Game, Trial, suppression_figures, verdict
-from fedpriv.attacks.endpoint.reading import (
+from fedpriv.attacks.endpoint.cloak import (
+    Game,
     Training,
+    Trial,
     equal_uniform,
     linear_filter,
     mean_interval,
     right_rates,
+    suppression_figures,
     trained_reader,
+    verdict,
 )
 from fedpriv.attacks.endpoint.scene import Public
 from fedpriv.cloak import Cloak, uniform_noise

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpriv.accounting.estimated import surer
-from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.baselines import guesses, most_frequent, row_scores
 from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, Reconstruction, run_attack
 from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import score, score_guesses
-from fedpriv.attacks.rows import most_frequent, row_scores
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.columns import Column, features_of, groups, slices
 from fedpriv.core.records import Score, kind_of

@@ -16,7 +16,7 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.own_model.client import OwnClient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.simulation import Mismatch, Sent, SimulationCheck
-from fedpriv.attacks.texts.search.soft import lookup_parameters, soft_network, table_factor, token_vectors
+from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, table_factor, token_vectors
 from fedpriv.core.columns import Column
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD

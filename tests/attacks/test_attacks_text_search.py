@@ -18,17 +18,21 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differe
 from fedpriv.attacks.reconstruction.matching import Objective, angle, squared_distance
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
+from fedpriv.attacks.texts.lookup import read_lookup
+from fedpriv.attacks.texts.referee import bare
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.attacks.texts.scores import bare
-from fedpriv.attacks.texts.search.changes import crossed, joined, rearranged, replaced, shortened
-from fedpriv.attacks.texts.search.descent import Vectors
-from fedpriv.attacks.texts.search.ground import Ground
-from fedpriv.attacks.texts.search.language import Language
-from fedpriv.attacks.texts.search.lookup import read_lookup
-from fedpriv.attacks.texts.search.mismatch import squared_and_absolute, tensor_angle
-from fedpriv.attacks.texts.search.orders import reordered
-from fedpriv.attacks.texts.search.scoring import Scorer, Texts, soft_batch, split, trained_network
-from fedpriv.attacks.texts.search.soft import soft_network, table_name
+from fedpriv.attacks.texts.scoring import (
+    Language,
+    Scorer,
+    Texts,
+    soft_batch,
+    split,
+    squared_and_absolute,
+    tensor_angle,
+    trained_network,
+)
+from fedpriv.attacks.texts.search import Ground, Vectors, crossed, joined, rearranged, reordered, replaced, shortened
+from fedpriv.attacks.texts.soft import soft_network, table_name
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ATTACKS

@@ -7,9 +7,8 @@ import torch
 
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
 from fedpriv.attacks.referee import missed, score, score_guesses
-from fedpriv.attacks.texts.guesses import exact_chance, sentence_guesses
+from fedpriv.attacks.texts.referee import bare, exact_chance, likeness, pairs, sentence_guesses, sentence_score
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.texts.scores import bare, likeness, pairs, sentence_score
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.columns import worded
 from fedpriv.core.records import sentence_result

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.attacks.evasion.gradients import SmoothedTarget
-from fedpriv.attacks.evasion.steps import Ball
+from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.core.config import EvadeConfig
 from fedpriv.core.errors import InputError, RunFailedError

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from fedpriv.accounting.advantage import membership_advantage, membership_auc
-from fedpriv.attacks.endpoint.asked_membership import (
-    answer_signals,
-    membership_figures,
-    pairs_within,
-    reference_answers,
-)
+from fedpriv.attacks.endpoint.membership import answer_signals, membership_figures, pairs_within, reference_answers
 from fedpriv.attacks.endpoint.methods.attribute_inference import AttributeInference
 from fedpriv.attacks.endpoint.methods.membership_answers import MembershipByAnswers
 from fedpriv.attacks.endpoint.methods.membership_labels import MembershipByLabels

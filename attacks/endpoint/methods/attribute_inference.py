@@ -37,8 +37,8 @@ class AttributeInference(EndpointAttack):
         import torch
 
         from fedpriv.accounting.advantage import membership_advantage
-        from fedpriv.attacks.endpoint.asked_membership import draw_game, pairs_within
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
+        from fedpriv.attacks.endpoint.membership import draw_game, pairs_within
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
         from fedpriv.data.datasets import unit_scale

@@ -16,7 +16,7 @@ from fedpriv.core.settings import Count, Groups, Positive, Registered
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.attacks.endpoint.cloaked import Game, Trial
+    from fedpriv.attacks.endpoint.cloak import Game, Trial
     from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
     from fedpriv.cloak import Learning
 
@@ -75,7 +75,7 @@ class CloakedQuestions(EndpointAttack):
 
     @override
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
-        from fedpriv.attacks.endpoint.cloaked import substitute
+        from fedpriv.attacks.endpoint.cloak import substitute
 
         game = self._game(scene, referee)
         if self.gradient == "answers":
@@ -102,8 +102,7 @@ class CloakedQuestions(EndpointAttack):
         """
         import torch
 
-        from fedpriv.attacks.endpoint.cloaked import Game
-        from fedpriv.attacks.endpoint.reading import Training
+        from fedpriv.attacks.endpoint.cloak import Game, Training
         from fedpriv.core.errors import InputError
         from fedpriv.data.datasets import group_numbers
         from fedpriv.models.machinery.build import build_model
@@ -142,7 +141,7 @@ class CloakedQuestions(EndpointAttack):
         return Learning(weight, self.least, self.most, self.steps, self.rate, clamped=self.clamped)
 
     def _finding(self, game: "Game", clean: "Trial", words: str, cloaked: "Trial", asked: int) -> Finding:
-        from fedpriv.attacks.endpoint.cloaked import suppression_figures, trial_figures, verdict
+        from fedpriv.attacks.endpoint.cloak import suppression_figures, trial_figures, verdict
         from fedpriv.core.records import ProbeResult, Shown
 
         uniform = game.beside(cloaked)

@@ -46,8 +46,8 @@ class EquationSolving(EndpointAttack):
 
     @override
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
-        from fedpriv.attacks.endpoint.agreement import agreement_figures, never_asked
         from fedpriv.attacks.endpoint.equations import affine_scores
+        from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
         from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
 
         needed, endpoint = scene.pixels + 1, scene.open()
@@ -72,8 +72,8 @@ class EquationSolving(EndpointAttack):
         """Ask more and more; the last solution, how well each did, and whether answers were exact and enough."""
         import numpy as np
 
-        from fedpriv.attacks.endpoint.agreement import agreement
         from fedpriv.attacks.endpoint.equations import rounding_unit, solved_scores
+        from fedpriv.attacks.endpoint.extraction import agreement
         from fedpriv.attacks.endpoint.scene import uniform_images
         from fedpriv.core.errors import InputError
         from fedpriv.core.randomness import numpy_stream

@@ -32,7 +32,7 @@ class Extraction(EndpointAttack):
 
     @override
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
-        from fedpriv.attacks.endpoint.agreement import never_asked
+        from fedpriv.attacks.endpoint.extraction import never_asked
 
         guess = never_asked(scene)
         kinds = ["random"] if scene.public is None else ["random", "public", "mixed public"]
@@ -44,8 +44,7 @@ class Extraction(EndpointAttack):
     def _variant(self, scene: "Scene", referee: "Referee", guess: "Network | None", kind: str, labels: bool) -> Finding:
         import numpy as np
 
-        from fedpriv.attacks.endpoint.agreement import agreement, agreement_figures
-        from fedpriv.attacks.endpoint.copies import trained_copy
+        from fedpriv.attacks.endpoint.extraction import agreement, agreement_figures, trained_copy
         from fedpriv.attacks.endpoint.scene import probabilities
         from fedpriv.core.records import CurvePoint, ProbeResult
 
@@ -72,7 +71,7 @@ class Extraction(EndpointAttack):
 
 def _asked(scene: "Scene", kind: str, count: int) -> "Tensor":
     """The images that are asked about, (n, C, H, W); of public ones as many as there are."""
-    from fedpriv.attacks.endpoint.copies import mixed_images
+    from fedpriv.attacks.endpoint.extraction import mixed_images
     from fedpriv.attacks.endpoint.scene import uniform_images
     from fedpriv.core.randomness import numpy_stream
 

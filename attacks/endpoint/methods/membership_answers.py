@@ -32,7 +32,7 @@ class MembershipByAnswers(EndpointAttack):
 
     @override
     def refusal(self, scene: "Scene") -> str | None:
-        from fedpriv.attacks.endpoint.asked_membership import need_network
+        from fedpriv.attacks.endpoint.membership import need_network
 
         if self.references < 6 or self.references % 2:
             return f"{self.name}.references = {self.references} is not allowed: an even number from 6"
@@ -40,7 +40,7 @@ class MembershipByAnswers(EndpointAttack):
 
     @override
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
-        from fedpriv.attacks.endpoint.asked_membership import (
+        from fedpriv.attacks.endpoint.membership import (
             ExactQuestions,
             attack_scores,
             draw_game,

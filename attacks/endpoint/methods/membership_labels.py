@@ -35,7 +35,7 @@ class MembershipByLabels(EndpointAttack):
         import numpy as np
         import torch
 
-        from fedpriv.attacks.endpoint.asked_membership import draw_game, membership_figures, pairs_within, told_words
+        from fedpriv.attacks.endpoint.membership import draw_game, membership_figures, pairs_within, told_words
         from fedpriv.core.randomness import numpy_stream
         from fedpriv.core.records import ProbeResult
         from fedpriv.data.datasets import unit_scale

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fedpriv.attacks.endpoint.asked_membership import Told
+    from fedpriv.attacks.endpoint.membership import Told
     from fedpriv.attacks.endpoint.scene import Public, Referee, Rehearsal, Scene
     from fedpriv.service.questions import Questions
 
@@ -43,7 +43,7 @@ class MembershipBySynthesis(EndpointAttack):
 
     @override
     def refusal(self, scene: "Scene") -> str | None:
-        from fedpriv.attacks.endpoint.asked_membership import need_network
+        from fedpriv.attacks.endpoint.membership import need_network
 
         return need_network(scene.known_training().policy, self.name)
 
@@ -55,14 +55,14 @@ class MembershipBySynthesis(EndpointAttack):
     def _by(self, way: str, number: int, scene: "Scene") -> Finding:
         import numpy as np
 
-        from fedpriv.attacks.endpoint.asked_membership import (
+        from fedpriv.attacks.endpoint.membership import (
             ask_rows,
             draw_game,
             membership_figures,
             pairs_within,
             told_words,
         )
-        from fedpriv.attacks.membership.shadow import judged, predictions
+        from fedpriv.attacks.membership.attacks import judged, predictions
         from fedpriv.core.randomness import numpy_stream
         from fedpriv.core.records import ProbeResult
 
@@ -107,7 +107,7 @@ def _shadows(
     """Train shadows, each on a half of the records; what each would say about all, and which it was trained with."""
     import numpy as np
 
-    from fedpriv.attacks.endpoint.asked_membership import reference_signals
+    from fedpriv.attacks.endpoint.membership import reference_signals
     from fedpriv.attacks.membership.references import Pool, Reference, train_references
 
     world, total = rehearsal.world, len(made.labels)

@@ -56,8 +56,7 @@ class MiFace(EndpointAttack):
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
         import torch
 
-        from fedpriv.attacks.endpoint.inversion import invert
-        from fedpriv.attacks.endpoint.recognition import inversion_figures, inverted_classes, two_sentences
+        from fedpriv.attacks.endpoint.inversion import inversion_figures, invert, inverted_classes, two_sentences
         from fedpriv.core.records import ProbeResult
 
         gradient, asked = self.gradient(scene)

@@ -19,8 +19,6 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.core.names import PAD
 
-__all__ = ["Kind", "lookup_parameters", "soft_network", "soft_targets", "table_factor", "table_name", "token_vectors"]
-
 Kind = Literal["probabilities", "vectors"]
 
 WRAPPED = ".base_layer"  # as which adapters of peft hold the layer that they add to
@@ -65,11 +63,7 @@ def _all_vectors(lookup: nn.Module, vocabulary: int, device: torch.device) -> Te
 
 
 def table_name(model: nn.Module, vocabulary: int) -> str:
-    """Return the name of the table of the tokens' vectors: an embedding with a row for each.
-
-    Raises:
-        AttackRefused: there is none, or more than one.
-    """
+    """Return the name of the table of the tokens' vectors: an embedding with a row for each."""
     found = [
         name
         for name, layer in model.named_modules()
@@ -92,21 +86,13 @@ def _lookup(model: nn.Module, vocabulary: int) -> nn.Module:
 
 
 def token_vectors(model: nn.Module, vocabulary: int) -> Tensor:
-    """Return the vectors (V, width) that the network's own layer makes of all tokens.
-
-    Raises:
-        AttackRefused: which layer looks up tokens is not clear.
-    """
+    """Return the vectors (V, width) that the network's own layer makes of all tokens."""
     lookup = _lookup(model, vocabulary)
     return _all_vectors(lookup, vocabulary, next(lookup.parameters()).device).detach()
 
 
 def table_factor(model: nn.Module, vocabulary: int) -> float | None:
-    """Return by what the rows of the table are multiplied; ``None``: its layer does something else to them.
-
-    Raises:
-        AttackRefused: which layer looks up tokens is not clear.
-    """
+    """Return by what the rows of the table are multiplied; ``None``: its layer does something else to them."""
     table = model.get_parameter(table_name(model, vocabulary)).detach().double()
     vectors = token_vectors(model, vocabulary).double()
     if torch.equal(table, vectors):
@@ -119,11 +105,7 @@ def table_factor(model: nn.Module, vocabulary: int) -> float | None:
 
 
 def lookup_parameters(model: nn.Module, vocabulary: int) -> tuple[str, ...]:
-    """Return the names of the parameters from which tokens' vectors are computed.
-
-    Raises:
-        AttackRefused: which layer looks up tokens is not clear.
-    """
+    """Return the names of the parameters from which tokens' vectors are computed."""
     own = {id(value) for value in _lookup(model, vocabulary).parameters()}
     return tuple(name for name, value in model.named_parameters() if id(value) in own)
 
@@ -133,16 +115,12 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
 
     Args:
         model: maps tokens int64 (B, T) to logits; it is copied, with which parameters are trained.
-        vocabulary: V.
         kind: probabilities: it takes (B, 1, T, V); those that pad a text have all on PAD. vectors: it takes
             (B, 1, T, width), zeros pad a text, and what vectors are looked up from is not among its parameters.
 
     Returns:
         The network; its loss takes logits (B, K) with label probabilities (B, K), or logits (B, T, V) with those of the
         next token (B, T, V), zeros where nothing is predicted.
-
-    Raises:
-        AttackRefused: which layer looks up tokens is not clear.
     """
     soft = copy.deepcopy(model)
     lookup = _lookup(soft, vocabulary)

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
-from fedpriv.attacks.texts.search.language import Language
-from fedpriv.attacks.texts.search.soft import table_factor, table_name
-
-__all__ = ["Lookup", "read_lookup"]
+from fedpriv.attacks.texts.scoring import Language
+from fedpriv.attacks.texts.soft import table_factor, table_name
 
 ABOVE = 5.0  # standard deviations by which the energy of a row that was looked up is above that of others
 LEAST = 1e-12  # of the largest energy, where there is no noise
@@ -80,11 +78,7 @@ def _stood(shares: Tensor, count: int) -> Tensor:
 
 
 def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
-    """Read the tables in an upload.
-
-    Raises:
-        AttackRefused: there is no table of tokens in it, or no row stands out of it.
-    """
+    """Read the tables in an upload."""
     name = table_name(scene.model, scene.format.vocabulary)
     if name not in victim.gradient:
         raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
@@ -118,9 +112,6 @@ def _without_predictions(
 
     A table that is the last layer, too, has in each row the states from which tokens are predicted, by how probable the
     token was. Those of the half of the rows that have the least energy span these states.
-
-    Raises:
-        AttackRefused: they fill more than half of the dimensions, and the tokens are those of several sentences.
     """
     energy = table.square().sum(dim=1)
     others = table[energy.argsort(stable=True)[: len(table) // 2]]

@@ -1,4 +1,4 @@
-"""Membership by questions: the game of :mod:`fedpriv.attacks.membership.audit`, with answers in place of the model.
+"""Membership inference through queries: the game of :mod:`fedpriv.attacks.membership.audit`, on answers.
 
 The adversary knows all examples but the candidates, repeats the run's training on data of its own, and passes what its
 reference models say through the endpoint's policy, which it knows. Noise of a policy is left out there.
@@ -28,24 +28,6 @@ from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
 from fedpriv.service.policies import AnswerPolicy, Draws, softmax
 from fedpriv.service.questions import Answers, Questions
-
-__all__ = [
-    "ExactQuestions",
-    "Game",
-    "Told",
-    "answer_signals",
-    "ask_rows",
-    "attack_scores",
-    "draw_game",
-    "membership_figures",
-    "need_network",
-    "pairs_within",
-    "reference_answers",
-    "reference_signals",
-    "signals_by_answers",
-    "told_words",
-    "trained_references",
-]
 
 Array = NDArray[np.float64]
 _SMALLEST = 1e-30
@@ -81,16 +63,7 @@ class Told:
 
 
 def draw_game(rehearsal: Rehearsal, pairs: int, seed: int) -> Game:
-    """Draw members and as many others.
-
-    Args:
-        rehearsal: the run's training.
-        pairs: at most.
-        seed: of the draw.
-
-    Raises:
-        InputError: there are too few examples.
-    """
+    """Draw members and as many others."""
     world = rehearsal.world
     candidates = draw_candidates(world, pairs, seed)
     return Game(candidates, build_pool(world), torch.cat([world.dataset.x_train, world.dataset.x_test]))
@@ -106,9 +79,7 @@ def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) ->
     """Return the signals of answers; a probability of 0 is taken for half a unit of rounding, or for next to nothing.
 
     Args:
-        answers: n of them.
         labels: (n,), the right ones.
-        classes: how many there are.
     """
     shares = probabilities(answers, classes)
     unit = 0.0 if answers.probabilities is None else rounding_unit(np.nan_to_num(answers.probabilities))
@@ -134,11 +105,7 @@ def reference_signals(
     """Return what each of several models would say about rows of a pool.
 
     Args:
-        rehearsal: knows the network.
-        policy: that their answers pass through; ``None``: they are exact.
         stack: of R models, name -> (R, *shape).
-        pool: examples.
-        rows: of the pool.
     """
     network = StackedNetwork(rehearsal.world.model, rehearsal.world.experiment.engine.gradient_bytes)
     chosen = torch.from_numpy(rows).to(pool.images.device)
@@ -149,12 +116,6 @@ def reference_signals(
 
 def trained_references(rehearsal: Rehearsal, game: Game, count: int, seed: int) -> tuple[Vector, NDArray[np.bool_]]:
     """Train reference models on the run's data, as an audit does.
-
-    Args:
-        rehearsal: the run's training.
-        game: for each pair a coin decides which of the two a model is trained with.
-        count: R, even, at least 2.
-        seed: of coins, batches and noise.
 
     Returns:
         The models, name -> (R, *shape), and (R, 2 C), which was trained with which candidate.
@@ -172,16 +133,7 @@ def signals_by_answers(
     references: tuple[Vector, NDArray[np.bool_]],
     people: NDArray[np.int64],
 ) -> Signals:
-    """Ask about each candidate and each population example once, and return what attacks on membership work on.
-
-    Args:
-        rehearsal: the run's training.
-        game: who is to be told apart.
-        endpoint: answers.
-        policy: that the references' answers pass through; ``None``: they are exact.
-        references: of :func:`trained_references`.
-        people: rows of the pool that are nobody's training data.
-    """
+    """Ask about each candidate and each population example once, and return what attacks on membership work on."""
     (stack, inside), rows = references, game.candidates.rows
     target, crowd = ask_rows(endpoint, game, rows), ask_rows(endpoint, game, people)
     mine = reference_signals(rehearsal, policy, stack, game.pool, rows)
@@ -235,9 +187,6 @@ def membership_figures(
     Args:
         scores: name -> (N,), higher for members.
         truth: (N,), who is one.
-        proven: about the model or its answers, under replace-one; ``None``: nothing.
-        seed: of the bootstrap.
-        raw: scores of the same attacks on exact probabilities, shown beside; ``None``: the answers are exact.
     """
     auc, theorem = _ceiling(proven, membership_auc)
     figures = {
@@ -269,12 +218,7 @@ def membership_figures(
 
 
 def told_words(members: int, best: ProbeFigure) -> str:
-    """Say how well members are told from as many others; whoever may as well have guessed has not told them apart.
-
-    Args:
-        members: how many there are.
-        best: the largest area under the curve, with its interval.
-    """
+    """Say how well members are told from as many others; whoever may as well have guessed has not told them apart."""
     auc = best.measured
     ends = "" if auc.ends is None else f" (95 %: {auc.ends[0]:.3f} to {auc.ends[1]:.3f})"
     area = f"an area under the curve of {auc.value:.3f}{ends}; a guess has 0.5"
@@ -298,11 +242,7 @@ def need_network(policy: AnswerPolicy, name: str) -> str | None:
 
 
 def pairs_within(budget: int, pairs: int, each: int = 1) -> int:
-    """Return how many pairs are asked about where each candidate takes ``each`` questions.
-
-    Raises:
-        InputError: not even two.
-    """
+    """Return how many pairs are asked about where each candidate takes ``each`` questions."""
     count = min(pairs, budget // (2 * each))
     if count < 2:
         raise InputError(f"{budget} questions are too few: two pairs of candidates take {4 * each}")

@@ -7,7 +7,8 @@ several local steps, they are, a few at a time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +16,19 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Objective
+from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Objective, squared_distance
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.attacks.texts.search.soft import soft_targets
+from fedpriv.attacks.texts.soft import soft_targets
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
+from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.data.sequences import NO_TARGET
-from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, per_example_gradients
+from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, flattened, per_example_gradients
 from fedpriv.gradients.operator import total, wide
-
-__all__ = ["Scorer", "Texts", "soft_batch", "split", "trained_network"]
+from fedpriv.models.machinery.gpt import Gpt
+from fedpriv.models.machinery.llama import Llama
 
 TOGETHER = 64  # sentences that go through the network at once
 WRITTEN = 8  # batches whose gradients are written out at once
@@ -63,7 +66,6 @@ def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple
     """Return inputs (N, B, 1, T, V) and label probabilities of a soft network.
 
     Args:
-        scene: the task.
         probabilities: of tokens, (N, B, L, V).
         labels: int64 (N, B).
     """
@@ -81,14 +83,7 @@ def trained_network(scene: TextScene, victim: Victim) -> nn.Module:
 
 
 class Scorer:
-    """Compares batches of sentences with an upload, or with several of the same sentences.
-
-    Args:
-        scene: what is public.
-        victim: the upload.
-        soft: the network on probabilities, for uploads whose gradients have to be written out.
-        objective: compares expected and heard uploads.
-    """
+    """Compares batches of sentences with an upload, or with several of the same sentences."""
 
     def __init__(self, scene: TextScene, victim: Victim, soft: Network, objective: Objective) -> None:
         self._scene = scene
@@ -104,8 +99,6 @@ class Scorer:
         """Return the objective of a batch with other sentences in some of its places.
 
         Args:
-            texts: the batch.
-            slots: k places.
             sentences: (N, k, L).
             labels: int64 (N, k).
 
@@ -263,3 +256,116 @@ class _Upload:
 
 def _unwritten() -> Vector:
     raise ValueError("these gradients are not written out")
+
+
+# How usual a sentence is: a language model of public texts, or one that is read from a file.
+
+
+SEED = 20261125  # of the model's weights and of the order of texts: it is the same in every attack
+WIDTH, DEPTH, HEADS = 64, 2, 4
+RATE, BATCH, EPOCHS = 3e-3, 32, 6
+HELD = 10  # each so manyth text is held out; training ends where they no longer become more usual
+EVEN = 0.05  # of the chances are the same for all tokens: a small model is too sure of what it never saw
+
+
+class Language:
+    """A language model over the tokens of an experiment.
+
+    Args:
+        network: maps tokens (N, T) to logits of the next token, (N, T, V).
+    """
+
+    def __init__(self, network: nn.Module, title: str) -> None:
+        self._network = network.eval()
+        self.title = title
+
+    @staticmethod
+    def of(scene: TextScene, file: str) -> "Language":
+        """Return the model of a file, or one that is trained on the public texts."""
+        if file:
+            network = Llama.read(Path(file))
+            if network.vocabulary != scene.format.vocabulary:
+                raise AttackRefused(
+                    f"{file} knows {network.vocabulary} tokens, these texts have {scene.format.vocabulary}"
+                )
+            return Language(network, f"prior: the Llama of {Path(file).name}")
+        return _trained(scene)
+
+    def surprise(self, sentences: Tensor) -> Tensor:
+        """Return minus the log-probability (N,) of sentences (N, L) behind their first token, in nats."""
+        following = sentences[:, 1:]
+        chances = self.chances(sentences[:, :-1]).gather(2, following[:, :, None])[:, :, 0]
+        return -(chances * (following != PAD)).sum(dim=1).double()
+
+    def chances(self, sentences: Tensor) -> Tensor:
+        """Return the log-probabilities (N, T, V) of the next token behind each of sentences (N, T)."""
+        with torch.no_grad():
+            logits: Tensor = self._network(sentences)
+        even = torch.full_like(logits, EVEN / logits.shape[2]).log()
+        return torch.logaddexp(even, logits.log_softmax(dim=2) + torch.log1p(torch.tensor(-EVEN)))
+
+
+@lru_cache(maxsize=1)
+def _trained(scene: TextScene) -> Language:
+    """A small GPT, trained on the public texts until those held out no longer become more usual."""
+    if scene.public is None or len(scene.public) < HELD:
+        raise AttackRefused("there are fewer than 10 public texts that a language model could learn from")
+    order = torch.randperm(len(scene.public), generator=torch_stream(SEED, "order of public texts"))
+    texts = scene.public[order.to(scene.public.device)].to(scene.device)
+    held = torch.arange(len(texts), device=scene.device) % HELD == 0
+    fitted, tests = texts[~held], texts[held]
+    with seeded_generators(torch_stream(SEED, "language model").initial_seed(), scene.device):
+        network = Gpt(scene.format.vocabulary, scene.length + 1, WIDTH, DEPTH, HEADS, None).to(scene.device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
+    best, state = float("inf"), network.state_dict()
+    for _ in range(EPOCHS):
+        for batch in fitted.split(BATCH):
+            optimizer.zero_grad()
+            _surprise(network, batch).backward()
+            optimizer.step()
+        with torch.no_grad():
+            now = float(_surprise(network, tests))
+        if now >= best:
+            break
+        best, state = now, {name: value.clone() for name, value in network.state_dict().items()}
+    network.load_state_dict(state)
+    title = f"prior: a GPT trained on {len(fitted)} public texts, {best:.2f} nats a token on {len(tests)} others"
+    return Language(network.requires_grad_(False), title)
+
+
+def _surprise(network: nn.Module, texts: Tensor) -> Tensor:
+    """The mean over the tokens of texts (N, T)."""
+    return F.cross_entropy(network(texts[:, :-1]).flatten(0, 1), texts[:, 1:].flatten(), ignore_index=PAD)
+
+
+ROUNDING = 1e-6  # of the longest tensor
+
+
+def tensor_angle(comparison: Comparison) -> Tensor:
+    """One minus the cosine, the mean over tensors, as in Balunović et al. 2022: (N,), from 0 to 2.
+
+    Tensors that hold rounding errors alone, such as the gradient of a bias of keys, are left out.
+    """
+    expected, heard = comparison.expected(), comparison.upload()
+    lengths = {name: float(value.norm()) for name, value in heard.items()}
+    told = [name for name, length in lengths.items() if length >= ROUNDING * max(lengths.values())]
+    cosines = [F.cosine_similarity(flattened(expected[name]), flattened(heard[name]), dim=1) for name in told]
+    return 1 - torch.stack(cosines).mean(dim=0)
+
+
+def squared_and_absolute(alpha: float) -> Objective:
+    """Return the squared distance plus alpha times the absolute one, (N,), as in Deng et al. 2021.
+
+    The absolute distance weighs 1 in the first tensor, and in a line less towards the last, which does not count.
+    """
+
+    def objective(comparison: Comparison) -> Tensor:
+        expected, heard = comparison.expected(), comparison.upload()
+        last = max(len(expected) - 1, 1)
+        absolute = [
+            (1 - number / last) * flattened(expected[name] - heard[name]).abs().sum(dim=1)
+            for number, name in enumerate(expected)
+        ]
+        return squared_distance(comparison) + alpha * torch.stack(absolute).sum(dim=0)
+
+    return objective

@@ -1,0 +1,344 @@
+"""Cloak attack: what a curious endpoint reconstructs from cloaked queries, and how often its answers are correct."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
+from fedpriv.cloak import Cloak, uniform_noise
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.records import CONFIDENCE, Interval, ProbeFigure
+
+# What a curious endpoint reads out of the images that it is asked about, when people put noise on them.
+#
+# It knows what noise that is (Kerckhoffs), and has public images with the attribute that it is after. First it takes
+# off as much noise as a linear filter can; then a network learns from public images, sent as people send theirs, with
+# fresh noise at every step.
+
+
+Rates = NDArray[np.float64]
+"""One an image: the share of draws of noise in which it was read, or answered, correctly."""
+
+DRAWS = 4  # of noise, that each judged image is sent with
+_TWO_SIDED = 1.96
+# Even noise is searched for up to this deviation, in pixels from 0 to 1, to a thousandth of it.
+_LARGEST, _HALVINGS = 8.0, 12
+_FREE = 0.0025  # of the accuracy: what noise that is hardly there may cost
+
+
+@dataclass(frozen=True)
+class Training:
+    """How an adversary's network is trained, by Adam.
+
+    Attributes:
+        steps: each with fresh noise.
+        filtered: whether noise is taken off first.
+        batch: images of a step.
+        rate: of its steps.
+    """
+
+    steps: int
+    filtered: bool = True
+    batch: int = 128
+    rate: float = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A network behind a linear filter, in float32.
+
+    Attributes:
+        network: filtered images -> logits of the attribute.
+        sent: (d,), mean of public images as they are sent.
+        factors: what images less ``sent`` are multiplied by, (d, r) and (r, d), or (d, d); empty: nothing.
+        scale: that what comes out is divided by.
+    """
+
+    network: nn.Module
+    sent: Tensor
+    factors: tuple[Tensor, ...]
+    scale: Tensor
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (n, values) for images (n, C, H, W) as they are sent."""
+        flat = images.float().flatten(1) - self.sent
+        for factor in self.factors:
+            flat = flat @ factor
+        logits: Tensor = self.network((flat / self.scale).view(images.shape))
+        return logits
+
+
+def linear_filter(images: Tensor, cloak: Cloak) -> tuple[Tensor, ...]:
+    """Return the best linear estimate of images from what is sent: what to multiply deviations from the mean by.
+
+    With S the covariance of public images and D that of the noise, S (S + D)^-1 (Wiener 1949), transposed. What is
+    suppressed is noise without end, and is estimated from what is kept. Clamping is not taken into account.
+
+    Args:
+        images: (n, C, H, W), public, float64.
+
+    Returns:
+        One factor (d, d), or (d, r) and (r, d) where that is less work.
+    """
+    flat = images.flatten(1)
+    root = (flat - flat.mean(dim=0)) / len(flat) ** 0.5  # S = root^T root
+    if len(root) > root.shape[1]:
+        root = torch.linalg.qr(root).R
+    precision = torch.where(cloak.kept, cloak.sigma**-2, torch.zeros_like(cloak.sigma)).flatten()
+    weighed = root * precision
+    inner = torch.linalg.solve(torch.eye(len(root), dtype=root.dtype) + weighed @ root.T, root)
+    if 2 * len(root) < root.shape[1]:
+        return weighed.T, inner
+    return (weighed.T @ inner,)
+
+
+def trained_reader(
+    network: nn.Module, cloak: Cloak, images: Tensor, wanted: Tensor, training: Training, seed: int
+) -> Reader:
+    """Train a network to read the attribute out of what is sent.
+
+    Args:
+        network: untrained, images (n, C, H, W) -> logits; it is trained in place.
+        images: (n, C, H, W) on [0, 1], public, float64.
+        wanted: (n,), int64, the attribute.
+    """
+    stream = torch_stream(seed, "probe-reading")
+    factors = tuple(factor.float() for factor in linear_filter(images, cloak)) if training.filtered else ()
+    sent = cloak.hide(images, stream).float().flatten(1)
+    scale = images.flatten(1).std(dim=0).square().mean().sqrt().float()
+    reader = Reader(network.train(), sent.mean(dim=0), factors, scale)
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
+    for _ in range(training.steps):
+        rows = torch.randint(len(images), (min(training.batch, len(images)),), generator=stream)
+        optimizer.zero_grad()
+        functional.cross_entropy(reader.logits(cloak.hide(images[rows], stream)), wanted[rows]).backward()
+        optimizer.step()
+    network.eval().requires_grad_(False)
+    return reader
+
+
+def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, seed: int) -> Rates:
+    """Return how often the largest logit is the wanted one, for each image (n,), over draws of the noise.
+
+    The draws are the same for every network and deviation: what is compared differs in nothing else.
+
+    Args:
+        images: (n, C, H, W) on [0, 1], float64.
+        wanted: (n,), int64.
+    """
+    stream = torch_stream(seed, "probe-sent")
+    right = torch.zeros(len(images), dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(DRAWS):
+            sent = cloak.hide(images, stream)
+            named = torch.cat([network(part).argmax(dim=1) for part in sent.split(512)])
+            right += named == wanted
+    rates: Rates = (right / DRAWS).numpy()
+    return rates
+
+
+def mean_interval(values: Rates) -> Interval:
+    """Return the mean of values, one an image, and its normal interval of 95 %; at least two images."""
+    mean, reach = float(values.mean()), _TWO_SIDED * float(values.std(ddof=1)) / len(values) ** 0.5
+    return Interval(mean, mean - reach, mean + reach, CONFIDENCE)
+
+
+def equal_uniform(answers: Network, accuracy: float, images: Tensor, labels: Tensor, seed: int, clamped: bool) -> Cloak:
+    """Return the strongest even noise with which answers stay as often right as wanted, by bisection.
+
+    Where noise that is hardly there costs more than that, it is the strongest that costs a quarter of a point.
+
+    Args:
+        images: (n, C, H, W) on [0, 1], float64.
+        labels: (n,), of the model's task.
+    """
+
+    def accurate(sigma: float) -> float:
+        cloak = uniform_noise(images.shape[1:], sigma, clamped)
+        return float(right_rates(answers, cloak, images, labels, seed).mean())
+
+    wanted = min(accuracy, accurate(0.0)) - _FREE
+    low, high = 0.0, _LARGEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if accurate(middle) >= wanted else (low, middle)
+    return uniform_noise(images.shape[1:], low, clamped)
+
+
+# The game that Cloak is judged by: what a curious endpoint reads, and how often its answer is correct.
+
+
+ENOUGH, EQUAL = 0.02, 0.01
+"""Points by which the adversary must stay below uniform noise, and by which accuracies may differ."""
+_NO_THEOREM = "a heuristic: nothing is proven about what a cloaked image tells"
+_BITS = (
+    "itself an upper bound, of as many Gaussian channels, whatever the data (Cover and Thomas, section 9.4); the "
+    "variances are those of public images"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What one kind of noise came to, on images that nobody learnt from.
+
+    Attributes:
+        cloak: the noise.
+        answered: how often the model's answer is correct, for each image.
+        read: how often the adversary names the attribute, an image.
+        bits: that a sent image tells of the image at most.
+    """
+
+    cloak: Cloak
+    answered: Rates
+    read: Rates
+    bits: float
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """Who plays, and on which images.
+
+    Attributes:
+        answers: of the model: images as they are sent -> logits of its task.
+        public: images with the labels of the task; noise is learnt on them, and the adversary learns from them.
+        held: images that both are judged on.
+        wanted: the attribute of the public images (N,), and of those held (M,).
+        network: an untrained network of the adversary's, images -> logits of the attribute.
+        training: of that network.
+        clamped: whether images are put back onto [0, 1] before they are sent.
+        seed: of all draws.
+    """
+
+    answers: Network
+    public: Public
+    held: Public
+    wanted: tuple[Tensor, Tensor]
+    network: Callable[[], nn.Module]
+    training: Training
+    clamped: bool
+    seed: int
+
+    @property
+    def majority(self) -> float:
+        """How often an endpoint is correct that looks at no image and names the most common label."""
+        return float(self.held.labels.bincount().max()) / len(self.held.labels)
+
+    @property
+    def guess(self) -> float:
+        """How often somebody is right who hears the task's label alone, and names what goes with it most often."""
+        pairs = torch.stack([self.held.labels, self.wanted[1]], dim=1).unique(dim=0, return_counts=True)
+        most = np.zeros(int(self.held.labels.max()) + 1)
+        np.maximum.at(most, pairs[0][:, 0].numpy(), pairs[1].numpy())
+        return float(most.sum()) / len(self.held.labels)
+
+    def trial(self, cloak: Cloak) -> Trial:
+        """Train the adversary behind some noise, and judge both sides."""
+        training = self.training if bool((cloak.sigma > 0).all()) else replace(self.training, filtered=False)
+        reader = trained_reader(self.network(), cloak, self.public.images, self.wanted[0], training, self.seed)
+        return Trial(
+            cloak,
+            right_rates(self.answers, cloak, self.held.images, self.held.labels, self.seed),
+            right_rates(reader.logits, cloak, self.held.images, self.wanted[1], self.seed),
+            cloak.bits(self.public.images.var(dim=0)),
+        )
+
+    def untouched(self) -> Trial:
+        """What comes of images that are sent as they are."""
+        return self.trial(uniform_noise(self.held.images.shape[1:], 0.0, self.clamped))
+
+    def beside(self, trial: Trial) -> Trial:
+        """What uniform noise comes to that costs the same accuracy."""
+        accuracy = float(trial.answered.mean())
+        return self.trial(
+            equal_uniform(self.answers, accuracy, self.held.images, self.held.labels, self.seed, self.clamped)
+        )
+
+
+def substitute(scene: Scene) -> tuple[Network, int]:
+    """Return a copy of the model from its answers to mixed public images, and how many it took."""
+    from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
+
+    endpoint = scene.open()
+    images = mixed_images(scene.known_public(), scene.budget, numpy_stream(scene.seed, "probe-substitute"))
+    copy = trained_copy(scene, images, probabilities(endpoint.ask(images), scene.classes))
+    return copy, endpoint.asked
+
+
+def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, majority: float) -> tuple[ProbeFigure, ...]:
+    """Return what each kind of noise came to, in words -> trial, between a guess and images sent as they are."""
+    read = [
+        ProbeFigure(
+            f"attribute read, {words}", mean_interval(trial.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
+        )
+        for words, trial in trials.items()
+    ]
+    answered = [
+        ProbeFigure(
+            f"right answers, {words}",
+            mean_interval(trial.answered),
+            majority,
+            float(clean.answered.mean()),
+            theorem="no theorem bounds the accuracy",
+        )
+        for words, trial in trials.items()
+    ]
+    bits = [
+        ProbeFigure(f"bits, {words}", Interval(trial.bits, None, None), theorem=_BITS, unit="number")
+        for words, trial in trials.items()
+    ]
+    return (*read, *answered, *bits)
+
+
+def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[ProbeFigure, ...]:
+    """Return the shares of features that are the same in all images: of all, and of those that are ever above 0.
+
+    Nothing, where none is suppressed.
+
+    Args:
+        images: (n, C, H, W), public.
+    """
+    if bool(cloak.kept.all()):
+        return ()
+    lit = (images > 0).any(dim=0)
+    shares = {
+        "pixels suppressed": ~cloak.kept,
+        "pixels suppressed, of those that are ever lit": ~cloak.kept[lit],
+    }
+    return tuple(
+        ProbeFigure(words, Interval(float(part.double().mean()), None, None), theorem=_NO_THEOREM)
+        for words, part in shares.items()
+    )
+
+
+def verdict(cloaked: Trial, uniform: Trial, majority: float) -> str:
+    """Say whether learnt noise is better than uniform noise that costs the same accuracy."""
+    costs, usual = float(cloaked.answered.mean()), float(uniform.answered.mean())
+    sigma = f"sigma {float(uniform.cloak.sigma.max()):.3g}"
+    if costs <= majority:
+        return (
+            f"Cloak is not better than uniform noise: {costs:.1%} of the answers are right, no more than of whoever "
+            f"names the commonest group each time ({majority:.1%})."
+        )
+    if abs(costs - usual) > EQUAL:
+        return (
+            f"Cloak is not compared: {costs:.1%} of the answers are right, and no uniform noise costs that; the "
+            f"nearest, {sigma}, leaves {usual:.1%}."
+        )
+    less = mean_interval(uniform.read - cloaked.read)
+    low, high = 100 * (less.low or 0), 100 * (less.high or 0)
+    words = (
+        f"At about the same accuracy ({costs:.1%}, and {usual:.1%} with uniform noise of {sigma}) the attribute is "
+        f"read from {cloaked.read.mean():.1%} of the cloaked images and {uniform.read.mean():.1%} of the others "
+        f"(difference {100 * less.value:.1f} points, 95 %: {low:.1f} to {high:.1f}; at least {100 * ENOUGH:g} count as "
+        "better)."
+    )
+    if less.value < ENOUGH:
+        return f"Cloak hides no more than uniform noise. {words}"
+    if low <= 0:
+        return f"Cloak is not shown to hide more than uniform noise. {words}"
+    return f"Cloak hides more than uniform noise from this adversary. {words}"

@@ -1,0 +1,150 @@
+"""Model extraction: copies trained on answers (Tramer et al. 2016; Orekondy, Schiele and Fritz 2019)."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedpriv.attacks.endpoint.scene import Network, Public, Referee, Scene, uniform_images
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.records import Interval, ProbeFigure
+
+Array = NDArray[np.float64]
+
+# From so many numbers on a step of L-BFGS costs more than many of Adam's.
+MOST_FOR_LBFGS = 100_000
+LBFGS_STEPS, ADAM_STEPS, ADAM_BATCH, ADAM_RATE = 300, 3000, 256, 1e-3
+# Of the squared numbers: holds copies of few answers together, and is far too small to show in those of many.
+DECAY = 1e-6
+
+
+def trained_copy(scene: Scene, images: Tensor, targets: Array, seed: int = 0) -> Network:
+    """Train a network of the model's architecture on answers, with the cross entropy of all classes.
+
+    Args:
+        images: (n, C, H, W) on [0, 1], at least one.
+        targets: (n, classes), probabilities.
+
+    Returns:
+        Images -> logits, without gradients of its numbers.
+    """
+    network = scene.copy(int(numpy_stream(scene.seed, "probe-copy", seed).integers(2**31))).eval()
+    inputs, wanted = scene.normalise(images.double()), torch.from_numpy(targets)
+    parameters = [value for value in network.parameters() if value.requires_grad]
+    if sum(value.numel() for value in parameters) < MOST_FOR_LBFGS:
+        _by_lbfgs(network, parameters, inputs, wanted)
+    else:
+        _by_adam(network, parameters, inputs, wanted, torch_stream(scene.seed, "probe-batches", seed))
+    network.requires_grad_(False)
+    return lambda asked: network(scene.normalise(asked.double()))
+
+
+def mixed_images(public: Public, count: int, generator: np.random.Generator) -> Tensor:
+    """Draw mixtures of two public images each, with a weight from U(0, 1): (count, C, H, W), float64."""
+    pairs = generator.integers(len(public.images), size=(2, count))
+    weights = torch.from_numpy(generator.random(count))[:, None, None, None]
+    first, second = (public.images[torch.from_numpy(rows)] for rows in pairs)
+    return weights * first + (1 - weights) * second
+
+
+def _loss(network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, wanted: Tensor) -> Tensor:
+    entropy: Tensor = -(wanted * network(inputs).log_softmax(dim=1)).sum(dim=1).mean()
+    return entropy + DECAY * sum((value.square().sum() for value in parameters), torch.zeros(()))
+
+
+def _by_lbfgs(network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, wanted: Tensor) -> None:
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=LBFGS_STEPS, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def evaluate() -> Tensor:
+        optimizer.zero_grad()
+        loss = _loss(network, parameters, inputs, wanted)
+        loss.backward()
+        return loss
+
+    optimizer.step(evaluate)
+
+
+def _by_adam(
+    network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, wanted: Tensor, stream: torch.Generator
+) -> None:
+    optimizer = torch.optim.Adam(parameters, lr=ADAM_RATE)
+    for _ in range(ADAM_STEPS):
+        rows = torch.randint(len(inputs), (min(ADAM_BATCH, len(inputs)),), generator=stream)
+        optimizer.zero_grad()
+        _loss(network, parameters, inputs[rows], wanted[rows]).backward()
+        optimizer.step()
+
+
+UNIFORM = 1000
+NO_THEOREM = "no theorem bounds how well a copy does that is trained on answers"
+
+
+def never_asked(scene: Scene) -> Network | None:
+    """Return the copy of someone who asked nothing: trained on the public images and their own labels.
+
+    ``None`` where the adversary holds no public images.
+    """
+    if scene.public is None:
+        return None
+    return trained_copy(scene, scene.public.images, np.eye(scene.classes)[scene.public.labels.numpy()])
+
+
+def agreement(referee: Referee, copy: Network, images: Tensor) -> Interval:
+    """Return the share of images that the copy and the model name the same class for."""
+    same = _labels(copy, images) == referee.scores(images).argmax(dim=1)
+    return rate_interval(int(same.sum()), len(images))
+
+
+def agreement_figures(
+    referee: Referee, copy: Network, guess: Network | None, ceiling: float | None = None, theorem: str = NO_THEOREM
+) -> tuple[ProbeFigure, ...]:
+    """Return what a copy is like: on the referee's images, on uniform ones, and in its probabilities.
+
+    The guess is the class that the model names most often, or the copy of someone who never asked if that does better.
+    """
+    _, channels, height, width = referee.held.images.shape
+    uniform = uniform_images(UNIFORM, (channels, height, width), numpy_stream(referee.seed, "probe-uniform"))
+    return (
+        ProbeFigure(
+            "agreement on test images",
+            agreement(referee, copy, referee.held.images),
+            _guessed(referee, guess, referee.held.images),
+            ceiling=ceiling,
+            theorem=theorem,
+        ),
+        ProbeFigure(
+            "agreement on uniform images",
+            agreement(referee, copy, uniform),
+            _guessed(referee, guess, uniform),
+            ceiling=ceiling,
+            theorem=theorem,
+        ),
+        ProbeFigure(
+            "total variation on test images",
+            Interval(_variation(referee, copy), None, None),
+            None if guess is None else _variation(referee, guess),
+            theorem="0 is a perfect copy",
+            unit="number",
+        ),
+    )
+
+
+def _guessed(referee: Referee, guess: Network | None, images: Tensor) -> float:
+    labels = referee.scores(images).argmax(dim=1)
+    most = float(labels.bincount(minlength=referee.classes).max()) / len(labels)
+    return most if guess is None else max(most, agreement(referee, guess, images).value)
+
+
+def _labels(network: Network, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([network(part).argmax(dim=1) for part in images.split(512)])
+
+
+def _variation(referee: Referee, copy: Network) -> float:
+    images = referee.held.images
+    with torch.no_grad():
+        mine = torch.cat([copy(part) for part in images.split(512)]).softmax(dim=1)
+    return float((mine - referee.scores(images).softmax(dim=1)).abs().sum(dim=1).mean() / 2)

@@ -1,0 +1,806 @@
+"""DAGER (Petrov et al., NeurIPS 2024): sentences from the row spaces of gradients of Linear layers in a transformer."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from scipy.stats import beta, chi2
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, take_apart
+from fedpriv.attacks.reconstruction.results import AttackRefused
+from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
+from fedpriv.core.names import END, PAD, START
+from fedpriv.data.sequences import NO_TARGET
+
+# Linear layers of a transformer as probes: what goes into each of them, and which tokens that depends on.
+#
+# The gradient of a Linear layer's weight is the sum of the outer products of its outputs' errors and its inputs, over
+# all positions of all sequences. Its rows are in the span of the inputs. Layers that get the very same input, as those
+# of queries, keys and values do, are one probe: their gradients are laid one below the other.
+
+
+Reach = Literal["token", "prefix", "sequence"]
+
+_CHANGED = 1e-5  # relative difference from which an input depends on a token
+_TOKENS = 1 << 16  # that go through the network at once
+_SEED = 20240513  # of the random tokens on which dependence is tried; it decides nothing
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Linear layers with one input.
+
+    Attributes:
+        layer: the name of the first of them, in the order in which they are called.
+        weights: the names of their weights, as far as these are trained.
+        width: n, of an input.
+        rows: of all their gradients.
+        reach: what an input depends on: token (and its position), prefix (the token and those before it) or sequence.
+    """
+
+    layer: str
+    weights: tuple[str, ...]
+    width: int
+    rows: int
+    reach: Reach
+
+
+class _EnoughError(Exception):
+    """The layers that were asked about have been called: what follows them need not be computed."""
+
+
+def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[Probe]:
+    """Return the probes of a network in the order in which it calls them, first those that see single tokens.
+
+    Args:
+        network: takes tokens int64 (B, T).
+    """
+    layers = _linear_layers(network, names)
+    stream = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(min(END + 1, vocabulary - 1), vocabulary, (1, length), generator=stream)
+    device = next(network.parameters()).device
+    heard = _record(network, layers, tokens.to(device))
+    first, last = (_record(network, layers, _changed(tokens, place, vocabulary).to(device)) for place in (0, -1))
+    groups: list[tuple[Tensor, list[str]]] = []
+    for layer, given in heard.items():
+        if given.shape[:2] != (1, length) or given.ndim != 3:
+            continue
+        same = next((members for seen, members in groups if seen is given), None)
+        if same is None:
+            groups.append((given, [layer]))
+        else:
+            same.append(layer)
+    sizes = {name: len(value) for name, value in network.named_parameters()}
+    probes = []
+    for given, members in groups:
+        weights = tuple(name for layer in members for name in layers[layer])
+        rows = sum(sizes[name] for name in weights)
+        reach = _reach(given[0], first[members[0]][0], last[members[0]][0])
+        probes.append(Probe(members[0], weights, given.shape[2], rows, reach))
+    return sorted(probes, key=lambda probe: probe.reach != "token")
+
+
+def inputs_of(network: nn.Module, probes: Sequence[Probe], tokens: Tensor) -> dict[str, Tensor]:
+    """Return what goes into each probe, (B, T, n), by its layer, of tokens (B, T) on any device."""
+    device = next(network.parameters()).device
+    parts: dict[str, list[Tensor]] = {probe.layer: [] for probe in probes}
+    for chunk in tokens.split(max(1, _TOKENS // tokens.shape[1])):
+        heard = _record(network, parts, chunk.to(device), stop=True)
+        for layer, found in parts.items():
+            found.append(heard[layer])
+    return {layer: torch.cat(found) for layer, found in parts.items()}
+
+
+def _linear_layers(network: nn.Module, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Linear layers with a trained weight of their own, which no embedding shares."""
+    holders: dict[int, int] = {}
+    for layer in network.modules():
+        for value in layer._parameters.values():
+            holders[id(value)] = holders.get(id(value), 0) + 1
+    known = {id(value): name for name, value in network.named_parameters() if name in names}
+    return {
+        name: (known[id(layer.weight)],)
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and id(layer.weight) in known and holders[id(layer.weight)] == 1
+    }
+
+
+def _changed(tokens: Tensor, place: int, vocabulary: int) -> Tensor:
+    """Tokens (1, T) with another one in a place."""
+    other = tokens.clone()
+    other[0, place] = END + 1 + (int(tokens[0, place]) - END) % max(vocabulary - END - 1, 1)
+    return other
+
+
+def _reach(given: Tensor, first: Tensor, last: Tensor) -> Reach:
+    """What inputs (T, n) depend on, by the same with another first token, and with another last one."""
+    differs_behind, differs_before = (
+        (given - changed).norm(dim=1) > _CHANGED * given.norm(dim=1) for changed in (first, last)
+    )
+    if bool(differs_before[:-1].any()):
+        return "sequence"
+    return "prefix" if bool(differs_behind[1:].any()) else "token"
+
+
+@torch.no_grad()
+def _record(
+    network: nn.Module,
+    layers: Collection[str],
+    tokens: Tensor,
+    *,
+    stop: bool = False,
+) -> dict[str, Tensor]:
+    """What goes into layers, by name, in the order in which they are called."""
+    heard: dict[str, Tensor] = {}
+    with _listening(network, layers, heard, stop=stop), suppress(_EnoughError):
+        network(tokens)
+    return heard
+
+
+@contextmanager
+def _listening(
+    network: nn.Module,
+    layers: Collection[str],
+    heard: dict[str, Tensor],
+    *,
+    stop: bool,
+) -> Iterator[None]:
+    def hook(name: str) -> "torch.utils.hooks.RemovableHandle":
+        def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            heard[name] = given[0]
+            if stop and len(heard) == len(layers):
+                raise _EnoughError
+
+        return network.get_submodule(name).register_forward_pre_hook(note)
+
+    handles = [hook(name) for name in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# Row spaces of gradients, and whether a vector lies in one: the test that tells tokens of the batch from others.
+#
+# Let the gradient have R singular values above the noise's edge (``Spectrum``), of n dimensions that inputs
+# have. What an input of the batch has outside the R right singular vectors is noise: to first order its length is
+# chi-distributed with n - R degrees of freedom times ``deviation |S^-1 V^T x|`` (perturbation of singular subspaces,
+# Stewart 1990). Of any other input it is that of a random direction, whose squared share follows Beta((n - R) / 2, R /
+# 2). Both together give a tolerance and say whether the test can tell the two at all.
+
+
+FALSE_TOKENS = 1e-2  # other tokens, of all that are tried, that a test may take for one of the batch's
+MISSED = 1e-6  # chance that a token of the batch is missed, if the noise is as it is taken to be
+NEAR = 0.5  # other inputs share parts with those of the batch, as positions, and are nearer than random ones
+ROUNDED = 1e-2  # of an input that rounding alone puts outside
+SLACK = 4.0  # rounding errors are no independent noise
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Why a probe tells nothing.
+
+    Attributes:
+        kind: zero, noise or rank.
+        reason: in one line.
+    """
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The row space of one probe's gradient.
+
+    Attributes:
+        probe: whose it is.
+        spectrum: of the gradient.
+        null: (n, n - R) orthonormal columns outside the row space.
+        weighted: (n, R), right singular vectors over their values times the noise's deviation.
+        dimensions: that inputs have.
+        noisy: whether noise of a mechanism, or of several steps, is in the gradient.
+        sees_first: whether the first position of a sequence is in it.
+    """
+
+    probe: Probe
+    spectrum: Spectrum
+    null: Tensor
+    weighted: Tensor
+    dimensions: int
+    noisy: bool
+    sees_first: bool = True
+
+    @property
+    def free(self) -> int:
+        """Dimensions that inputs have, and the row space has not."""
+        return self.dimensions - self.spectrum.examples
+
+    def residuals(self, inputs: Tensor) -> Tensor:
+        """The share (...,) of inputs (..., n) that lies outside the row space, from 0 to 1."""
+        lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
+        shares: Tensor = (inputs @ self.null.to(inputs)).norm(dim=-1) / lengths
+        return shares
+
+    def holds(self, inputs: Tensor, tried: int) -> Tensor:
+        """Whether each of the inputs (..., n) lies in the row space, (...,), where so many are tried."""
+        share = self.residuals(inputs)
+        least = self.tolerance(tried)
+        lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
+        error = (inputs @ self.weighted.to(inputs)).norm(dim=-1) / lengths
+        quantile = SLACK * math.sqrt(float(chi2.ppf(1 - MISSED, self.free)))
+        # Inputs themselves are computed with rounding errors.
+        rounding = SLACK * self.null.shape[0] ** 0.5 * torch.finfo(inputs.dtype).eps
+        passed: Tensor = share <= (quantile * error + rounding).clamp(max=least if self.noisy else min(least, ROUNDED))
+        return passed
+
+    def tolerance(self, tried: int) -> float:
+        """The largest share outside that an input may have, such that hardly another one of so many has as little."""
+        share = beta.ppf(min(FALSE_TOKENS / max(tried, 1), 0.5), self.free / 2, max(self.spectrum.examples, 1) / 2)
+        return NEAR * math.sqrt(float(share))
+
+
+def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
+    """Return the row space of a gradient, or why it tells nothing.
+
+    Args:
+        gradient: (rows, n).
+        samples: (M, n), inputs of any tokens, which say how many dimensions inputs have.
+    """
+    if not bool(gradient.any()):
+        return Unusable("zero", f"the gradient of {probe.layer} is zero")
+    rows, width = gradient.shape
+    largest = float(torch.linalg.matrix_norm(gradient.double(), 2))
+    other = floor * largest / (rows**0.5 + width**0.5)
+    spectrum = take_apart(gradient, max(deviation, other), min(rows, width))
+    dimensions = _dimensions(samples)
+    if spectrum.examples == 0:
+        return Unusable(
+            "noise",
+            f"noise edge: no singular value of the gradient of {probe.layer} is above what noise alone shows "
+            f"({spectrum.edge:.3g}; the largest is {largest:.3g})",
+        )
+    if spectrum.examples >= min(dimensions, rows):
+        of = f"{dimensions} dimensions" if dimensions <= rows else f"{rows} rows"
+        return Unusable(
+            "rank",
+            f"rank: the gradient of {probe.layer} fills all its {of}: the batch has at least as many positions, or "
+            "there is noise that is not public",
+        )
+    null = torch.linalg.qr(spectrum.right.T, mode="complete").Q[:, spectrum.examples :]
+    weighted = spectrum.right.T / spectrum.values * spectrum.deviation
+    return Span(probe, spectrum, null, weighted, dimensions, max(deviation, other) > 0)
+
+
+def _dimensions(samples: Tensor) -> int:
+    """The rank of inputs."""
+    return int(torch.linalg.matrix_rank(samples.double(), rtol=1e-6))
+
+
+# The first step: which tokens may stand at each position, by the row spaces of what sees single tokens.
+
+
+_CHUNK = 512  # tokens of which inputs are held at once
+_UNLIKE = 1e-5  # relative difference from which an input depends on its position
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Tokens that may stand at each position.
+
+    Attributes:
+        tokens: of each position, those nearest to the row space first.
+        placed: whether inputs depend on the position: else all positions have the same tokens.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    placed: bool
+
+    @property
+    def before_end(self) -> tuple[tuple[int, ...], ...]:
+        """Those of positions before the first that has none."""
+        return tuple(takewhile(bool, self.tokens))
+
+
+def token_inputs(network: nn.Module, probes: Sequence[Probe], tokens: Tensor, length: int) -> dict[str, Tensor]:
+    """Return what goes into probes that see single tokens, (V, T, n), of tokens (V,) at every position."""
+    return inputs_of(network, probes, tokens[:, None].expand(-1, length))
+
+
+def kept_tokens(
+    network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
+) -> Kept:
+    """Try all tokens at all positions.
+
+    Padding is in no text, and a gradient has nothing of it. A first position that no span sees may have any token.
+    """
+    tried = vocabulary * length
+    probes = [span.probe for span in spans]
+    found: list[list[tuple[float, int]]] = [[] for _ in range(length)]
+    placed = False
+    unseeing = torch.tensor([not span.sees_first for span in spans])
+    for numbers in torch.arange(vocabulary).split(_CHUNK):
+        inputs = token_inputs(network, probes, numbers, length)
+        shares = torch.stack([span.residuals(inputs[span.probe.layer]) for span in spans])
+        passed = torch.stack([span.holds(inputs[span.probe.layer], tried) for span in spans])
+        shares[unseeing, :, 0], passed[unseeing, :, 0] = 0.0, True
+        placed = placed or any(map(_is_placed, inputs.values()))
+        for row, place in passed.all(dim=0).nonzero().tolist():
+            token = int(numbers[row])
+            if token != PAD:
+                found[place].append((float(shares[:, row, place].max()), token))
+    if bool(unseeing.any()) and opening:
+        found[0] = [(0.0, opening[0])]
+    tokens = tuple(tuple(token for _, token in sorted(each)) for each in found)
+    if not tokens[0]:
+        why = "noise edge" if any(span.noisy for span in spans) else "rank"
+        raise AttackRefused(f"{why}: no token at the first position is in the row space of {probes[0].layer}")
+    tested = range(int(unseeing.all()), length)
+    crowded = max(tested, key=lambda place: len(tokens[place]))
+    if len(tokens[crowded]) > most:
+        raise AttackRefused(
+            f"rank: at position {crowded} {len(tokens[crowded])} tokens are in the row space of {probes[0].layer}, "
+            f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_tokens = {most} at most"
+        )
+    return Kept(tokens, placed)
+
+
+def _is_placed(inputs: Tensor) -> bool:
+    differences = (inputs - inputs[:, :1]).norm(dim=2)
+    return bool((differences > _UNLIKE * inputs.norm(dim=2)).any())
+
+
+# The second step for decoders: sentences grow from left to right, while a deeper row space holds their prefixes.
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Sentences, as tokens.
+
+    Attributes:
+        whole: those that no token extends.
+        inner: their beginnings, each of which may be a sentence of the batch as well.
+        tried: prefixes that were run through the network.
+    """
+
+    whole: tuple[tuple[int, ...], ...]
+    inner: tuple[tuple[int, ...], ...]
+    tried: int
+
+
+def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Grown:
+    """Extend each prefix by each token of the next position, and keep what the row spaces hold.
+
+    Without positions a first token that is repeated attends to nothing new, and cannot be told from itself: it is not
+    repeated. First tokens that no span sees are not tested, and are no sentences by themselves.
+    """
+    prefixes: list[tuple[int, ...]] = [()]
+    whole: list[tuple[int, ...]] = []
+    inner: list[tuple[int, ...]] = []
+    tried = 0
+    blind = not any(span.sees_first for span in spans)
+    for place, tokens in enumerate(kept.tokens):
+        longer = [(*prefix, token) for prefix in prefixes for token in tokens if kept.placed or {*prefix} != {token}]
+        tried += len(longer)
+        passed = _passed(network, spans, longer) if longer else []
+        extended = {prefix[:-1] for prefix in passed}
+        whole += [prefix for prefix in prefixes if len(prefix) > blind and prefix not in extended]
+        inner += [prefix for prefix in prefixes if prefix in extended and len(prefix) > 1]
+        if len(passed) > most and place >= blind:
+            raise AttackRefused(
+                f"rank: {len(passed)} beginnings of {place + 1} tokens are in the row space of {spans[0].probe.layer}, "
+                f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_sentences = {most} at "
+                "most"
+            )
+        prefixes = passed
+        if not prefixes:
+            break
+    return Grown((*whole, *prefixes), tuple(inner), tried)
+
+
+def _passed(network: nn.Module, spans: Sequence[Span], prefixes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    inputs = inputs_of(network, [span.probe for span in spans], torch.tensor(prefixes))
+    tried = len(prefixes)
+    seeing = [span for span in spans if span.sees_first or len(prefixes[0]) > 1]
+    if not seeing:
+        return list(prefixes)
+    held = torch.stack([span.holds(inputs[span.probe.layer][:, -1], tried) for span in seeing]).all(dim=0)
+    return [prefix for prefix, passes in zip(prefixes, held.tolist(), strict=True) if passes]
+
+
+# The second step for encoders: in them all positions see each other, and sentences are found by changing tokens.
+#
+# Where every position has one token there is nothing to be found. Else many sentences are changed at once, one position
+# after the other, to the token with which a deeper row space holds them best. What it holds is a sentence of the batch;
+# what the search does not find is not there.
+
+
+Sentence = tuple[int, ...]
+
+_TOGETHER = 16  # sentences that are changed at once
+
+
+def search(
+    network: nn.Module, spans: Sequence[Span], kept: Kept, wanted: int, starts: int, stream: torch.Generator
+) -> tuple[list[Sentence], int]:
+    """Return sentences that the row spaces hold, at most so many, and how many were run through the network."""
+    found: dict[Sentence, None] = {}
+    tried = 0
+    for _ in range(0, starts, _TOGETHER):
+        for length in _lengths(kept):
+            current = padded([_drawn(kept.tokens[:length], stream) for _ in range(_TOGETHER)], len(kept.tokens))
+            current, more = _settled(network, spans, current, kept.tokens[:length])
+            tried += more
+            held = _held(network, spans, current, length)
+            found |= {tuple(row[:length]): None for row, passes in zip(current.tolist(), held, strict=True) if passes}
+            if len(found) >= wanted:
+                return list(found), tried
+    return list(found), tried
+
+
+def _settled(
+    network: nn.Module, spans: Sequence[Span], current: Tensor, choices: Sequence[Sequence[int]]
+) -> tuple[Tensor, int]:
+    """Change sentences (N, T) until no other token at one place is better; return them and how many were tried."""
+    tried = 0
+    while True:
+        before = current
+        for place, tokens in enumerate(choices):
+            if len(tokens) > 1:
+                current, more = _changed_sentences(network, spans, current, len(choices), place, tokens)
+                tried += more
+        if torch.equal(current, before):
+            return current.unique(dim=0), tried
+
+
+def _lengths(kept: Kept) -> list[int]:
+    """Those that sentences may have, at least one token each.
+
+    First those after which fewer tokens are known than before, the longest of them first: there a sentence ends.
+    """
+    counts = [len(tokens) for tokens in (*kept.before_end, ())]
+    return sorted(range(1, len(counts)), key=lambda length: (counts[length] >= counts[length - 1], -length))
+
+
+def _drawn(choices: Sequence[Sequence[int]], stream: torch.Generator) -> list[int]:
+    return [tokens[int(torch.randint(len(tokens), (1,), generator=stream))] for tokens in choices]
+
+
+def _changed_sentences(
+    network: nn.Module, spans: Sequence[Span], current: Tensor, length: int, place: int, tokens: Sequence[int]
+) -> tuple[Tensor, int]:
+    """Put the best token at one place of each sentence; the one that is there stays where none is better."""
+    variants = current[:, None].repeat(1, len(tokens), 1)
+    variants[:, :, place] = torch.tensor(tokens)
+    flat = variants.flatten(0, 1)
+    shares = _shares(network, spans, flat, length).view(len(current), len(tokens))
+    best = shares.argmin(dim=1)
+    return variants[torch.arange(len(current)), best], len(flat)
+
+
+def _shares(network: nn.Module, spans: Sequence[Span], tokens: Tensor, length: int) -> Tensor:
+    """How far sentences are from the row spaces, (N,): the sum over positions and spans of squared shares."""
+    inputs = inputs_of(network, [span.probe for span in spans], tokens)
+    each = [span.residuals(inputs[span.probe.layer][:, :length]).square().sum(dim=1) for span in spans]
+    return torch.stack(each).sum(dim=0)
+
+
+def _held(network: nn.Module, spans: Sequence[Span], tokens: Tensor, length: int) -> list[bool]:
+    inputs = inputs_of(network, [span.probe for span in spans], tokens)
+    tried = tokens.numel()
+    passed = [span.holds(inputs[span.probe.layer][:, :length], tried).all(dim=1) for span in spans]
+    held: list[bool] = torch.stack(passed).all(dim=0).tolist()
+    return held
+
+
+# The last step: which sentences, how often and with which labels, by the whole gradient.
+#
+# The gradient of a batch is a sum of its sequences' own with weights of at least 0: they are found by least squares
+# (Lawson and Hanson 1974), over all candidates and labels at once. Repeated sentences get their number, beginnings of
+# others that are no sentences get nothing.
+
+
+MOST_COLUMNS = 512  # sentences times labels of which gradients are computed
+NUMBERS = 1 << 19  # of a gradient that are looked at
+_HALF = 0.5  # of a sentence's weight in the batch, from which it is there, or there once more
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """What explains an upload best.
+
+    Attributes:
+        sentences: those that count, each as often as it is in the batch; the heaviest first.
+        labels: of each, or -1.
+        unexplained: the length of what is left over that of the upload.
+    """
+
+    sentences: tuple[Sentence, ...]
+    labels: tuple[int, ...]
+    unexplained: float
+
+
+def weigh(
+    scene: TextScene, victim: Victim, whole: Sequence[Sentence], inner: Sequence[Sentence], wanted: int
+) -> Weighed:
+    """Choose among sentences, and name their labels."""
+    names, sentences = _looked_at(scene, victim), [*whole, *inner]
+    labels = [-1] if scene.is_next else list(range(scene.classes))
+    columns = [_column(scene, victim, sentence, label, names) for sentence in sentences for label in labels]
+    heard = torch.cat([victim.gradient[name].flatten() for name in names]).double()
+    weights, unexplained = _weights(torch.stack(columns, dim=1), heard)
+    left = weights.reshape(len(sentences), len(labels)) * wanted
+    sure = [number for number in range(len(whole)) if len(whole) <= wanted or left[number].max() >= _HALF]
+    chosen = [(number, int(left[number].argmax())) for number in sure]
+    for pair in chosen:
+        left[pair] -= 1
+    # The largest shares that remain, each taken down by one when its sentence is chosen again.
+    while len(chosen) < wanted and left.max() >= _HALF:
+        number, label = divmod(int(left.argmax()), len(labels))
+        chosen.append((number, label))
+        left[number, label] -= 1
+    return Weighed(
+        tuple(sentences[number] for number, _ in chosen), tuple(labels[label] for _, label in chosen), unexplained
+    )
+
+
+def _looked_at(scene: TextScene, victim: Victim) -> list[str]:
+    """The smallest tensors, together at most so many numbers; one in any case."""
+    sizes = sorted((victim.gradient[name].numel(), name) for name in scene.names)
+    totals = np.cumsum([size for size, _ in sizes])
+    return [name for (_, name), total in zip(sizes, totals, strict=True) if total <= NUMBERS] or [sizes[0][1]]
+
+
+def _column(scene: TextScene, victim: Victim, sentence: Sentence, label: int, names: Sequence[str]) -> Tensor:
+    tokens = padded([sentence], scene.length).to(scene.device)
+    labels = torch.tensor([label], device=scene.device)
+    if scene.is_next:
+        labels = scene.targets(tokens)
+        if len(sentence) < scene.length:
+            labels[0, len(sentence) - 1] = END
+        elif bool((labels == NO_TARGET).all()):
+            labels[0, -1] = END
+    gradient = scene.gradient(victim.parameters, tokens, labels)
+    return torch.cat([gradient[name].flatten() for name in names]).double()
+
+
+def _weights(columns: Tensor, heard: Tensor) -> tuple[np.ndarray, float]:
+    """Weights of at least 0 of columns (K, C) whose sum is nearest to a vector (K,), and what is left of its length."""
+    # Orthonormal coordinates of the columns' span: what is outside of it no weights explain.
+    basis, triangle = torch.linalg.qr(columns)
+    inside = basis.T @ heard
+    weights, rest = nnls(triangle.cpu().numpy(), inside.cpu().numpy(), maxiter=50 * columns.shape[1])
+    outside = float((heard.square().sum() - inside.square().sum()).clamp(min=0))
+    length = float(heard.norm())
+    return weights, ((rest**2 + outside) ** 0.5 / length if length else 1.0)
+
+
+_SAMPLES = 4  # inputs for each dimension, that say how many dimensions inputs have
+_OWN = 20240513  # seed of the adversary's own sequence, on which probes are tried
+_SEEN = 1e-2  # share outside the row space up to which a position counts as seen
+CERTIFIED = 1e-3  # of the upload's length: what a batch that is right may leave unexplained, by rounding
+_NOTHING = 0.99  # left unexplained by sentences that are none of the batch's
+
+_STEPS = 3  # tokens, sentences, weights
+_DRIFT = 0.1  # of the largest move of an input: what of it leaves the span, on average over steps (measured)
+_USED = 1  # row spaces of these, by which sentences are put together
+_LAYERS = 8  # that see more than single tokens, and are tried: those of the first two blocks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Settings that bound the work.
+
+    Attributes:
+        most_tokens: kept at one position.
+        most_sentences: beginnings kept at one position.
+        starts: random sentences of the search in encoders, for each length.
+    """
+
+    most_tokens: int
+    most_sentences: int
+    starts: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Sentences that row spaces hold; ``inner``: beginnings of them; ``how``: for the note."""
+
+    whole: Sequence[Sentence]
+    inner: Sequence[Sentence]
+    how: str
+
+
+def read(
+    scene: TextScene, victim: Victim, limits: Limits, stream: torch.Generator, progress: Progress | None
+) -> Reading:
+    """Read the sentences behind one upload; what cannot be read is refused with the reason."""
+    network = scene.with_parameters(victim.parameters)
+    first, deeper, trouble = _spans(scene, victim, network)
+    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, limits.most_tokens, scene.opening)
+    _tell(progress, 1)
+    found = _sentences(network, victim, kept, deeper, trouble, limits, stream)
+    _tell(progress, 2)
+    if not found.whole:
+        raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
+    weighed = _weighed(scene, victim, found)
+    if not first[0].noisy and _NOTHING <= weighed.unexplained < math.inf:
+        raise AttackRefused(f"{found.how}: the sentences found explain nothing of the upload")
+    _tell(progress, 3)
+    tokens = padded(weighed.sentences, scene.length)
+    note = "; ".join([_about(first[0]), found.how, _certificate(scene, weighed, noisy=first[0].noisy)])
+    return Reading((Sentences(tokens, torch.tensor(weighed.labels), weighed.unexplained, _STEPS),), note)
+
+
+def _tell(progress: Progress | None, step: int) -> None:
+    if progress is not None:
+        progress(step, _STEPS, float("nan"))
+
+
+def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[Span], list[Span], str]:
+    """Row spaces of what sees single tokens, at least one; of what sees more; and why there are none of these."""
+    probes = find_probes(network, scene.names, scene.length, scene.format.vocabulary)
+    probes = [*(each for each in probes if each.reach == "token"), *_deeper(probes)]
+    if not probes or probes[0].reach != "token":
+        raise AttackRefused("no trained Linear layer of the network gets single tokens, by which they could be tested")
+    samples, drifts = _samples(scene, network, probes), _drifts(scene, victim, network, probes)
+    first: list[Span] = []
+    deeper: list[Span] = []
+    failures: dict[bool, list[Unusable]] = {True: [], False: []}
+    for probe in probes:
+        sees_one = probe.reach == "token"
+        if not sees_one and len(deeper) == _USED:
+            break
+        gradient = torch.cat([victim.gradient[name] for name in probe.weights])
+        about = drifts.get(probe.layer, 0.0), samples[probe.layer]
+        span = _proven(scene, victim, network, span_of(probe, gradient, _deviation(victim, probe), *about), about[1])
+        if isinstance(span, Unusable):
+            failures[sees_one].append(span)
+        else:
+            (first if sees_one else deeper).append(span)
+    if not first:
+        raise AttackRefused(_worst(failures[True]))
+    return first, deeper, _worst(failures[False])
+
+
+def _deeper(probes: Sequence[Probe]) -> list[Probe]:
+    """The first of those that see more than single tokens, up to the second attention.
+
+    Those of queries, keys and values come first, which the residual stream reaches: what others get is harder to tell
+    apart.
+    """
+    seeing = [probe for probe in probes if probe.reach != "token"][:_LAYERS]
+    return sorted(seeing, key=lambda probe: -len(probe.weights))
+
+
+def _worst(failures: Sequence[Unusable]) -> str:
+    """The reason that says most: noise before rank before a gradient of zero; empty where there is none."""
+    order = ("noise", "rank", "zero")
+    return min(failures, key=lambda failure: order.index(failure.kind)).reason if failures else ""
+
+
+def _samples(scene: TextScene, network: nn.Module, probes: Sequence[Probe]) -> dict[str, Tensor]:
+    """Inputs (M, n) of random sequences, enough to say how many dimensions inputs have."""
+    count = 1 + _SAMPLES * max(probe.width for probe in probes) // scene.length
+    tokens = torch.randint(
+        scene.format.vocabulary, (count, scene.length), generator=torch.Generator().manual_seed(_OWN)
+    )
+    return {layer: inputs.flatten(0, 1) for layer, inputs in inputs_of(network, probes, tokens).items()}
+
+
+def _deviation(victim: Victim, probe: Probe) -> float:
+    """The largest deviation of the mechanism's noise in the probe's gradients; 0: there is none."""
+    variance = max(victim.noise.variances, default=0.0)
+    deviations = victim.model.mechanism.deviations(probe.weights)
+    return max(math.sqrt(variance * float(deviations[name].square().mean())) for name in probe.weights)
+
+
+def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequence[Probe]) -> dict[str, float]:
+    """By how much of their length inputs moved while a client made several steps: the upload itself tells."""
+    if victim.model.training is None:
+        return {}
+    factor = victim.model.signed * victim.model.step
+    after = scene.with_parameters(
+        {name: victim.parameters[name] + factor * victim.gradient[name] for name in scene.names}
+    )
+    size, length = scene.format.vocabulary, scene.length
+    tokens = torch.arange(length * (-(-size // length))).remainder(size).view(-1, length)
+    start, end = (inputs_of(each, probes, tokens) for each in (network, after))
+    moves = {layer: (end[layer] - start[layer]).norm(dim=2) / start[layer].norm(dim=2) for layer in start}
+    return {layer: _DRIFT * float(shares.max()) for layer, shares in moves.items()}
+
+
+def _proven(
+    scene: TextScene, victim: Victim, network: nn.Module, span: Span | Unusable, samples: Tensor
+) -> Span | Unusable:
+    """The same, if a gradient of the adversary's own, of one random sequence, has all its positions in such a span."""
+    if isinstance(span, Unusable):
+        return span
+    length = min(scene.length, max(2, min(span.dimensions, span.probe.rows) // 2))
+    stream = torch.Generator().manual_seed(_OWN)
+    inner = torch.randint(END + 1, scene.format.vocabulary, (length - 1,), generator=stream)
+    tokens = padded([[START, *inner.tolist()]], scene.length).to(scene.device)
+    labels = scene.targets(tokens) if scene.is_next else torch.zeros(1, dtype=torch.int64, device=scene.device)
+    if scene.is_next:
+        labels[0, length - 1] = END
+    gradients = scene.gradient(victim.parameters, tokens, labels)
+    gradient = torch.cat([gradients[name] for name in span.probe.weights])
+    own = span_of(span.probe, gradient, 0.0, 0.0, samples)
+    if isinstance(own, Unusable):
+        return own
+    seen = own.residuals(inputs_of(network, [span.probe], tokens)[span.probe.layer][0, :length]) <= _SEEN
+    if not bool(seen[1:].all()):
+        return Unusable(
+            "zero",
+            f"the gradient of {span.probe.layer} does not span all positions of a sequence, as in a last block",
+        )
+    return replace(span, sees_first=bool(seen[0]))
+
+
+def _sentences(
+    network: nn.Module,
+    victim: Victim,
+    kept: Kept,
+    deeper: Sequence[Span],
+    trouble: str,
+    limits: Limits,
+    stream: torch.Generator,
+) -> _Found:
+    """Put tokens together."""
+    counts = f"{sum(map(len, kept.tokens))} tokens kept at {sum(map(bool, kept.tokens))} positions"
+    reach = deeper[0].probe.reach if deeper else "none"
+    if reach == "prefix":
+        grown = grow(network, deeper, kept, limits.most_sentences)
+        return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
+    if kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens):
+        return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
+    if reach == "none":
+        why = trouble or "no deeper layer is trained"
+        raise AttackRefused(f"{counts}, and no deeper layer tells which belong together: {why}")
+    if not kept.placed:
+        raise AttackRefused(f"{counts}, in no order: the network has no positions, and all of them see each other")
+    found, tried = search(network, deeper, kept, victim.model.examples, limits.starts, stream)
+    if not found:
+        raise AttackRefused(f"{counts}: of {tried} sentences that were tried the row spaces hold none")
+    return _Found(found, [], f"{counts}, {tried} sentences tried")
+
+
+def _weighed(scene: TextScene, victim: Victim, found: _Found) -> Weighed:
+    """Repeated sentences, beginnings that are sentences as well, and labels, by the whole gradient."""
+    wanted, labels = victim.model.examples, 1 if scene.is_next else scene.classes
+    inner = found.inner if len(found.whole) < wanted else ()
+    if (len(found.whole) + len(inner)) * labels > MOST_COLUMNS:
+        inner = ()
+    if len(found.whole) * labels > MOST_COLUMNS:
+        return Weighed(tuple(found.whole), (-1,) * len(found.whole), math.inf)
+    return weigh(scene, victim, found.whole, inner, wanted)
+
+
+def _about(span: Span) -> str:
+    edge = "noise edge" if span.noisy else "rounding"
+    return (
+        f"{span.spectrum.examples} of {span.dimensions} dimensions of {span.probe.layer} are above the {edge} "
+        f"({span.spectrum.edge / span.spectrum.largest:.1e} of the largest singular value)"
+    )
+
+
+def _certificate(scene: TextScene, weighed: Weighed, *, noisy: bool) -> str:
+    """How much of the upload the sentences explain, and what that means."""
+    if weighed.unexplained == math.inf:
+        return "too many labels to weigh: nothing certifies the sentences but the row spaces"
+    text = f"the sentences leave {weighed.unexplained:.1e} of the upload's length unexplained"
+    if noisy or weighed.unexplained <= CERTIFIED:
+        return text
+    if scene.is_next and any(len(sentence) == scene.length for sentence in weighed.sentences):
+        return f"{text} (what follows a full sequence is not known)"
+    return f"{text}: a sentence or a label is missing or wrong"

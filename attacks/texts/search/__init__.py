@@ -1,1 +1,0 @@
-"""Sentences found by search: gradient matching over vectors of tokens, and over tokens themselves."""
