@@ -87,7 +87,7 @@ MUTANTS = (
         "fedpriv/core/plan.py",
         "return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)",
         "return steps[-1] // per_pass - max(begun, steps[0] // per_pass)",
-        "tests/test_plan.py tests/test_budget.py",
+        "tests/core/test_plan.py tests/core/test_budget.py",
     ),
     Mutant(
         "votes: the answer has half its noise",
@@ -136,7 +136,7 @@ MUTANTS = (
         "fedpriv/core/budget.py",
         "        return within\n",
         "        return above\n",
-        "tests/test_budget.py",
+        "tests/core/test_budget.py",
     ),
     Mutant(
         "uploads are weighted alike though sizes differ",
@@ -164,7 +164,7 @@ MUTANTS = (
         "fedpriv/core/runs/folder.py",
         'metadata={"round": str(checkpoint.round)}',
         'metadata={"round": str(max(checkpoint.round - 1, 0))}',
-        "tests/test_runs.py tests/integration",
+        "tests/core/test_runs.py tests/integration",
     ),
     Mutant(
         "batches overlap within a pass",

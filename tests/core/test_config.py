@@ -19,7 +19,7 @@ from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.settings import Section, enumerated
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 VMF = '[mechanism]\nname = "vmf"\nepsilon = 50\n'
 GAUSSIAN = '[mechanism]\nname = "gaussian"\nsigma = 2\n'

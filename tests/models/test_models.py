@@ -283,7 +283,7 @@ class Layered(nn.Module):
         self.activation: nn.Module = nn.Tanh()
 
 
-@pytest.mark.parametrize("builder", ["fedpriv.models.mlp", "tests.test_models"])
+@pytest.mark.parametrize("builder", ["fedpriv.models.mlp", "tests.models.test_models"])
 def test_the_digest_is_of_all_numbers_and_kinds_of_layers(builder: str) -> None:
     models = [Layered() for _ in range(6)]
     models[1].trained.data[1] = 2

@@ -10,7 +10,15 @@ from torch import nn
 
 from fedpriv.core.federated import example_losses
 from fedpriv.gradients import find_route
-from tests.test_models_texts import LABELS, NEXT, STORIES, compared_with_autograd, examples, needs_stories, network
+from tests.models.test_models_texts import (
+    LABELS,
+    NEXT,
+    STORIES,
+    compared_with_autograd,
+    examples,
+    needs_stories,
+    network,
+)
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
