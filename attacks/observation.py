@@ -130,7 +130,7 @@ class PublicSettings:
     classes: Annotated[int, Field(ge=2)]
     mean: tuple[Finite, ...]
     std: tuple[Positive, ...]
-    algorithm: Literal["fedsgd", "fedavg"]
+    algorithm: str
     batch_size: Count | None
     local_steps: Count
     learning_rate: Positive

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fedpriv.attacks.access import Access
 from fedpriv.core import records
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded
 from fedpriv.core.config import AdversaryConfig, Experiment
 from fedpriv.core.errors import InputError
@@ -197,12 +198,18 @@ def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatMod
     )
 
 
+_NO_HOLDER = {
+    "participant": "no client of a vote (PATE) gets the model",
+    "student-holder": "this run has no student",
+}
+"""Why nobody gets the model in such a way, of adversaries that get it."""
+
+
 def prober(name: str | None, experiment: Experiment) -> ThreatModel:
     """Return an adversary of the finished model; what it knows besides is what the run's settings say."""
-    holder, other = ("student-holder", "participant") if experiment.pate else ("participant", "student-holder")
-    if name == other:
-        why = "no client of a vote (PATE) gets the model" if experiment.pate else "this run has no student"
-        raise InputError(f"adversary {name!r}: {why}; use {holder} or user")
+    holder = algorithm_of(experiment).holder
+    if name in _NO_HOLDER and name != holder:
+        raise InputError(f"adversary {name!r}: {_NO_HOLDER[name]}; use {holder} or user")
     if name is not None and name not in PROBERS:
         raise InputError(f"there is no adversary {name!r} of a finished model{suggestion(name, tuple(PROBERS))}")
     return _with_knowledge(PROBERS[name or holder], experiment.adversary)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import options, save, show
-from fedpriv.core.config import RobustnessConfig
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import (
     FirstLayer,
     SmoothedNetwork,

@@ -33,12 +33,13 @@ import numpy as np
 import torch
 
 from benchmarks.measure import options, save, show
-from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.lab import start_run
 from fedpriv.lab.service import add_user, open_service
 from fedpriv.service.ledger import OWNER, Request
+from fedpriv.service.settings import ServiceConfig
 
 _BUDGET = 1_000_000
 _SHAPE = (1, 8, 8)

@@ -12,13 +12,13 @@ from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedpriv.clients.knowledge import masked_counts
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.raising import discreet
 from fedpriv.clients.secure import give_shares, masked, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
+from fedpriv.masking import masked_counts
 from fedpriv.shamir import least_survivors
 
 __all__ = ["Prompter", "prompter_app"]

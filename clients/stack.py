@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedpriv.clients.raising import unless_raised
 from fedpriv.clients.training import answer_secret
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.checks import LOSS, random_examples
 from fedpriv.core.federated import batch_loss, example_losses, train_locally
 from fedpriv.core.plan import Plan
@@ -109,7 +110,7 @@ def stack_of(world: World) -> Stack | Entangled:
 def _other_work(world: World) -> str:
     """Why clients do other work than steps of one size each, or compute in another way; empty if they do not."""
     experiment = world.experiment
-    if experiment.erm is not None or experiment.pate is not None:
+    if not algorithm_of(experiment).trains_in_steps:
         return f"federation.algorithm = {experiment.federation.algorithm!r} has no steps of training"
     if experiment.training.sampling == "poisson":
         return "training.sampling = 'poisson' draws batches of different sizes"

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.clients.erm import model_change
 from fedpriv.clients.raising import unless_raised, where_sound
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.federated import batch_loss, example_losses, train_locally
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, generator_states, seeded_generators, torch_stream
@@ -53,8 +54,8 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if world.experiment.erm is not None:
-        upload = model_change(world, client, before, secret)
+    if algorithm_of(world.experiment).releases_models:
+        upload = _model_change(world, plan, before, secret)
     elif secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     else:
@@ -118,6 +119,14 @@ def _trained(world: World, plan: Plan, before: State, round_number: int, secret:
     return train_locally(
         world.experiment, steps, before.parameters, parameters, lambda step: _gradient(world, plan, step, secret)
     )
+
+
+def _model_change(world: World, plan: Plan, before: State, secret: Secret | None) -> Vector:
+    """The model that a client releases, minus the one that the server sent."""
+    inputs, labels = world.examples(plan.client, np.arange(len(world.partitions[plan.client])))
+    noise = None if secret is None else secret.stream("noise")
+    released = algorithm_of(world.experiment).released_model(world, plan.client, inputs, labels, plan, noise)
+    return {name: value - before.parameters[name] for name, value in released.items()}
 
 
 def _update(world: World, plan: Plan, before: State, round_number: int) -> Vector:

@@ -19,7 +19,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.shamir import least_survivors
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "agreed",
     "flat",
     "mask",
+    "masked_counts",
+    "noisy_counts",
     "quantised",
     "restored",
     "split",
@@ -105,3 +109,29 @@ def split(values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: part.reshape(value.shape).to(value.dtype) for part, (name, value) in zip(parts, like.items(), strict=True)
     }
+
+
+def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Tensor:
+    """Return a client's votes as counts, with its share of the noise.
+
+    The sum of as many clients as secure aggregation guarantees has noise of deviation ``sigma``, or more.
+
+    Args:
+        votes: (t, Q).
+        classes: K.
+        sigma: deviation of the noise on each count of the sum, in votes.
+        clients: who are asked.
+        noise: of this answer, used for nothing else.
+
+    Returns:
+        (Q, K), float64.
+    """
+    counts = functional.one_hot(votes.long(), classes).sum(0).double()
+    share = sigma / math.sqrt(least_survivors(clients))
+    return counts + torch.from_numpy(noise.numpy().normal(0.0, share, tuple(counts.shape)))
+
+
+def masked_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Words:
+    """Return :func:`noisy_counts` as whole numbers to be masked, laid end to end."""
+    counts = noisy_counts(votes, classes, sigma, clients, noise)
+    return quantised(flat({"counts": counts}), votes_limit(len(votes), sigma, clients))

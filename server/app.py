@@ -16,14 +16,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.seeds import kept_for
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
-from fedpriv.server.knowledge import run_knowledge
-from fedpriv.server.rounds import run_rounds
 
 __all__ = ["Started", "app", "server_app", "started_app"]
 
@@ -142,7 +141,6 @@ def _run(
     announced: Experiment | None = None,
     patience: float | None = None,
 ) -> None:
-    """Do what the algorithm asks for: rounds of uploads, or one of votes."""
-    run = run_rounds if world.experiment.pate is None else run_knowledge
+    """Do the server's part of the algorithm."""
     with cpu_threads(world.experiment.engine.threads):
-        run(grid, world, folder, progress, announced, patience)
+        algorithm_of(world.experiment).serve(grid, world, folder, progress, announced, patience)

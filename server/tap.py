@@ -8,6 +8,7 @@ from statistics import fmean
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, write_observation
 from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan
 from fedpriv.core.runs import RunFolder
@@ -122,7 +123,7 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         ValueError: clients do not upload gradients or parameters.
     """
     algorithm = experiment.federation.algorithm
-    if algorithm not in ("fedsgd", "fedavg"):
+    if not algorithm_of(experiment).trains_in_steps:
         raise ValueError(f"under {algorithm} clients upload no gradients and no changes by steps of training")
     texts = dataset.text
     return PublicSettings(

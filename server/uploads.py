@@ -13,15 +13,14 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import printable
 from fedpriv.core.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Failure
 from fedpriv.core.wire import record_in, unpack
 from fedpriv.core.world import State, World
-from fedpriv.erm import longest_parameters
 from fedpriv.gradients import Vector
-from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
 __all__ = [
     "Allowed",
@@ -101,9 +100,8 @@ def _honest_norm(world: World, plan: Plan) -> float:
     training = experiment.training
     if not plan.config.protects:
         bound = math.inf
-    elif isinstance(plan.config, ModelNoiseSettings):
-        released = longest_parameters(world.erm_problem(plan.client), plan.config, world.feature_length, _TAIL)
-        bound = released + norm(world.initial.parameters)
+    elif not plan.config.on_gradients:
+        bound = algorithm_of(experiment).longest_model(world, plan, _TAIL) + norm(world.initial.parameters)
     elif experiment.federation.algorithm == "fedsgd" or plan.config.protects_updates:
         bound = plan.norm_bound(_TAIL)
     elif training.optimizer == "sgd":

@@ -16,7 +16,10 @@ import numpy as np
 
 from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
-from fedpriv.clients.knowledge import teachers_votes
+from fedpriv.algorithms.pate.client import teachers_votes
+from fedpriv.algorithms.pate.server import data_dependent_cost
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.teachers import asked_rows, teachers
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Knowledge
@@ -24,7 +27,6 @@ from fedpriv.core.runs import Poll, RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
 from fedpriv.lab import start_run
-from fedpriv.server.knowledge import data_dependent_cost
 from studies.arguments import StudyParser, whole
 
 _CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pate.toml"
@@ -84,7 +86,7 @@ def _teachers(world: World, poll: Poll) -> tuple[float, float]:
         votes = np.concatenate(
             [teachers_votes(world, client, world.dataset.x_test).numpy() for client in range(len(world.plans))]
         )
-    if not np.array_equal(votes[:, world.asked_rows.numpy()], poll.votes):
+    if not np.array_equal(votes[:, asked_rows(world).numpy()], poll.votes):
         raise RuntimeError("outside the app teachers vote otherwise than in it")
     truth = world.dataset.y_test.numpy()
     counts = np.stack([np.bincount(column, minlength=world.dataset.classes) for column in votes.T])
@@ -93,11 +95,11 @@ def _teachers(world: World, poll: Poll) -> tuple[float, float]:
 
 def _figures(world: World, folder: RunFolder, poll: Poll) -> tuple[float, tuple[float, float]]:
     """The data-dependent epsilon, and mean and deviation of the sanitised one over its noise."""
-    pate, answers = world.experiment.pate_settings, folder.answers()
-    aggregator, sanitiser = pate.aggregator_of(world.teachers), pate.sanitiser
+    pate, answers = PateConfig.required(world.experiment), folder.answers()
+    aggregator, sanitiser = pate.aggregator_of(teachers(world)), pate.sanitiser
     orders = [float(order) for order in ORDERS if 3 <= order <= 60][::3]
-    costs = [data_dependent_cost(aggregator, order, poll.counts, answers, world.teachers)[0] for order in orders]
-    cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, world.teachers)
+    costs = [data_dependent_cost(aggregator, order, poll.counts, answers, teachers(world))[0] for order in orders]
+    cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, teachers(world))
     sensitivity = smooth_sensitivity(local, sanitiser.beta)
     shown = [sanitiser.epsilon(cost, sensitivity, pate.delta, normal) for normal in (-1.0, 0.0, 1.0)]
     return rdp_to_epsilon(orders, costs, pate.delta), (shown[1], (shown[2] - shown[0]) / 2)

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpriv.core.config import CertifyConfig, Experiment, validated
+from fedpriv.core.config import Experiment, validated
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Robustness
 from fedpriv.core.runs import RunFolder
 from fedpriv.lab import start_run
 from fedpriv.lab.certify import certify_run
+from fedpriv.robustness.settings import CertifyConfig
 from studies.arguments import StudyParser, listed, whole
 
 SIGMA = 0.5

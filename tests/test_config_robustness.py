@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.core.config import Experiment, RobustnessConfig, load_experiment, validated
+from fedpriv.core.config import Experiment, load_experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.robustness.settings import RobustnessConfig
 
 
 def of(robustness: Any) -> RobustnessConfig:
@@ -18,7 +19,7 @@ def of(robustness: Any) -> RobustnessConfig:
 
 def test_an_absent_section_leaves_no_trace(tmp_path: Path) -> None:
     bare = Experiment.model_validate({})
-    assert bare.robustness is None and bare.smoothing is None
+    assert bare.robustness is None and RobustnessConfig.noisy(bare) is None
     for text in (bare.to_toml(), bare.model_dump_json(), json.dumps(bare.decisive())):
         assert "robustness" not in text
 
@@ -31,7 +32,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert Experiment.model_validate_json(given.model_dump_json()) == given
     (tmp_path / "y.toml").write_text("")
     made = load_experiment(tmp_path / "y.toml", ["robustness.noise=0.25", "robustness.place=input"])
-    assert made.smoothing is not None and made.smoothing.sigma == 0.25
+    assert (noise := RobustnessConfig.noisy(made)) is not None and noise.sigma == 0.25
 
 
 def test_how_it_is_certified_decides_no_release() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.federated import client_weights, train_locally, upload_sign, weighted_sum
@@ -20,7 +21,6 @@ from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.plan import Plan, participants
 from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.world import World
-from fedpriv.erm import bounded_features, trained_parameters
 from fedpriv.gradients import Vector
 
 __all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
@@ -146,7 +146,7 @@ class _Federation:
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""
         plans = self._plans[client]
-        if self._experiment.erm is not None:
+        if algorithm_of(self._experiment).releases_models:
             return self._models(client, number)
         local = {name: value.clone() for name, value in self._globals.items()}
         training = self._experiment.training
@@ -170,15 +170,13 @@ class _Federation:
         return {name: torch.stack([update[name] for update in released]) for name in upload}
 
     def _models(self, client: int, number: int) -> Vector:
-        """Where clients train convex models: each federation's own, minus what its clients were sent."""
-        world, plans = self._world, self._plans[client]
-        released = []
-        for plan, reference in zip(plans, self._references, strict=True):
+        """Where clients release models: each federation's own, minus what its clients were sent."""
+        algorithm, released = algorithm_of(self._experiment), []
+        for plan, reference in zip(self._plans[client], self._references, strict=True):
             rows = torch.from_numpy(reference.shares[client]).to(self._pool.images.device)
-            features = bounded_features(self._pool.images[rows], world.feature_length)
-            noise = _noise(plan, number).numpy() if plan.config.protects else None
-            about = world.erm_problem(client), features, self._pool.labels[rows].cpu().numpy(), plan.config, noise
-            released.append(trained_parameters(*about, world.feature_length, world.initial.parameters))
+            noise = _noise(plan, number) if plan.config.protects else None
+            examples = self._pool.images[rows], self._pool.labels[rows]
+            released.append(algorithm.released_model(self._world, client, *examples, plan, noise))
         return {
             name: torch.stack([model[name] for model in released]).to(value) - value
             for name, value in self._globals.items()

@@ -19,7 +19,8 @@ c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is publi
 import math
 import sys
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from typing_extensions import override
@@ -42,6 +43,7 @@ __all__ = [
     "most_steps",
     "objective_terms",
     "output_scale",
+    "refuse_unsolvable",
 ]
 
 ModelLaw = Literal["gaussian", "laplace"]
@@ -319,3 +321,35 @@ def _composed(epsilon: float, times: int, delta: float, theorem: str) -> list[Cl
         return []
     words = f"{theorem}, {times} times, by optimal composition (Kairouz, Oh and Viswanath 2017)"
     return [Claim(pure_composition_epsilon(epsilon, times, delta), words)]
+
+
+def refuse_unsolvable(
+    problem: Problem, section: str, about: str, solved: Callable[[Problem], tuple[Problem, float]]
+) -> None:
+    """Refuse public sizes with which the solver might end early, for some data only.
+
+    A model that is not trained to its tolerance may be further from its neighbour's than is proven, and a refusal once
+    the data are seen would tell something of them.
+
+    Args:
+        problem: the public sizes.
+        section: of the settings, that has the keys ``tolerance`` and ``regularisation``.
+        about: whose problem it is, in words.
+        solved: what the solver is given for such a problem: sizes with features of length 1, and the length of a term.
+
+    Raises:
+        InputError: naming the key and, where there is one, a value that is allowed.
+    """
+    given, tilt = solved(problem)
+    if is_solvable(given, tilt):
+        return
+    if least_tolerance(given, tilt) > given.tolerance:
+        key, most, reason = "tolerance", 1.0, "float64 may end above it"
+    else:
+        key, most = "regularisation", 1e9
+        reason = f"the solver may take {most_steps(given, tilt):.0e} steps, {MOST_STEPS:,} are allowed"
+    value = getattr(problem, key)
+    while value <= most and not is_solvable(*solved(replace(problem, **{key: value}))):
+        value = float(f"{1.2 * value:.1e}")
+    way = f"set {section}.{key} to {value:.1e} or more" if value <= most else f"raise {section}.regularisation too"
+    raise InputError(f"{section}.{key} = {getattr(problem, key):g}: {reason}, for {about}; {way}")

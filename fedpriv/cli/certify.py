@@ -6,8 +6,9 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
-from fedpriv.core.config import CertifyConfig, RobustnessConfig, validated
+from fedpriv.core.config import validated
 from fedpriv.core.errors import InputError
+from fedpriv.robustness.settings import CertifyConfig, RobustnessConfig
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Robustness
@@ -57,7 +58,9 @@ def certify(
     check_noise(noise, place)
     run = RunFolder.open(folder)
     given = {"examples": examples, "votes": votes, "alpha": alpha}
-    config = _config(run.experiment().robustness, {key: value for key, value in given.items() if value is not None})
+    config = _config(
+        RobustnessConfig.of(run.experiment()), {key: value for key, value in given.items() if value is not None}
+    )
     with shown(quiet or as_json) as progress, reported(folder):
         robustness = certify_run(run, config, noise, progress)
     if as_json:

@@ -21,9 +21,10 @@ from fedpriv.cli.terminal import (
     print_sentences,
     share_words,
 )
-from fedpriv.core.config import EvadeConfig, RobustnessConfig, parse_override, validated
+from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
+from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
@@ -125,7 +126,7 @@ def probe(
     run = RunFolder.open(folder)
     earlier = run.probe()
     evades = bool(names) or not (attacks or on_answers)
-    config = _config(run.experiment().robustness, on_inputs | ({"attacks": names} if names else {}))
+    config = _config(RobustnessConfig.of(run.experiment()), on_inputs | ({"attacks": names} if names else {}))
     if evades:
         _refuse_without_model(run, config.attacks[0], adversary)
     with shown(quiet or as_json) as progress, reported(folder):

@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from fedpriv.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
-from fedpriv.core.config import ServiceConfig, load_run
+from fedpriv.core.config import load_run
 from fedpriv.core.errors import InputError
+from fedpriv.service.settings import ServiceConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +184,7 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
     for text in overrides or ():
         if not text.partition("=")[0].strip().startswith("service."):
             raise InputError(f"--set {text}: an endpoint is made by keys of [service], such as service.method=label")
-    return load_run(folder, overrides).service if overrides and (folder / "config.toml").is_file() else None
+    return ServiceConfig.of(load_run(folder, overrides)) if overrides and (folder / "config.toml").is_file() else None
 
 
 def _print_status(folder: Path, as_json: bool) -> None:

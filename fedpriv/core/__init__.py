@@ -1,1 +1,1 @@
-"""The core: what any federation needs, whatever its mechanism, algorithm and adversary."""
+"""The frame: what an experiment, a run and a result are made of, whichever capabilities there are."""

@@ -1,22 +1,18 @@
 """What is found out about an experiment's data and network before a run, and refused with the reason."""
 
-from math import prod
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.datasets import Dataset
-from fedpriv.erm import problem_of, refuse_unsolvable
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
-from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
-__all__ = ["LOSS", "check_fitness", "check_shares", "random_examples"]
+__all__ = ["LOSS", "check_fitness", "random_examples"]
 
 LOSS = example_losses
 
@@ -40,22 +36,15 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     _refuse_few_test_examples(experiment, dataset)
     if dataset.is_next:
         _refuse_labels(experiment)
-    if experiment.erm is not None:
-        _refuse_not_convex(experiment, dataset, model)
+    algorithm_of(experiment).check_network(experiment, dataset, model)
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
         _refuse_leaks(experiment, model, dataset)
 
 
 def _refuse_few_test_examples(experiment: Experiment, dataset: Dataset) -> None:
-    """Refuse to ask about, or to evaluate on, more test examples than there are."""
-    there, asked = len(dataset.x_test), 0 if experiment.pate is None else experiment.pate.queries
-    if asked >= there:
-        raise InputError(
-            f"pate.queries = {asked}: {dataset.name} has {there} test images, and the "
-            "student is measured on those that are not asked about"
-        )
-    wanted = experiment.federation.evaluate_examples
+    """Refuse to evaluate on more test examples than there are."""
+    there, wanted = len(dataset.x_test), experiment.federation.evaluate_examples
     if wanted is not None and wanted > there:
         raise InputError(f"federation.evaluate_examples = {wanted}: {dataset.name} has {there} test examples")
 
@@ -69,43 +58,6 @@ def _refuse_labels(experiment: Experiment) -> None:
         raise InputError(
             f"data.partition = {experiment.data.partition!r} sorts by labels, and the next token is predicted; use iid "
             "or key"
-        )
-
-
-def check_shares(experiment: Experiment, dataset: Dataset, sizes: np.ndarray) -> None:
-    """Refuse clients that hold too little for what they are to do.
-
-    Args:
-        experiment: the settings.
-        dataset: as loaded.
-        sizes: (C,), how many examples each client holds.
-
-    Raises:
-        InputError: a teacher would have no example, or nothing is proven of a client's convex problem.
-    """
-    if experiment.pate is not None and experiment.pate.teachers_per_client > sizes.min():
-        raise InputError(
-            f"pate.teachers_per_client = {experiment.pate.teachers_per_client}: a client has {sizes.min()} examples "
-            "only"
-        )
-    config = experiment.mechanism
-    if experiment.erm is not None and isinstance(config, ModelNoiseSettings):
-        for examples in np.unique(sizes).tolist():
-            problem = problem_of(experiment.erm, dataset, examples)
-            config.scale(problem)  # says what nothing is proven of
-            about = (
-                f"a client of {examples} examples with mechanism.target_epsilon = {config.target_epsilon:g} and "
-                f"erm.regularisation = {problem.regularisation:g}"
-            )
-            refuse_unsolvable(problem, "erm", about, config.solved)
-
-
-def _refuse_not_convex(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
-    wanted = [(dataset.classes, prod(dataset.shape)), (dataset.classes,)]
-    if experiment.model.is_own or [tuple(value.shape) for value in model.parameters()] != wanted:
-        raise experiment.model.refusal(
-            "federation.algorithm = 'erm' minimises a convex objective, for one linear layer on the inputs; use "
-            "model.name = 'mlp' with hidden = []"
         )
 
 

@@ -12,6 +12,7 @@ from fedpriv.data.datasets import Dataset, place_of, unit_scale
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 
 __all__ = ["first_layer", "network_of", "precision_of", "redistribution_of", "smoothing_of"]
@@ -21,18 +22,20 @@ def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
     sequences = dataset.sequences(place_of(experiment.data).root)
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
-    if experiment.smoothing is None:
+    noise = RobustnessConfig.noisy(experiment)
+    if noise is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
     try:
-        return with_noise(model, experiment.smoothing.place, dataset.shape, stream)
+        return with_noise(model, noise.place, dataset.shape, stream)
     except InputError as error:
         raise experiment.model.refusal(str(error)) from error
 
 
 def smoothing_of(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:
     """How the noise in the forward pass is shared out and scaled, from the initial parameters and public images."""
-    if experiment.smoothing is None:
+    noise = RobustnessConfig.noisy(experiment)
+    if noise is None:
         return None
 
     def public(wanted: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +45,7 @@ def smoothing_of(experiment: Experiment, dataset: Dataset, model: nn.Module) -> 
 
     first = first_layer(dataset, model)
     with cpu_threads(experiment.engine.threads):
-        return build_smoothing(experiment.smoothing, first, public)
+        return build_smoothing(noise, first, public)
 
 
 def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:

@@ -18,6 +18,7 @@ from fedpriv.accounting import (
     guarantee,
 )
 from fedpriv.accounting.skellam import LEVELS
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.trust import noise_places
 from fedpriv.core.errors import InputError
@@ -276,7 +277,7 @@ def draft_plan(
         InputError: the batch is larger than the client's data.
     """
     training, config = experiment.training, experiment.mechanism
-    batch_size = training.batch_size if experiment.erm is None else examples
+    batch_size = examples if algorithm_of(experiment).releases_models else training.batch_size
     if batch_size > examples:
         raise InputError(
             f"training.batch_size = {training.batch_size} is larger than the data of client {client}: "

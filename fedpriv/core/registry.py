@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedpriv.core.errors import InputError
 
 __all__ = [
+    "ALGORITHMS",
     "ATTACKS",
     "DATASETS",
     "EVASIONS",
@@ -31,7 +34,9 @@ __all__ = [
     "POLICIES",
     "PROBES",
     "RULES",
+    "SECTIONS",
     "Registry",
+    "capabilities",
     "suggestion",
 ]
 
@@ -45,18 +50,30 @@ _installed = cache(entry_points)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
+def capabilities(module: str) -> Iterator[ModuleType]:
+    """Import a module of this name from the folder of each capability that has it: report.py registers its findings.
+
+    Capabilities are folders of fedpriv, fedpriv/algorithms and fedpriv/attacks.
+    """
+    root = Path(__file__).parent
+    for folder in (root, root / "algorithms", root / "attacks"):
+        for path in sorted(folder.glob(f"*/{module}.py")):
+            yield importlib.import_module(".".join(("fedpriv", *path.relative_to(root).with_suffix("").parts)))
+
+
 class Registry(Mapping[str, type[Any]]):
     """Classes by name, most of them of settings, found when they are first asked for; ours first, then others by name.
 
     Attributes:
         what: one thing of the kind, for people.
-        package: where ours are; modules of packages inside it are not looked at.
+        place: where ours are: a package, whose modules are imported, but no packages inside it; or, without a dot, a
+            module in the folders of capabilities.
         group: of entry points.
         base: what they are subclasses of, as "module:class".
     """
 
-    def __init__(self, what: str, package: str, group: str, base: str) -> None:
-        self.what, self.package, self.group, self.base = what, package, group, base
+    def __init__(self, what: str, place: str, group: str, base: str) -> None:
+        self.what, self.place, self.group, self.base = what, place, group, base
         self._things: dict[str, type[Any]] = {}
         self._begun = False
 
@@ -89,10 +106,7 @@ class Registry(Mapping[str, type[Any]]):
         if self._begun:
             return self._things
         self._begun = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
-            if not module.ispkg:
-                importlib.import_module(module.name)
+        self._import_ours()
         self._things = dict(sorted(self._things.items()))
         for point in sorted(_installed().select(group=self.group), key=lambda point: point.name):
             # Importing a package runs its code, which may do anything: a sys.exit(0) must not look like success.
@@ -105,6 +119,15 @@ class Registry(Mapping[str, type[Any]]):
                     f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
                 ) from error
         return self._things
+
+    def _import_ours(self) -> None:
+        if "." not in self.place:
+            list(capabilities(self.place))
+            return
+        package = importlib.import_module(self.place)
+        for module in pkgutil.iter_modules(package.__path__, f"{self.place}."):
+            if not module.ispkg:
+                importlib.import_module(module.name)
 
     def _base(self) -> type[Any]:
         module, _, name = self.base.partition(":")
@@ -203,3 +226,5 @@ PROBES = Registry(
     "fedpriv.attacks.endpoint.table:EndpointAttack",
 )
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
+ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
+SECTIONS = Registry("section of experiments", "settings", "fedpriv.sections", "fedpriv.core.sections:ExperimentSection")

@@ -284,4 +284,4 @@ _WANTED = {
 
 def enumerated(words: Sequence[str], last: str) -> str:
     """Words as a person lists them: a, b or c."""
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)

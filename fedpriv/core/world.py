@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.accounting.erm import Problem
 from fedpriv.accounting.response import Response
-from fedpriv.core.checks import LOSS, check_fitness, check_shares, random_examples
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.checks import LOSS, check_fitness, random_examples
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.network import network_of, precision_of, redistribution_of, smoothing_of
@@ -27,7 +28,6 @@ from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
 from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
-from fedpriv.erm import problem_of, usual_length
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.block_sum import makes_programs
@@ -43,7 +43,8 @@ __all__ = [
     "trained_parameters",
 ]
 
-_PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -199,40 +200,23 @@ class World:
         """The public signs by which all clients of a round flatten their updates, where noise is in shares."""
         return numpy_stream(self.experiment.seed, "flattening", round_number)
 
-    @property
-    def questions(self) -> Tensor:
-        """The public images (Q, C, H, W), uint8, that teachers vote on, in the order in which they are asked about."""
-        return self.dataset.x_test[self.asked_rows]
+    def kept(self, compute: Callable[["World"], T]) -> T:
+        """Return what follows from this world alone, computed once."""
+        if compute not in self._results:
+            self._results[compute] = compute(self)
+        found: T = self._results[compute]
+        return found
 
     @cached_property
-    def asked_rows(self) -> Tensor:
-        """The test images (Q,) that are spent on votes, drawn by the seed; none where clients do not vote."""
-        if self.experiment.pate is None:
-            return torch.zeros(0, dtype=torch.int64)
-        stream = numpy_stream(self.experiment.seed, "questions")
-        return torch.from_numpy(stream.permutation(len(self.dataset.x_test))[: self.experiment.pate.queries])
+    def _results(self) -> dict[Any, Any]:
+        return {}
 
     @cached_property
     def measured_rows(self) -> Tensor:
         """The test images that the model is measured on: all that it has not learnt, ascending."""
         spent = torch.zeros(len(self.dataset.x_test), dtype=torch.bool)
-        spent[self.asked_rows] = True
+        spent[algorithm_of(self.experiment).spent_rows(self)] = True
         return torch.nonzero(~spent).flatten()
-
-    @property
-    def teachers(self) -> int:
-        """How many vote, if all clients do; a public number."""
-        return self.experiment.federation.clients * self.experiment.pate_settings.teachers_per_client
-
-    @property
-    def noise_of_votes(self) -> float:
-        """The deviation of the noise on each count, in votes, where normal noise is on counts alone."""
-        return self.experiment.pate_settings.sigma2 * self.teachers
-
-    @property
-    def votes_type(self) -> torch.dtype:
-        """The numbers in which votes travel: the smallest that hold all classes."""
-        return torch.uint8 if self.dataset.classes <= 256 else torch.int16
 
     def sent(self, before: State) -> bytes:
         """Return the digest of parameters that are sent out, and of what they are computed with."""
@@ -250,16 +234,6 @@ class World:
     def autocast(self) -> torch.autocast:
         """Compute forward and backward passes inside the block in bfloat16 where the settings ask for that."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
-
-    @cached_property
-    def feature_length(self) -> float:
-        """What features of a convex model are divided by; public."""
-        given = self.experiment.erm_settings.clip_norm
-        return usual_length(self.network_input(self.dataset.x_test[:_PUBLIC_LENGTHS])) if given is None else given
-
-    def erm_problem(self, client: int) -> Problem:
-        """The public sizes of the convex problem that a client solves."""
-        return problem_of(self.experiment.erm_settings, self.dataset, int(self.sizes[client]))
 
     @cached_property
     def route(self) -> Callable[[int], Route]:
@@ -357,7 +331,7 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     redistribution = redistribution_of(experiment, dataset, model, trained_parameters(model))
     plans = Plans(experiment, partitions.sizes, _numbers(initial), redistribution, secret)
     plans.check()
-    check_shares(experiment, dataset, partitions.sizes)
+    algorithm_of(experiment).check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = smoothing_of(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)

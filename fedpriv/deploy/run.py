@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Progress
@@ -38,9 +39,10 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
         InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
         RunFailedError: its server's processes have died, or its certificates are no longer valid.
     """
-    if experiment.pate is not None:
+    algorithm = algorithm_of(experiment)
+    if algorithm.not_deployable:
         raise InputError(
-            "federation.algorithm = 'pate' runs inline and on Ray; deployments have no server's secret yet"
+            f"federation.algorithm = {algorithm.name!r} runs inline and on Ray; {algorithm.not_deployable}"
         )
     if experiment.mechanism.noise_at == "server":
         raise InputError(

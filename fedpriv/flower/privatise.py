@@ -17,9 +17,9 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.records import LedgerLine
 from fedpriv.core.wire import pack
 from fedpriv.data.sampling import Sampling
+from fedpriv.flower.app_settings import FlowerSettings, read_settings
 from fedpriv.flower.arrays import arrays_of, as_sent, is_training, moved, round_of
 from fedpriv.flower.ledger import AnswerLedger, Limits
-from fedpriv.flower.settings import FlowerSettings, read_settings
 from fedpriv.flower.watch import Released, released
 from fedpriv.gradients import Vector
 

@@ -15,9 +15,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from fedpriv.attacks.observation import Observation, PublicSettings, observation_stem, write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_once, write_whole, writing_to
+from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.arrays import arrays_of, is_training, moved, round_of
 from fedpriv.flower.folder import ABOUT, LEDGER, TRUTH, Tapped, write_truth
-from fedpriv.flower.settings import TapSettings, read_settings
 from fedpriv.flower.watch import Seen, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
+from fedpriv.attacks.candidates import OTHERS
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.own_model.attack import reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
@@ -30,7 +31,6 @@ from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported,
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.results import attack_results
-from fedpriv.lab.victims import OTHERS
 from fedpriv.mechanisms import recorded_mechanism
 
 __all__ = ["TappedSummary", "attack_tapped"]

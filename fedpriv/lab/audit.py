@@ -19,6 +19,7 @@ from fedpriv.attacks.membership.audit import (
 from fedpriv.attacks.membership.epsilon import refuse_contradiction
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.progress import Progress
@@ -61,16 +62,8 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()
-    if experiment.pate is not None:
-        raise InputError(
-            f"{folder.path}: audit repeats a run's training by fedsgd or fedavg on other data, and this run "
-            "learnt from votes (pate)"
-        )
-    if experiment.erm is not None:
-        raise InputError(
-            f"{folder.path}: audit follows a run's training from round to round, and under erm each client releases a "
-            "finished model once; membership in it: fedpriv probe --attack membership-answers"
-        )
+    if reason := algorithm_of(experiment).not_audited:
+        raise InputError(f"{folder.path}: {reason}")
     if experiment.data.overlaps:
         raise InputError(
             f"{folder.path}: audit asks whether an example was in the training data by leaving out the only client's "

@@ -20,7 +20,6 @@ from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.convex import Objective, minimised
-from fedpriv.core.config import ServiceConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing
 from fedpriv.core.progress import Progress
@@ -36,6 +35,7 @@ from fedpriv.service.endpoint import network_scores
 from fedpriv.service.features import Features
 from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
+from fedpriv.service.settings import ServiceConfig
 
 __all__ = ["audit_answers", "refuse_refuted"]
 

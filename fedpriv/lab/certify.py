@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.progress import Progress
@@ -23,6 +22,7 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
+from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
 

@@ -1,10 +1,11 @@
 """A finished run's model behind an endpoint in this process, by a policy's short form."""
 
-from fedpriv.core.config import ServiceConfig, validated
+from fedpriv.core.config import validated
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.lab.service import in_process
 from fedpriv.service.endpoint import Endpoint
+from fedpriv.service.settings import ServiceConfig
 
 __all__ = ["open_endpoint"]
 
@@ -22,7 +23,7 @@ def open_endpoint(folder: RunFolder, world: World, answers: str, most: int | Non
     Raises:
         InputError: there is no model or no such policy, or the policy needs something that the run does not have.
     """
-    own = world.experiment.service
+    own = ServiceConfig.of(world.experiment)
     if own is not None and own.method == answers:
         return in_process(folder, world, own, most)
     return in_process(folder, world, validated(ServiceConfig, {"method": answers}, "answers"), most)

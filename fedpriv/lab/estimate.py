@@ -10,6 +10,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Silent
 from fedpriv.lab.run import start_run
 from fedpriv.lab.sweep import kinds_of
+from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep import Sweep, Trial
 
 __all__ = ["Cost", "Kind", "estimate", "untimed"]
@@ -80,7 +81,7 @@ def untimed(sweep: Sweep) -> list[str]:
         "the audit": sweep.audit is not None,
         "certificates": any(trial.certify is not None for trial in sweep.trials),
         "evasion": any(trial.evade is not None for trial in sweep.trials),
-        "the endpoint": any(experiment.service is not None for experiment in experiments),
+        "the endpoint": any(ServiceConfig.of(experiment) is not None for experiment in experiments),
     }
     return [name for name, wanted in asked.items() if wanted]
 

@@ -16,7 +16,6 @@ from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, Tar
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config import EvadeConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing
 from fedpriv.core.progress import Progress
@@ -26,6 +25,7 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
+from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 from fedpriv.smoothing import certified_rows
 
 __all__ = ["evade_run", "refuse_broken"]
@@ -106,7 +106,7 @@ def _chosen_rows(
     world: World, certificates: Sequence[Certificate], config: EvadeConfig, progress: Progress
 ) -> list[int]:
     """Rows of the test set, ascending; where there are certificates, a part of theirs."""
-    smoothing = world.experiment.smoothing
+    smoothing = RobustnessConfig.noisy(world.experiment)
     public, there = 0 if smoothing is None else smoothing.public_images, len(world.dataset.x_test)
     wanted = config.victims
     if certificates and wanted > len(certificates):

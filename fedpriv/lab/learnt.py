@@ -29,6 +29,7 @@ from fedpriv.lab.answer_claims import REPRODUCIBLE
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
 
@@ -124,7 +125,7 @@ def _read(run: str, world: World) -> Learnt:
     completed_summary(folder)
     experiment = folder.experiment()
     proven = _proven(experiment, folder.final_ledger())
-    if experiment.smoothing is not None:
+    if RobustnessConfig.noisy(experiment) is not None:
         raise InputError("its network has noise in its forward pass ([robustness]); features have to be fixed")
     other = finished_world(folder, experiment)
     _refuse_other_data(experiment, world)

@@ -10,17 +10,12 @@ from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.simulation import RANDOM, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.stack import stack_of
-from fedpriv.core.budget import last_round
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded
-from fedpriv.core.config import Experiment
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World
 from fedpriv.gradients.ghost import Entangled
-from fedpriv.lab.erm import erm_warnings
-from fedpriv.lab.knowledge import votes_warnings
 from fedpriv.lab.random_uploads import simulation_check
-from fedpriv.mechanisms import MechanismSettings
-from fedpriv.server.crafting import check_crafting
 from fedpriv.server.tap import public_settings
 
 __all__ = ["attack_warnings", "warnings_for"]
@@ -30,27 +25,11 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to.
 
     Raises:
-        InputError: federation.target_epsilon allows not even one round, or imprint finds no layers to make or is sent
-            more than one gradient.
+        InputError: the algorithm, or an attack, does not work with these settings.
     """
-    experiment = world.experiment
-    if experiment.pate is not None:
-        return (*votes_warnings(world), *_one_at_a_time(world))
-    if experiment.erm is not None:
-        return (*_read_off(world), *_copies(world), *erm_warnings(world), *_one_at_a_time(world))
-    check_crafting(world)
-    lines = [
-        *_read_off(world),
-        *_copies(world),
-        *_unused(world),
-        *_ignored_settings(experiment.mechanism),
-        *_masked(experiment),
-        *experiment.federation.rule.warnings(_asked(experiment)),
-        *_few_clients(experiment),
-        *_unreached_rounds(world),
-        *_one_at_a_time(world),
-    ]
-    return (*lines, *attack_warnings(world, experiment.adversary.attacks))
+    algorithm = algorithm_of(world.experiment)
+    lines = (*_read_off(world), *_copies(world), *algorithm.warnings(world), *_one_at_a_time(world))
+    return (*lines, *attack_warnings(world, world.experiment.adversary.attacks)) if algorithm.trains_in_steps else lines
 
 
 def _one_at_a_time(world: World) -> tuple[str, ...]:
@@ -73,7 +52,7 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     possible = [name for name in names if name not in refused and not ATTACKS[name].active()]
     settings = public_settings(world.experiment, world.dataset, world.plans[0])
     if Access.UPLOADS not in threat.grants:
-        settings = replace(settings, clients=_asked(experiment))
+        settings = replace(settings, clients=experiment.federation.asked)
     check = simulation_check(world)
     try:
         about = attack_preflight(world.model, settings, possible)
@@ -115,62 +94,3 @@ def _copies(world: World) -> list[str]:
         f"data.partition = 'overlapping': {len(world.sizes)} clients hold {copies} copies of each of {examples} "
         "examples on average; what is proven is about one client's copy"
     ]
-
-
-def _unused(world: World) -> list[str]:
-    """What of the data belongs to nobody who takes part."""
-    used, examples = int(world.sizes.sum()), len(world.dataset.y_train)
-    if world.experiment.data.partition != "key" or used == examples:
-        return []
-    return [
-        f"data.partition = 'key': {len(world.sizes)} clients hold {used} of {examples} training examples; those of "
-        "other keys are not used (federation.clients)"
-    ]
-
-
-def _asked(experiment: Experiment) -> int:
-    return experiment.federation.clients_per_round or experiment.federation.clients
-
-
-def _few_clients(experiment: Experiment) -> list[str]:
-    adversary, asked = experiment.adversary, _asked(experiment)
-    if not adversary.attacks or Access.UPLOADS not in threat_model(adversary).grants or adversary.victims <= asked:
-        return []
-    return [f"adversary.victims = {adversary.victims}, but a round has {asked} uploads: those are attacked"]
-
-
-def _masked(experiment: Experiment) -> list[str]:
-    """Single uploads that the adversary cannot read."""
-    adversary = experiment.adversary
-    if not adversary.attacks or not experiment.hears_masked or Access.UPLOADS not in threat_model(adversary).grants:
-        return []
-    return [
-        f"federation.secure_aggregation: under adversary.threat_model = {adversary.threat_model!r} each upload is "
-        "heard masked; their sum is attacked under 'secure-aggregation'"
-    ]
-
-
-def _unreached_rounds(world: World) -> list[str]:
-    """Attacked rounds that never happen, because the privacy budget is used up before."""
-    experiment = world.experiment
-    if experiment.federation.target_epsilon is None:
-        return []
-    attacked = sorted(set(experiment.adversary.rounds)) if experiment.adversary.attacks else []
-    end = last_round(experiment, world.plans, max(attacked, default=1))
-    never = [str(number) for number in attacked if number > end]
-    if not never:
-        return []
-    which = f"round {never[0]}" if len(never) == 1 else f"rounds {', '.join(never)}"
-    return [
-        f"federation.target_epsilon = {experiment.federation.target_epsilon:g} ends the run after round {end}: "
-        f"{which} of adversary.rounds will not happen"
-    ]
-
-
-def _ignored_settings(config: MechanismSettings) -> list[str]:
-    """Settings that somebody made and that have no effect with the others."""
-    if not config.protects:
-        return []
-    unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective)]
-    made = [key for key in unread if getattr(config, key) != type(config).model_fields[key].default]
-    return [f"mechanism.{key} is set, but {config.name} with these settings does not read it" for key in made]

@@ -33,6 +33,7 @@ from fedpriv.lab.endpoint import open_endpoint
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models.machinery.build import build_model
 from fedpriv.service.endpoint import Endpoint
+from fedpriv.service.settings import ServiceConfig
 
 __all__ = ["probe_run"]
 
@@ -74,7 +75,7 @@ def probe_run(
     experiment = folder.experiment()
     threat = prober(adversary or _usual(attacks), experiment)
     world = finished_world(folder, experiment)
-    shown = answers or ("none" if experiment.service is None else experiment.service.method)
+    shown = answers or (ServiceConfig.of(experiment) or ServiceConfig()).method
     budget = _budget(world, shown, questions)
     findings: list[Finding] = []
     refusals: list[str] = []
@@ -118,7 +119,7 @@ def _usual(attacks: Sequence[EndpointAttack]) -> str | None:
 
 def _budget(world: World, shown: str, questions: int | None) -> int:
     """How many images one variant of an attack may ask about."""
-    own = world.experiment.service
+    own = ServiceConfig.of(world.experiment)
     most = own.answers if own is not None and own.method == shown else None
     if questions is not None and most is not None and questions > most:
         raise InputError(f"--queries {questions}: the run's endpoint answers service.answers = {most} at most")
@@ -135,7 +136,7 @@ def _proven(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | Non
 
 def _claim(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
     """What is proven about the answers as such."""
-    policy, service = endpoint.policy, world.experiment.service
+    policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
     delta = getattr(policy, "delta", None)
     answers = 1 if service is None else service.answers
     claim = policy.guarantee(

@@ -13,6 +13,7 @@ from fedpriv.attacks.observation import Candidates, Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.core.registry import ATTACKS
@@ -45,9 +46,8 @@ def rehearse(world: World) -> tuple[str, ...]:
     with cpu_threads(experiment.engine.threads):
         with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
             local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
-            # What is no gradient and no change by a few steps is not attacked: votes, and finished models.
-            without = experiment.pate is not None or experiment.erm is not None
-            heard = () if without else _heard(_unprotected(stage))
+            # Only gradients and changes by a few steps are attacked.
+            heard = _heard(_unprotected(stage)) if algorithm_of(experiment).trains_in_steps else ()
         refusals = {}
         for name in experiment.adversary.passive_attacks:
             with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):

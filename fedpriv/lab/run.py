@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpriv.algorithms.rounds.ledger import label_ceilings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.app import client_app
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
@@ -32,11 +34,8 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
-from fedpriv.lab.erm import erm_sentences
-from fedpriv.lab.knowledge import votes_ledger
 from fedpriv.lab.labels import label_line, with_referee
 from fedpriv.lab.leakage import Leakage
-from fedpriv.lab.ledger import label_ceilings, run_ledger
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse
@@ -185,7 +184,7 @@ def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder,
 
 def _headline(world: World) -> str:
     parameters = sum(value.numel() for value in world.initial.parameters.values())
-    mechanism = world.experiment.mechanism.name if world.experiment.pate is None else "votes (PATE)"
+    mechanism = algorithm_of(world.experiment).protects or world.experiment.mechanism.name
     return (
         f"{world.experiment.name}: {world.dataset.name}, {len(world.dataset.y_train)} training examples; "
         f"{world.experiment.model.name}, {parameters} parameters; mechanism {mechanism}"
@@ -216,12 +215,11 @@ def _close(
     experiment = world.experiment
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
-    ledger = run_ledger(world, folder) if experiment.pate is None else votes_ledger(world, folder)
-    ledger = replace(ledger, labels=label_line(world))
+    ledger = replace(algorithm_of(experiment).ledger(world, folder), labels=label_line(world))
     labels = with_referee(world, folder)
     if labels is not None:
         folder.write_labels(labels)
-    if experiment.pate is None:
+    if not algorithm_of(experiment).protects:
         folder.write_label_ceilings(label_ceilings(world, folder))
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
@@ -258,7 +256,7 @@ def _close(
             leakage.rates,
             folder.knowledge(),
             labels,
-            erm_sentences(world, tested),
+            algorithm_of(experiment).about_accuracy(world, tested),
             next_token=world.dataset.is_next,
         ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refused_words))),

@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
 from fedpriv.core.progress import Progress
@@ -42,6 +42,7 @@ from fedpriv.service.made import made_service, query_ledger, users
 from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
+from fedpriv.service.settings import ServiceConfig
 
 __all__ = ["add_user", "in_process", "open_service"]
 
@@ -72,7 +73,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
     """
     completed_summary(folder)
     experiment = folder.experiment()
-    wanted = config or experiment.service or ServiceConfig()
+    wanted = config or ServiceConfig.of(experiment) or ServiceConfig()
     place = folder.path / "service"
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
@@ -81,7 +82,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         model = final.digest().hex()
         known = folder.service()
         if known is None:
-            if config is None and experiment.service is None:
+            if config is None and ServiceConfig.of(experiment) is None:
                 progress.warn(_UNASKED)
             with writing(""):
                 place.mkdir(exist_ok=True)

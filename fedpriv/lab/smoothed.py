@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedpriv.core.config import RobustnessConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.network import first_layer
 from fedpriv.core.randomness import torch_stream
@@ -20,6 +19,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import (
     FirstLayer,
     LayerNorms,
@@ -79,7 +79,7 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
     """
     state = final_state(folder, world, final_checkpoint(folder, "certify"))
     state.load_into(world.model)
-    config = world.experiment.smoothing
+    config = RobustnessConfig.noisy(world.experiment)
     if afterwards is not None:
         first = _on_images(world)
         smoothing = even_smoothing(first, afterwards)
@@ -149,7 +149,7 @@ def pixel_images(world: World, rows: Tensor) -> Tensor:
 
 def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFacts) -> SmoothedModel:
     network = SmoothedNetwork(first.network, smoothing, first.normalise, world.dataset.classes, world.experiment.seed)
-    config = world.experiment.smoothing
+    config = RobustnessConfig.noisy(world.experiment)
     return SmoothedModel(network, noise, first, 0 if config is None else config.public_images)
 
 
@@ -160,7 +160,7 @@ def _on_images(world: World) -> FirstLayer:
 
 
 def _without_noise(world: World) -> str:
-    if world.experiment.robustness is not None:
+    if RobustnessConfig.of(world.experiment) is not None:
         return "the run's robustness.noise is 0, and without noise nothing can be certified"
     return "the run was trained without noise, which certificates rest on"
 

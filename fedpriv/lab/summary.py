@@ -11,8 +11,10 @@ from importlib.util import find_spec
 
 from scipy.stats import binomtest
 
+from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.records import (
     COMPLETED,
@@ -107,7 +109,7 @@ def verdict(
         sentences += _proof(experiment, worst)
     if labels is not None:
         sentences += label_sentences(labels)
-    if not adversary.attacks and experiment.pate is None:
+    if not adversary.attacks and not algorithm_of(experiment).protects:
         sentences.append(_NO_ATTACK)
     if stops:
         sentences.append(_stopped(experiment, stops))
@@ -156,7 +158,7 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
 
 
 def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
-    if experiment.pate is not None or not experiment.adversary.attacks:
+    if not experiment.adversary.attacks:
         return []
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
     mechanism = experiment.mechanism.name
@@ -354,7 +356,7 @@ _AGAINST: dict[NoiseAt, str] = {
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
-    if experiment.pate is not None:
+    if PateConfig.of(experiment) is not None:
         return [_votes_proof(experiment, worst)]
     if not experiment.mechanism.protects:
         what = "is proven of whole examples" if experiment.changes_labels else "is proven"
@@ -375,7 +377,11 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
 
 
 def _votes_proof(experiment: Experiment, worst: Guarantee) -> str:
-    against = "whoever sees answers and student" if experiment.pate_settings.noise_at == "server" else "the server, too"
+    against = (
+        "whoever sees answers and student"
+        if PateConfig.required(experiment).noise_at == "server"
+        else "the server, too"
+    )
     conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
     if worst.epsilon is None:
         return f"No finite epsilon is proven {conditions}."

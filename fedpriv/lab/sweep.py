@@ -27,6 +27,8 @@ from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.run import resume_run, start_run
 from fedpriv.lab.service import open_service
+from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
@@ -205,7 +207,7 @@ def _check_images(trials: Sequence[Trial], world: World) -> None:
     """Refuse what wants more test images than there are beside the public ones."""
     there = len(world.dataset.x_test)
     for trial in trials:
-        smoothing = trial.experiment.smoothing
+        smoothing = RobustnessConfig.noisy(trial.experiment)
         left = there - (0 if smoothing is None else smoothing.public_images)
         asked = {
             "certify.examples": 0 if trial.certify is None else trial.certify.examples,
@@ -277,7 +279,7 @@ def _test_robustness(run: RunFolder, trial: Trial) -> None:
 
 def _serve(run: RunFolder) -> None:
     """Make the endpoint where there is one, and audit a claim that nothing proves; refuted claims are a result."""
-    if run.experiment().service is None:
+    if ServiceConfig.of(run.experiment()) is None:
         return
     try:
         open_service(run, None, Silent()).close()

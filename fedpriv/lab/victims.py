@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import (
+    OTHERS,
     Candidates,
     Observation,
     list_observations,
@@ -45,8 +46,6 @@ __all__ = [
 ]
 
 _LISTED = 12
-
-OTHERS = 99  # images among which, with the original, a reconstruction is to pick: chance is 1 in 100
 
 
 @dataclass(frozen=True)

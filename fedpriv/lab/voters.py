@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.erm import Problem
+from fedpriv.accounting.erm import Problem, refuse_unsolvable
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError
@@ -16,7 +16,6 @@ from fedpriv.core.names import Adjacency
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
-from fedpriv.erm import refuse_unsolvable
 from fedpriv.service.features import public_features
 from fedpriv.service.policies import HeadKeys, Scores
 from fedpriv.service.policies.votes import NoisyVotes

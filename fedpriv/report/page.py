@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jinja2 import Template
 
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
@@ -132,7 +133,7 @@ def render_page(view: View) -> str:
         status=view.summary.status if view.summary else "unfinished",
         tiles=tiles(view),
         attacked=_attacked(view),
-        mechanism=view.experiment.mechanism.title if view.experiment.pate is None else "noise on votes",
+        mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
         plots=_training_plots(view),
         membership=view.membership,
         roc=roc_plot(view.membership.attacks) if view.membership else None,
@@ -311,7 +312,7 @@ def _common(part: range, ranges: Sequence[range]) -> int:
 def _attacked(view: View) -> bool:
     """Whether there is anything to say about attacks on uploads, be it that they have no result."""
     made = view.experiment.adversary.attacks or view.victims or view.scores
-    return bool(made) or view.experiment.pate is not None
+    return bool(made) or bool(algorithm_of(view.experiment).protects)
 
 
 def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.core.records import (
     Evasion,
@@ -210,8 +211,8 @@ def _privacy(view: View) -> list[Tile]:
         if view.ledger is not None and view.ledger.labels is not None:
             return [_of_labels(view.ledger.labels)]
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
-    if worst is not None and view.experiment.pate is not None:
-        return [_voted(worst, view.experiment.pate.target_epsilon)]
+    if worst is not None and (pate := PateConfig.of(view.experiment)) is not None:
+        return [_voted(worst, pate.target_epsilon)]
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
     figures = [_proven(view, worst)]
@@ -280,7 +281,7 @@ def _nominal(worst: Guarantee) -> Tile:
 def _leakage(view: View) -> list[Tile] | None:
     """``None``: no attack on uploads was to be made."""
     adversary = view.experiment.adversary
-    if view.experiment.pate is not None:
+    if PateConfig.of(view.experiment) is not None:
         return _answers(view.knowledge)
     if not adversary.attacks:
         return None

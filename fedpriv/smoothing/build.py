@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.config import RobustnessConfig
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import numpy_stream
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing.check import bypass, mixes
 from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
 from fedpriv.smoothing.norms import FirstLayer, estimated_norm

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.core.config import CertifyConfig, EvadeConfig, Experiment
+from fedpriv.core.config import Experiment
+from fedpriv.robustness.settings import CertifyConfig, EvadeConfig, RobustnessConfig
 
 __all__ = ["Trial"]
 
@@ -28,13 +29,13 @@ class Trial:
     @property
     def certify(self) -> CertifyConfig | None:
         """How its final model is certified: where ``[robustness.certify]`` is given, and there is noise."""
-        smoothing = self.experiment.smoothing
+        smoothing = RobustnessConfig.noisy(self.experiment)
         return smoothing.certify if smoothing is not None and self._gives("certify") else None
 
     @property
     def evade(self) -> EvadeConfig | None:
         """How its final model is attacked: where ``[robustness.evade]`` is given, with noise or without."""
-        robustness = self.experiment.robustness
+        robustness = RobustnessConfig.of(self.experiment)
         return robustness.evade if robustness is not None and self._gives("evade") else None
 
     def afterwards(self) -> dict[str, bool]:
@@ -43,5 +44,5 @@ class Trial:
         return {name: True for name, wanted in asked.items() if wanted}
 
     def _gives(self, section: str) -> bool:
-        robustness = self.experiment.robustness
+        robustness = RobustnessConfig.of(self.experiment)
         return robustness is not None and section in robustness.model_fields_set

@@ -15,9 +15,9 @@ from fedpriv.accounting.erm import Problem, least_tolerance, most_steps, objecti
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import Release
+from fedpriv.algorithms.erm.training import _minimum, bounded_features, trained_parameters, usual_length
 from fedpriv.convex import Objective, descent_steps, spread_noise
 from fedpriv.core.errors import InputError
-from fedpriv.erm import _minimum, bounded_features, trained_parameters, usual_length
 from fedpriv.mechanisms import mechanism_settings
 from tests.cases import in_one_test
 

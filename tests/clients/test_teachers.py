@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from fedpriv.clients import knowledge
+from fedpriv.algorithms.pate import client as knowledge
+from fedpriv.algorithms.pate.client import teachers_votes
+from fedpriv.algorithms.pate.teachers import questions
 from fedpriv.clients.app import client_app
-from fedpriv.clients.knowledge import teachers_votes
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.randomness import numpy_stream
@@ -54,7 +55,7 @@ def test_a_teacher_is_what_a_plain_loop_makes_of_it(decay: float) -> None:
     settings = votes({"teachers_per_client": 2})
     training = settings.training.model_copy(update={"weight_decay": decay})
     world = build_world(settings.model_copy(update={"training": training}))
-    found = teachers_votes(world, 1, world.questions)
+    found = teachers_votes(world, 1, questions(world))
     for number in range(2):
         inputs, labels = data(world, 1, number, 2)
         model = copy.deepcopy(world.model)
@@ -65,7 +66,7 @@ def test_a_teacher_is_what_a_plain_loop_makes_of_it(decay: float) -> None:
             with torch.no_grad():
                 for value in model.parameters():
                     value -= RATE * (value.grad + decay * value)  # type: ignore[operator]
-        assert torch.equal(found[number].long(), model(world.network_input(world.questions)).argmax(1))
+        assert torch.equal(found[number].long(), model(world.network_input(questions(world))).argmax(1))
 
 
 @pytest.mark.parametrize(("reduce", "same"), [(Tensor.sum, True), (Tensor.mean, False)])
@@ -104,7 +105,7 @@ def test_a_model_that_raises_votes_for_class_0_and_says_so_to_its_owner_only(
     world = build_world(votes())
     monkeypatch.setattr(knowledge, "teach", raising)
     with caplog.at_level(logging.WARNING):
-        assert not teachers_votes(world, 0, world.questions).any()
+        assert not teachers_votes(world, 0, questions(world)).any()
     assert "votes for class 0" in caplog.text
 
 
@@ -123,7 +124,7 @@ def federation_of(settings: Experiment) -> Federation:
 
 def test_a_client_answers_one_set_of_images_and_the_same_again() -> None:
     federation = federation_of(votes())
-    images = federation.world.questions
+    images = questions(federation.world)
     first, again = (federation.send("train.votes", 1, {0: asked(federation, images)})[0] for _ in range(2))
     assert first.content.array_records["upload"] == again.content.array_records["upload"]
     other = federation.send("train.votes", 1, {0: asked(federation, images.flip(0))})[0]
@@ -141,14 +142,14 @@ def test_what_is_no_image_of_the_run_is_refused(images: Tensor) -> None:
 
 def test_votes_that_nobody_may_see_are_not_sent_as_they_are() -> None:
     federation = federation_of(votes({"noise_at": "clients"}, secure_aggregation=True))
-    reply = federation.send("train.votes", 1, {0: asked(federation, federation.world.questions)})[0]
+    reply = federation.send("train.votes", 1, {0: asked(federation, questions(federation.world))})[0]
     assert reply.has_error()
     assert "nobody sees votes" in reply.error.reason
 
 
 def test_no_sum_of_fewer_clients_than_its_noise_counts_on() -> None:
     federation = federation_of(votes({"noise_at": "clients"}, secure_aggregation=True))
-    question = asked(federation, federation.world.questions)
+    question = asked(federation, questions(federation.world))
     assert least_survivors(4) == 3
     with pytest.raises(RunFailedError, match="shares of 2 clients are too few"):
         ask_for_masked_sum(federation, 1, {0: question, 1: question}, "train.masked_votes", 200)

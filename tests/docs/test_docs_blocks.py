@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedpriv.cli.app import app
 from fedpriv.core.config import load_experiment
 from fedpriv.core.config.icl import is_prompting, load_prompting
-from fedpriv.flower.settings import read_settings
+from fedpriv.flower.app_settings import read_settings
 from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 

@@ -14,8 +14,8 @@ from scipy import optimize, stats
 
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.flower import privatise
+from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
 from fedpriv.flower.privatise import Privatiser
-from fedpriv.flower.settings import FlowerSettings, PrivatiseSettings
 from fedpriv.mechanisms import mechanism_settings
 from tests.flower.apps import Arrays, arrays, client, context, question, settings
 

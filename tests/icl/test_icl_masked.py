@@ -13,7 +13,6 @@ from scipy import stats
 
 from fedpriv.accounting import gaussian_epsilon
 from fedpriv.clients import prompts as prompts_module
-from fedpriv.clients.knowledge import noisy_counts as share
 from fedpriv.clients.prompts import Prompter, prompter_app
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.config import validated
@@ -27,6 +26,7 @@ from fedpriv.lab import icl_masked
 from fedpriv.lab.icl import resume_icl, start_icl
 from fedpriv.lab.icl_masked import noisy_counts
 from fedpriv.masking import LEVELS, quantised, restored, votes_limit
+from fedpriv.masking import noisy_counts as share
 from fedpriv.report import write_icl_report
 from fedpriv.server.prompts import Prompters, ask_prompters
 from fedpriv.shamir import least_survivors

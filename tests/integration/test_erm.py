@@ -11,19 +11,18 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.accounting.erm import Problem, objective_terms, output_scale
+from fedpriv.algorithms.erm.ledger import majority
+from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
 from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references
-from fedpriv.clients.erm import model_change
-from fedpriv.clients.training import answer_secret, local_upload
+from fedpriv.clients.training import _model_change, answer_secret, local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.erm import bounded_features
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
-from fedpriv.lab.erm import majority
 from fedpriv.report import load_view, render_page
 from fedpriv.server.uploads import allowed_upload, norm
 from tests.integration.small import experiment, left_behind
@@ -87,11 +86,11 @@ def test_without_noise_it_is_scikit_learns_model(tmp_path: Path) -> None:
     start_run(settings, tmp_path / "run", "", Silent())
     world = build_world(settings)
     inputs, labels = world.examples(0, np.arange(len(world.partitions[0])))
-    features = bounded_features(inputs, world.feature_length)
+    features = bounded_features(inputs, feature_length(world))
     theirs = LogisticRegression(C=1 / (0.01 * len(labels)), fit_intercept=False, tol=1e-10, max_iter=10_000)
     weights = theirs.fit(features, labels.numpy()).coef_
     layer = final(tmp_path / "run")
-    found = torch.cat([layer["weight"], layer["bias"][:, None]], dim=1).double().numpy() * world.feature_length
+    found = torch.cat([layer["weight"], layer["bias"][:, None]], dim=1).double().numpy() * feature_length(world)
     np.testing.assert_allclose(found, weights, atol=2e-3)
     assert RunFolder.open(tmp_path / "run").final_summary().test_accuracy == pytest.approx(
         theirs.score(bounded_features(world.network_input(world.dataset.x_test), 1.0), world.dataset.y_test), abs=0.01
@@ -107,14 +106,14 @@ def test_noise_is_as_large_as_the_ledger_says(finished: Path) -> None:
     squares = []
     clients = [(each, client) for each in ledger.clients for client in chain(*each.ranges)]
     for line, client in clients:
-        problem = world.erm_problem(client)
+        problem = client_problem(world, client)
         assert problem == Problem(line.examples or 0, 65, 10, 0.01, 1e-8)
         assert line.noise == pytest.approx(output_scale(problem, 4.0, "gaussian", 1e-5))
         received = world.received(client, world.initial)
         own = answer_secret(world.secret, client, 1, received)
-        changes = [model_change(world, client, world.initial, secret) for secret in (own, None)]
+        changes = [_model_change(world, world.plans[client], world.initial, secret) for secret in (own, None)]
         noise = torch.cat([(changes[0][name] - changes[1][name]).flatten() for name in changes[0]])
-        squares.append(float((noise.double() * world.feature_length / line.noise).square().sum()))
+        squares.append(float((noise.double() * feature_length(world) / line.noise).square().sum()))
     assert len(squares) == 3
     assert sum(squares) == pytest.approx(3 * 650, abs=5 * (2 * 3 * 650) ** 0.5)
 
@@ -208,15 +207,15 @@ def test_a_solver_that_fails_shows_no_data(monkeypatch: pytest.MonkeyPatch, tmp_
     def failing(*_: object) -> None:
         raise RunFailedError("float64 ends there")
 
-    monkeypatch.setattr("fedpriv.erm.minimised", failing)
+    monkeypatch.setattr("fedpriv.algorithms.erm.training.minimised", failing)
     world = build_world(convex(mechanism=OUTPUT))
     secret = world.secret.derived("test")
-    change = model_change(world, 0, world.initial, secret)
+    change = _model_change(world, world.plans[0], world.initial, secret)
     released = torch.cat([(change[name] + world.initial.parameters[name]).flatten() for name in change])
-    scale = output_scale(world.erm_problem(0), 4.0, "gaussian", 1e-5) / world.feature_length
+    scale = output_scale(client_problem(world, 0), 4.0, "gaussian", 1e-5) / feature_length(world)
     assert float(released.square().mean().sqrt()) == pytest.approx(scale, rel=0.2)  # 7 standard deviations
     with pytest.raises(RunFailedError):
-        model_change(world, 0, world.initial, None)
+        _model_change(world, world.plans[0], world.initial, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from fedpriv.accounting.response import Response
 from fedpriv.attacks.membership.audit import build_pool
-from fedpriv.clients import app as client_module
+from fedpriv.clients.answering import Answering
+from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
@@ -160,13 +161,11 @@ def test_the_smallest_epsilon_has_a_finite_survey() -> None:
 def test_a_deployed_client_changes_labels_by_a_secret_of_its_own() -> None:
     """The server's world has other labels, and the client's stay the same from round to round."""
     settings = labelled().model_copy(update={"noise": "secret"})
-    alone = client_module._Run(None, None)
-    world = client_module._own_world(
-        Context(1, 2, {"partition-id": 1}, RecordDict(), {}), settings.model_dump_json(), "", alone
-    )
+    alone = Answering(None, None, Cohort())
+    known = settings.model_dump_json(), ""
+    world = alone._own_world(Context(1, 2, {"partition-id": 1}, RecordDict(), {}), known)
     context = Context(1, 2, {"partition-id": 1}, RecordDict(), {})
-    text = settings.model_dump_json()
-    first, again = (client_module._own_world(context, text, "", alone) for _ in range(2))
+    first, again = (alone._own_world(context, known) for _ in range(2))
     rows = torch.from_numpy(first.partitions[1])
     assert torch.equal(first.dataset.y_train[rows], again.dataset.y_train[rows])
     assert not torch.equal(first.dataset.y_train[rows], world.dataset.y_train[rows])

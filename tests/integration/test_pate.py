@@ -15,10 +15,13 @@ from flwr.clientapp import ClientApp
 from scipy.stats import binomtest
 
 from fedpriv.accounting import gaussian_epsilon
+from fedpriv.algorithms.pate import server as server_module
+from fedpriv.algorithms.pate.client import asked_about, teachers_votes
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
 from fedpriv.clients.app import client_app, identify
-from fedpriv.clients.knowledge import asked_about, noisy_counts, teachers_votes
 from fedpriv.clients.training import answer_secret
-from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
@@ -29,8 +32,8 @@ from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.service import open_service
-from fedpriv.masking import quantised, restored, votes_limit
-from fedpriv.server import knowledge as server_module
+from fedpriv.masking import noisy_counts, quantised, restored, votes_limit
+from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
 from fedpriv.votes import ConfidentMax
 from tests.integration.small import BASE, experiment, left_behind
@@ -83,13 +86,13 @@ def test_votes_and_answers_are_recomputed_outside_the_app(finished: Path) -> Non
     folder, world = RunFolder.open(finished), world_of(finished)
     poll = folder.poll()
     assert poll is not None
-    votes_again = torch.cat([teachers_votes(world, client, world.questions) for client in range(6)]).numpy()
+    votes_again = torch.cat([teachers_votes(world, client, questions(world)) for client in range(6)]).numpy()
     assert np.array_equal(poll.votes, votes_again)
     assert poll.counts.sum(axis=1).tolist() == [6.0] * 24
     secret = server_module._secret(world, poll)
     aggregator = ConfidentMax(0.5 * 6, 0.3 * 6, 0.3 * 6)
     for number, answer in enumerate(folder.answers()):
-        assert answer.query == int(world.asked_rows[number])
+        assert answer.query == int(asked_rows(world)[number])
         assert answer.label == aggregator.decide(poll.counts[number], secret.stream("question", number).numpy())
 
 
@@ -113,7 +116,7 @@ def test_the_knowledge_is_what_the_answers_say(finished: Path) -> None:
 
 def test_the_student_is_measured_on_images_that_it_has_not_learnt(finished: Path) -> None:
     world = world_of(finished)
-    asked, measured = set(world.asked_rows.tolist()), set(world.measured_rows.tolist())
+    asked, measured = set(asked_rows(world).tolist()), set(world.measured_rows.tolist())
     assert len(asked) == 24
     assert not asked & measured
     assert asked | measured == set(range(len(world.dataset.y_test)))
@@ -222,7 +225,7 @@ def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Pa
     assert poll is not None
     assert knowledge is not None
     assert poll.votes.shape == (0, 12), "nobody has votes"
-    images, sigma = world.questions, 0.3 * 4
+    images, sigma = questions(world), 0.3 * 4
     received, limit = asked_about(world, images), votes_limit(1, sigma, 4)
     words = np.zeros(12 * world.dataset.classes, dtype=np.uint32)
     for client in range(4):
@@ -351,7 +354,7 @@ def test_a_sanitised_figure_is_of_those_who_voted(finished: Path, monkeypatch: p
 
     monkeypatch.setattr(server_module, "data_dependent_cost", counted)
     server_module.sanitised_epsilon(world, poll, ())
-    assert asked == [world.teachers - 1]
+    assert asked == [teachers(world) - 1]
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -389,7 +392,7 @@ def test_the_section_is_for_votes_only() -> None:
     assert experiment().pate is None
     assert "pate" not in experiment().model_dump()
     tree = {**BASE, "federation": {"algorithm": "pate", "clients": 4, "rounds": 1}}
-    assert Experiment.model_validate(tree).pate_settings.queries == 640
+    assert PateConfig.required(Experiment.model_validate(tree)).queries == 640
 
 
 @pytest.mark.parametrize(
@@ -411,7 +414,7 @@ def test_what_cannot_work_is_one_line_before_anything_is_written(
 
 
 def test_a_budget_below_all_that_clients_release_is_refused(tmp_path: Path) -> None:
-    pate = MASKED.pate_settings.model_copy(update={"target_epsilon": 20.0})
+    pate = PateConfig.required(MASKED).model_copy(update={"target_epsilon": 20.0})
     with pytest.raises(InputError, match="all counts are released at once"):
         start_run(MASKED.model_copy(update={"pate": pate}), tmp_path / "run", "", Silent())
 

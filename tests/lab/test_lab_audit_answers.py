@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.core.config import ServiceConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
@@ -14,6 +13,7 @@ from fedpriv.lab import start_run
 from fedpriv.lab.audit_answers import audit_answers, refuse_refuted
 from fedpriv.lab.service import open_service
 from fedpriv.report import load_view, render_page
+from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.lab.test_lab_service import copied
 

@@ -11,7 +11,6 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from fedpriv.core.config import CertifyConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Certificate
@@ -21,6 +20,7 @@ from fedpriv.lab import resume_run, start_run
 from fedpriv.lab.audit import audit_run
 from fedpriv.lab.certify import certify_run, check_noise
 from fedpriv.lab.smoothed import pixel_images, read_smoothed
+from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.smoothing.certificates import MARGINS
 from tests.integration.small import experiment, left_behind
 

@@ -10,7 +10,6 @@ import torch
 
 from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
-from fedpriv.core.config import EvadeConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Attempt, Certificate
@@ -21,6 +20,7 @@ from fedpriv.lab import resume_run
 from fedpriv.lab.certify import certify_run
 from fedpriv.lab.evade import evade_run, refuse_broken
 from fedpriv.lab.smoothed import pixel_images, read_smoothed
+from fedpriv.robustness.settings import EvadeConfig
 from fedpriv.smoothing.noise import NormName
 from tests.integration.small import left_behind
 from tests.lab.test_lab_certify import FEW, TRAINED, Heard, copied, finished

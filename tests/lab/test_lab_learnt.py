@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedpriv.convex import Objective, minimised
-from fedpriv.core.config import ServiceConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
@@ -25,6 +24,7 @@ from fedpriv.lab.probe import _claim
 from fedpriv.lab.service import open_service
 from fedpriv.report import load_view, render_page
 from fedpriv.service.made import made_service
+from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.lab.test_lab_service import BARE, copied
 

@@ -18,7 +18,6 @@ from safetensors.numpy import load_file, save
 import fedpriv.lab.service as lab_service
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.convex import Objective, minimised
-from fedpriv.core.config import ServiceConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
@@ -33,6 +32,7 @@ from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.made import made_service, users
 from fedpriv.service.policies import HeadKeys
+from fedpriv.service.settings import ServiceConfig
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedpriv.accounting.estimated import bounds_release
 from fedpriv.cli.data import data
-from fedpriv.core.config import ServiceConfig, load_experiment
+from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Service
@@ -24,6 +24,7 @@ from fedpriv.report import write_report
 from fedpriv.service.made import made_service
 from fedpriv.service.policies import Facts
 from fedpriv.service.policies.none import Exact
+from fedpriv.service.settings import ServiceConfig
 
 EXPERIMENT = """
 [data]

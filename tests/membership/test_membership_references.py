@@ -96,7 +96,9 @@ def test_a_reference_on_the_targets_data_is_the_target(
     mechanism: str, federation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oracle is the real run: server, clients, messages. Of themselves the two have two noises."""
-    monkeypatch.setattr("fedpriv.clients.app.answer_secret", lambda _, client, number, __: _Shared(client, number))
+    monkeypatch.setattr(
+        "fedpriv.clients.answering.answer_secret", lambda _, client, number, __: _Shared(client, number)
+    )
     settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism])
 
     def noise(plan: Plan, index: int) -> NoiseStream:

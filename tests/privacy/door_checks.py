@@ -21,7 +21,8 @@ from scipy import stats
 from starlette.testclient import TestClient
 from torch.nn.functional import cross_entropy
 
-import fedpriv.clients.knowledge
+import fedpriv.algorithms.pate.client
+import fedpriv.algorithms.pate.server
 import fedpriv.clients.prompts
 import fedpriv.clients.secure
 import fedpriv.core.world
@@ -30,12 +31,14 @@ import fedpriv.data.sets.csv
 import fedpriv.engines.inline
 import fedpriv.icl.classify
 import fedpriv.icl.generate
-import fedpriv.server.knowledge
 import fedpriv.server.rounds
 from fedpriv.accounting.erm import objective_terms
+from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.teachers import questions
 from fedpriv.clients.app import app as deployed_app
 from fedpriv.convex import spread_noise
-from fedpriv.core.config import Experiment, ServiceConfig
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
@@ -46,7 +49,6 @@ from fedpriv.core.seeds import MEMORY
 from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
-from fedpriv.erm import bounded_features
 from fedpriv.flower import privatise
 from fedpriv.icl.language import Counting
 from fedpriv.lab import start_run
@@ -56,6 +58,7 @@ from fedpriv.lab.sources import made_source
 from fedpriv.server.exchange import question
 from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
+from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
 from tests.privacy import doors
 from tests.privacy.game import Examples
@@ -320,7 +323,7 @@ def convex(mechanism: Mapping[str, Any]) -> Callable[[Path, Patch], None]:
         assert (ran.ledger["mechanism"], config.target_epsilon) == (mechanism["name"], 2.0)
         (noise,) = {line["noise"] for line in ran.ledger["clients"]}
         for client in range(CLIENTS):
-            problem = ran.world.erm_problem(client)
+            problem = client_problem(ran.world, client)
             if mechanism["name"] == "output":
                 law = doors.normal if config.distribution == "gaussian" else doors.ball
                 law(_weights(ran, client) - _weights(exact, client), noise)
@@ -348,14 +351,14 @@ def _weights(ran: Ran, client: int) -> Floats:
     before = ran.model("train", 1).parameters
     change = unpack(one.reply.content.array_records["upload"])
     weight, bias = ((before[name] + value).double().numpy() for name, value in change.items())
-    rows = np.concatenate([weight, bias[:, None]], axis=1) * ran.world.feature_length
+    rows = np.concatenate([weight, bias[:, None]], axis=1) * feature_length(ran.world)
     return rows[1] - rows[0]
 
 
 def _slope(world: World, client: int, weights: Floats, regularisation: float) -> Floats:
     """The gradient of the regularised logistic loss, by autograd."""
     inputs, labels = world.examples(client, np.arange(int(world.sizes[client])))
-    features = torch.from_numpy(bounded_features(inputs, world.feature_length))
+    features = torch.from_numpy(bounded_features(inputs, feature_length(world)))
     w = torch.from_numpy(weights).requires_grad_()
     signs = 2.0 * labels.double() - 1
     loss = torch.nn.functional.softplus(-signs * (features @ w)).mean() + regularisation / 2 * w.square().sum()
@@ -423,12 +426,12 @@ def votes(aggregator: str) -> Callable[[Path, Patch], None]:
         federation = {"algorithm": "pate", "clients": TEACHERS, "rounds": 1}
         data = {"name": "npz", "path": examples(2, 2 * TEACHERS).path}
         config = settings({"name": "none"}, federation=federation, pate=pate, data=data)
-        own = config.pate_settings
+        own = PateConfig.required(config)
         world: Any = SimpleNamespace(
-            experiment=config, asked_rows=torch.arange(QUESTIONS), teachers=TEACHERS, secret=Secret.drawn()
+            experiment=config, dataset=SimpleNamespace(x_test=range(QUESTIONS)), secret=Secret.drawn()
         )
         poll = Poll(np.zeros((0, QUESTIONS), np.int16), np.zeros(0, np.int64), np.tile(COUNTS, (QUESTIONS, 1)), (), 0)
-        answers = fedpriv.server.knowledge.answers_of(world, poll)
+        answers = fedpriv.algorithms.pate.server.answers_of(world, poll)
         assert len(answers) == QUESTIONS
         given = [answer.label for answer in answers if answer.answered]
         gap = COUNTS[0] - COUNTS[1]
@@ -468,17 +471,18 @@ def masked_votes(folder: Path, patch: Patch) -> None:
         listening.setattr(RunFolder, "keep_poll", lambda own, poll: (kept.append(poll), honest(own, poll)))
         ran = run(config, folder, patch)
     voted = [
-        fedpriv.clients.knowledge.teachers_votes(ran.world, client, ran.world.questions) for client in range(clients)
+        fedpriv.algorithms.pate.client.teachers_votes(ran.world, client, questions(ran.world))
+        for client in range(clients)
     ]
     true = np.stack([np.bincount(column, minlength=10) for column in torch.cat(voted).long().numpy().T])
     (poll,) = kept
-    sigma, shares = config.pate_settings.sigma2 * clients, clients / 3  # whole with three of four
+    sigma, shares = PateConfig.required(config).sigma2 * clients, clients / 3  # whole with three of four
     doors.normal(poll.counts - true, sigma * np.sqrt(shares))
 
 
 def without_shares_on_votes(patch: Patch) -> None:
-    honest = fedpriv.clients.knowledge.noisy_counts
-    patch.setattr(fedpriv.clients.knowledge, "noisy_counts", lambda v, k, sigma, *more: honest(v, k, 1e-9, *more))
+    honest = fedpriv.algorithms.pate.client.noisy_counts
+    patch.setattr(fedpriv.algorithms.pate.client, "noisy_counts", lambda v, k, sigma, *more: honest(v, k, 1e-9, *more))
 
 
 def labels(folder: Path, patch: Patch) -> None:
@@ -542,11 +546,11 @@ def masked_prompts(folder: Path, patch: Patch) -> None:
 
 def without_shares_on_prompts(patch: Patch) -> None:
     honest = fedpriv.clients.prompts.masked_counts
-    limited = fedpriv.clients.knowledge.votes_limit
+    limited = fedpriv.masking.votes_limit
 
     def silent(votes: Any, labels: int, sigma: float, clients: int, noise: Any) -> Any:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(fedpriv.clients.knowledge, "votes_limit", lambda *_: limited(len(votes), sigma, clients))
+            patched.setattr(fedpriv.masking, "votes_limit", lambda *_: limited(len(votes), sigma, clients))
             return honest(votes, labels, 1e-9, clients, noise)
 
     patch.setattr(fedpriv.clients.prompts, "masked_counts", silent)

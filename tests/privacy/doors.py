@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 import fedpriv.flower
+from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
 from fedpriv.clients.prompts import Prompter, prompter_app
 from fedpriv.core.config.icl import IclConfig
-from fedpriv.core.config.pate import PateConfig
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS, POLICIES
 

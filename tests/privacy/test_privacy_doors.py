@@ -74,7 +74,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: fedpriv/service/http.py": ANSWERS,
     "network: fedpriv/cli/serve.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
-    "network: server/knowledge.py": ("votes, gnmax", "masked votes"),
+    "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
     "network: server/prompts.py": ("masked votes of prompts",),
     "network: server/rounds.py": (*UPLOADS, "noise on the sum, central"),
     "network: server/secure.py": ("masked upload, gaussian", "masked upload, distributed"),

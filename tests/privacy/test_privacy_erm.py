@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from fedpriv.accounting import gaussian_epsilon
 from fedpriv.accounting.erm import Problem, objective_terms
 from fedpriv.accounting.gaussian import analytic_sigma
+from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.convex import spread_noise
-from fedpriv.core.config.erm import ErmConfig
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights
 from tests.noise import stream

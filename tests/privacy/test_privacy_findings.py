@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.accounting.gaussian import gaussian_epsilon
-from fedpriv.clients import app as client_app
+from fedpriv.clients import answering
 from fedpriv.clients.raising import Sound, unless_raised
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -357,13 +357,15 @@ FIXES: dict[str, dict[str, object]] = {
     "1: raises in a batch only": {"fedpriv.clients.training.where_sound": where_alone},
     "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
     "2: mixing": {"fedpriv.core.checks._refuse_leaks": lambda *_: None},
-    "3: collisions": {"fedpriv.clients.app.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)},
+    "3: collisions": {
+        "fedpriv.clients.answering.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)
+    },
     "3: replay": {"fedpriv.core.randomness.Secret.drawn": staticmethod(lambda: Secret.of_seed(0))},
     "4: asked twice": {
-        "fedpriv.clients.app.answer_secret": of_client_and_round,
-        "fedpriv.clients.app.secret_for": lambda context, number, received, shared: shared,
+        "fedpriv.clients.answering.answer_secret": of_client_and_round,
+        "fedpriv.clients.answering.secret_for": lambda context, number, received, shared: shared,
     },
-    "8: less noise": {"fedpriv.clients.app.check_question": lambda *_: None},
+    "8: less noise": {"fedpriv.clients.answering.check_question": lambda *_: None},
     "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,
@@ -384,7 +386,7 @@ def without_its_fix(finding: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def forget_worlds() -> None:
-    client_app._world.cache_clear()
+    answering._world.cache_clear()
     _built.cache_clear()
 
 

@@ -25,8 +25,8 @@ from flwr.clientapp import ClientApp
 
 from fedpriv.core.plan import Plan
 from fedpriv.core.registry import MECHANISMS
+from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
 from fedpriv.flower.privatise import Privatiser
-from fedpriv.flower.settings import FlowerSettings, PrivatiseSettings
 from fedpriv.mechanisms import mechanism_settings
 from tests.flower.apps import Arrays, arrays, client, context, question
 from tests.privacy.bounds import Claims, Scores, Verdict, play

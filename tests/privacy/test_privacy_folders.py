@@ -20,7 +20,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import MEMORY
 from fedpriv.deploy import flower
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.flower.settings import FlowerSettings
+from fedpriv.flower.app_settings import FlowerSettings
 from fedpriv.service.endpoint import Oracle
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, named_policy
@@ -49,7 +49,7 @@ RELATIVE = {
     ("fedpriv/cli/sweep.py", "comparison.html"): "no budget: a report",
     ("fedpriv/cli/deploy.py", "keys"): "no budget: certificates and keys",
     ("fedpriv/cli/deploy.py", "keys/admission"): "no budget: public keys",
-    ("fedpriv/flower/settings.py", "runs"): "see tap.folder",
+    ("fedpriv/flower/app_settings.py", "runs"): "see tap.folder",
     ("fedpriv/models/machinery/settings.py", "data"): "no budget: data sets and models",
 }
 # The query ledger (DIR/service/charges.jsonl) and the counts and votes of fedpriv icl (DIR/private) lie in the folder

@@ -13,8 +13,8 @@ from fedpriv.accounting import votes as accounting_votes
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.sanitiser import Sanitiser, gnss_rdp
 from fedpriv.accounting.votes import gaussian_mu, is_smooth, smooth_sensitivity
+from fedpriv.algorithms.pate.server import data_dependent_cost
 from fedpriv.core.records import VotedAnswer
-from fedpriv.server.knowledge import data_dependent_cost
 from fedpriv.votes import NoisyMax
 from tests.noise import stream
 from tests.privacy.bounds import DELTAS, Claims, Draw, Scores, play
@@ -66,7 +66,7 @@ def test_a_sensitivity_without_the_jump_is_refuted(monkeypatch: pytest.MonkeyPat
         below = np.array(accounting_votes._log_q1(sigma, order, len(counts)))
         return np.full(voters, float(accounting_votes._step(below, sigma, order, len(counts))))
 
-    monkeypatch.setattr("fedpriv.server.knowledge.noisy_max_local_sensitivity", without)
+    monkeypatch.setattr("fedpriv.algorithms.pate.server.noisy_max_local_sensitivity", without)
     assert play(draw(1.0), claims(), RUNS).violation
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedpriv.core.config import RobustnessConfig
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing.certificates import (
     Bounds,
     analytic_margin,

@@ -14,9 +14,9 @@ import torch
 from scipy import integrate, special, stats
 from torch import Tensor, nn
 
-from fedpriv.core.config import CertifyConfig
 from fedpriv.core.randomness import torch_stream
 from fedpriv.lab.certify import certificate
+from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, Smoothing, even_smoothing, layer_norms
 from fedpriv.smoothing.certificates import Bounds, main_margin, vote_bounds
 from fedpriv.smoothing.norms import FirstLayer

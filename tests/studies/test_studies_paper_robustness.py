@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config import CertifyConfig, EvadeConfig
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
@@ -17,6 +16,7 @@ from fedpriv.lab import start_run
 from fedpriv.lab.certify import certify_run
 from fedpriv.lab.evade import evade_run
 from fedpriv.models.strided import StridedSettings
+from fedpriv.robustness.settings import CertifyConfig, EvadeConfig
 from fedpriv.smoothing import FirstLayer, noise_layers, with_noise
 from fedpriv.sweep import CertifiedFigures, EvasionFigures, TrialRecord
 from studies.paper_robustness import claims, claims_of, difference, largest_row, orderings, rows_of, table, theorems

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.config import Experiment
+from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.sweep import CertifiedFigures, EvasionFigures, Reconstruction, TrialRecord, load_sweep
 from fedpriv.sweep.record import MembershipFigures
 
@@ -141,7 +142,7 @@ def test_every_row_of_secure_sgd_is_there_at_both_scales(path: Path, scale: str)
     rows, places = [], []
     for trial in found.trials:
         experiment = trial.experiment
-        robustness, smoothing = experiment.robustness, experiment.smoothing
+        robustness, smoothing = experiment.robustness, RobustnessConfig.noisy(experiment)
         assert robustness is not None and trial.evade is not None
         assert (trial.certify is None) == (smoothing is None)
         sizes = trial.evade.attacked_sizes

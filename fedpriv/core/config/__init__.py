@@ -8,8 +8,6 @@ from fedpriv.core.config.data import DataConfig
 from fedpriv.core.config.error_text import validated
 from fedpriv.core.config.experiment import Experiment
 from fedpriv.core.config.file import load_experiment, load_run, override, parse_override, read_toml
-from fedpriv.core.config.pate import PateConfig
-from fedpriv.core.config.robustness import LEAST_NOISE, MOST_NOISE, CertifyConfig, EvadeConfig, RobustnessConfig
 from fedpriv.core.config.schema import describe, json_schema
 from fedpriv.core.config.sections import (
     AdversaryConfig,
@@ -18,22 +16,14 @@ from fedpriv.core.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.core.config.service import ServiceConfig
 
 __all__ = [
-    "LEAST_NOISE",
-    "MOST_NOISE",
     "AdversaryConfig",
-    "CertifyConfig",
     "DataConfig",
     "EngineConfig",
-    "EvadeConfig",
     "Experiment",
     "FederationConfig",
-    "PateConfig",
     "ReportConfig",
-    "RobustnessConfig",
-    "ServiceConfig",
     "TrainingConfig",
     "describe",
     "json_schema",

@@ -1,17 +1,20 @@
-"""The experiment: all sections together, and the rules that bind one to another."""
+"""The experiment: all sections together, and the rules that bind one to another.
 
-from collections.abc import Mapping
+Sections of capabilities are registered (:mod:`fedpriv.core.sections`) and read by their class: ``Kind.of(experiment)``.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import to_json
+from typing_extensions import override
 
-from fedpriv.core.config.algorithms import check_labels, check_models, check_votes
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.config.algorithms import check_algorithm, check_labels, with_own_section
 from fedpriv.core.config.data import DataConfig
-from fedpriv.core.config.erm import ErmConfig
-from fedpriv.core.config.pate import PateConfig
-from fedpriv.core.config.robustness import RobustnessConfig
 from fedpriv.core.config.sections import (
     SUM_LISTENERS,
     AdversaryConfig,
@@ -20,17 +23,18 @@ from fedpriv.core.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.core.config.service import ServiceConfig
 from fedpriv.core.config.texts import check_texts, without_attacks
 from fedpriv.core.config.trust import check_trust, with_usual_sums
-from fedpriv.core.settings import Integer, Section, absent
+from fedpriv.core.registry import SECTIONS
+from fedpriv.core.sections import ExperimentSection, given_sections, section_fields
+from fedpriv.core.settings import Extensible, Integer
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
 
 __all__ = ["Experiment"]
 
 
-class Experiment(Section):
+class Experiment(Extensible):
     """One experiment, complete: the same object and machine give the same bytes."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
@@ -56,37 +60,18 @@ class Experiment(Section):
     adversary: AdversaryConfig = Field(default_factory=lambda: AdversaryConfig())
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     report: ReportConfig = Field(default_factory=lambda: ReportConfig())
-    robustness: RobustnessConfig | None = Field(
-        None,
-        exclude_if=absent,
-        description="noise inside the forward pass, for certificates of what inputs cannot change; unset: none",
-    )
 
-    pate: PateConfig | None = Field(
-        None,
-        exclude_if=absent,
-        description="votes of clients on public images, for federation.algorithm = 'pate'; else unset",
-    )
-    erm: ErmConfig | None = Field(
-        None,
-        exclude_if=absent,
-        description="a convex model of each client, released once, for federation.algorithm = 'erm'; else unset",
-    )
-    service: ServiceConfig | None = Field(
-        None,
-        exclude_if=absent,
-        description="the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers",
-    )
+    @classmethod
+    @override
+    def entries(cls) -> Iterator[tuple[type[ExperimentSection], str, FieldInfo]]:
+        """The sections of capabilities."""
+        yield from section_fields()
 
     @model_validator(mode="before")
     @classmethod
     def _algorithms_have_their_section(cls, tree: Any) -> Any:
         """Where an algorithm has a section of its own and the experiment has none, the section has its defaults."""
-        federation = tree.get("federation") if isinstance(tree, Mapping) else None
-        algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
-        if algorithm not in _OWN_SECTION or tree.get(algorithm) is not None:
-            return tree
-        return {**tree, algorithm: {}}
+        return with_own_section(tree)
 
     @model_validator(mode="before")
     @classmethod
@@ -119,8 +104,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _algorithm_fits(self) -> Self:
         check_texts(self)
-        check_votes(self)
-        check_models(self)
+        check_algorithm(self)
         check_labels(self)
         check_trust(self)
         return self
@@ -204,7 +188,6 @@ class Experiment(Section):
         for key, clash in (
             ("federation.target_epsilon, which counts the training alone", self.federation.target_epsilon is not None),
             ("mechanism.unit = 'update': it protects single rows", self.mechanism.unit == "update"),
-            ("federation.algorithm = 'pate', whose ledger is of votes", self.pate is not None),
         ):
             if clash:
                 raise ValueError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
@@ -242,31 +225,7 @@ class Experiment(Section):
     @property
     def protects(self) -> bool:
         """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
-        return self.mechanism.protects or self.pate is not None
-
-    @property
-    def pate_settings(self) -> PateConfig:
-        """The section [pate].
-
-        Raises:
-            ValueError: clients do not vote.
-        """
-        if self.pate is None:
-            raise ValueError(f"federation.algorithm = {self.federation.algorithm!r}: clients do not vote")
-        return self.pate
-
-    @property
-    def erm_settings(self) -> ErmConfig:
-        """The section [erm].
-
-        Raises:
-            ValueError: clients do not train convex models.
-        """
-        if self.erm is None:
-            raise ValueError(
-                f"federation.algorithm = {self.federation.algorithm!r}: clients do not train convex models"
-            )
-        return self.erm
+        return self.mechanism.protects or algorithm_of(self).protects != ""
 
     @property
     def keeps_secret(self) -> bool:
@@ -297,11 +256,6 @@ class Experiment(Section):
         return self.mechanism.noise_at == "server"
 
     @property
-    def smoothing(self) -> RobustnessConfig | None:
-        """The settings of the noise in the forward pass; ``None`` where there is none."""
-        return self.robustness if self.robustness is not None and self.robustness.sigma > 0 else None
-
-    @property
     def server_learning_rate(self) -> float:
         """The step size of the server, with its default resolved."""
         if self.federation.server_learning_rate is not None:
@@ -313,7 +267,7 @@ class Experiment(Section):
 
         Left out is how long a run goes on, who listens, and what is made of it afterwards.
         """
-        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *_OPTIONAL})
+        tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *SECTIONS})
         for section, keys in _INDECISIVE.items():
             for key in keys:
                 del tree[section][key]
@@ -325,10 +279,9 @@ class Experiment(Section):
         tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
         if not self.changes_labels:
             del tree["data"]["label_epsilon"]
-        noisy = {"robustness": self.smoothing.decisive()} if self.smoothing is not None else {}
-        own = {name: getattr(self, name) for name in _OWN_SECTION if getattr(self, name) is not None}
-        sections = {name: section.model_dump(mode="json") for name, section in own.items()}
-        return {**tree, "model": self.model.decisive(), **noisy, **sections}
+        sections = {name: section.decisive() for name, section in given_sections(self).items()}
+        decisive = {name: keys for name, keys in sections.items() if keys}
+        return {**tree, "model": self.model.decisive(), **decisive}
 
     def to_json(self) -> str:
         """Return the experiment as JSON: what is sent to clients, and what makes its digest.
@@ -345,10 +298,6 @@ class Experiment(Section):
 def _is_usual_loss(key: str, value: Any) -> bool:
     return key in ("loss", "risk", "weight_decay") and value == TrainingConfig.model_fields[key].default
 
-
-_OWN_SECTION = ("pate", "erm")
-"""Algorithms with a section of their name."""
-_OPTIONAL = ("robustness", "service", *_OWN_SECTION)
 
 # Where data lie, how long a run goes on, and what the server makes of uploads.
 _INDECISIVE = {

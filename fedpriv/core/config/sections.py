@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 from typing_extensions import override
 
-from fedpriv.core.registry import ATTACKS, RULES
+from fedpriv.core.registry import ALGORITHMS, ATTACKS, RULES
 from fedpriv.core.settings import (
     Count,
     Epsilon,
@@ -52,12 +53,7 @@ class FederationConfig(Extensible):
 
     clients: Count = Field(8, description="number of clients")
     rounds: Count = Field(20, description="number of rounds")
-    algorithm: Literal["fedsgd", "fedavg", "pate", "erm"] = Field(
-        "fedsgd",
-        description="fedsgd: upload one batch's gradient; fedavg: upload the change after local training; pate: vote "
-        "on public images, from which the model learns (section [pate]); erm: upload a convex model, trained to its "
-        "minimum, once (section [erm])",
-    )
+    algorithm: Annotated[str, Registered(ALGORITHMS)] = Field("fedsgd", description="what clients and server do")
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
     client_sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
@@ -124,6 +120,14 @@ class FederationConfig(Extensible):
         if self.max_update_norm is not None:
             raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
         return self
+
+    @classmethod
+    @override
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """With a line about each algorithm."""
+        known = "; ".join(f"{name}: {kind.about}" for name, kind in ALGORITHMS.items())
+        cls.model_fields["algorithm"].description = known
+        return super().__get_pydantic_core_schema__(source, handler)
 
     @classmethod
     @override

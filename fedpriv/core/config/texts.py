@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, DATASETS
+from fedpriv.core.sections import given_sections
 
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
@@ -43,9 +44,9 @@ def check_texts(experiment: "Experiment") -> None:
     if not experiment.data.is_text:
         return
     what = f"data.name = {experiment.data.name!r} are texts"
-    for section in ("robustness", "pate", "erm", "service"):
-        if getattr(experiment, section) is not None:
-            raise ValueError(f"section [{section}] is for images and rows of tables, and {what}")
+    for name, section in given_sections(experiment).items():
+        if not section.reads_texts:
+            raise ValueError(f"section [{name}] is for images and rows of tables, and {what}")
 
 
 def unsuited(experiment: "Experiment", attack: str) -> str | None:

@@ -1,11 +1,17 @@
 """The section ``[robustness]``: noise inside the forward pass, and how its certificates are made."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import override
 
-from fedpriv.core.registry import EVASIONS, NOISELESS
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.registry import EVASIONS, NOISELESS, SECTIONS
+from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
+
+if TYPE_CHECKING:
+    from fedpriv.core.config.experiment import Experiment
 
 __all__ = ["LEAST_NOISE", "MOST_NOISE", "CertifyConfig", "EvadeConfig", "RobustnessConfig"]
 
@@ -83,11 +89,15 @@ class EvadeConfig(Section):
         return _ATTACKED[self.norm] if self.sizes is None else self.sizes
 
 
-class RobustnessConfig(Section):
+@SECTIONS.register
+class RobustnessConfig(ExperimentSection):
     """Gaussian noise in every forward pass, behind the first affine layer or on the image.
 
     Its epsilon and delta name an amount of noise, as in PixelDP. They are no privacy budget, and nothing in the ledger.
     """
+
+    name: ClassVar[str] = "robustness"
+    about: ClassVar[str] = "noise inside the forward pass, for certificates of what inputs cannot change; unset: none"
 
     noise: Annotated[NonNegative, Field(le=MOST_NOISE)] | None = Field(
         None, description="sigma: certified radius for a margin of 1, pixels from 0 to 1; 0: none; or epsilon and size"
@@ -159,14 +169,27 @@ class RobustnessConfig(Section):
         formulas = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
         return (self.size or 0.0) * formulas[self.calibration](self.epsilon, self.delta)
 
+    @classmethod
+    def noisy(cls, experiment: "Experiment") -> Self | None:
+        """Return the settings of an experiment whose forward pass has noise; ``None``: it has none."""
+        found = cls.of(experiment)
+        return found if found is not None and found.sigma > 0 else None
+
     @property
     def public_images(self) -> int:
         """How many test images the shares are computed from, and which are therefore not certified."""
         return self.public_examples if self.redistribution in ("vulnerable", "informative") else 0
 
+    @override
+    def conflicts(self, experiment: "Experiment") -> None:
+        algorithm = algorithm_of(experiment)
+        if not algorithm.trains_in_steps:
+            raise ValueError(f"[robustness] is noise in the training of uploads; with {algorithm.name} leave it out")
+
+    @override
     def decisive(self) -> dict[str, Any]:
         """The settings that decide what the noise is, without how it is certified and attacked."""
-        return self.model_dump(mode="json", exclude={"certify", "evade"})
+        return self.model_dump(mode="json", exclude={"certify", "evade"}) if self.sigma > 0 else {}
 
 
 def _default(key: str) -> Any:

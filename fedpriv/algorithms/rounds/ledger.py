@@ -1,20 +1,21 @@
 """The ledger of a run of uploads: what was asked of each client, accounted for once for all that are alike."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
+from fedpriv.algorithms.rounds.ledger_views import views
+from fedpriv.attacks.candidates import OTHERS
+from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.lab.erm import erm_parameters, model_noise
-from fedpriv.lab.trust import views
-from fedpriv.lab.victims import OTHERS
 from fedpriv.server.released import released_rounds, rounds_by_client
 
 __all__ = ["label_ceilings", "run_ledger"]
@@ -49,10 +50,21 @@ class _Kind:
     asked: bool
 
 
-def run_ledger(world: World, folder: RunFolder) -> Ledger:
+def run_ledger(
+    world: World,
+    folder: RunFolder,
+    noise_of: Callable[[Plan], float | None] = lambda plan: plan.config.noise,
+    more: Mapping[str, Any] | None = None,
+) -> Ledger:
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used.
 
     Where a secret draws the clients, every round counts for every client: the ledger does not depend on the draw.
+
+    Args:
+        world: the experiment, built.
+        folder: the run's.
+        noise_of: the noise in a client's releases, for its line.
+        more: public numbers that the noise follows from, beside the mechanism's settings.
     """
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.
@@ -65,7 +77,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
             noise=kind.noise,
             ceilings={"told": _ceiling(kind.release, 1 / (OTHERS + 1), bounds)} if kind.asked else {},
         ).of_all(sorted(clients))
-        for kind, clients in _kinds(world, folder.asked()).items()
+        for kind, clients in _kinds(world, folder.asked(), noise_of).items()
     ]
     mechanism = world.experiment.mechanism
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
@@ -73,7 +85,7 @@ def run_ledger(world: World, folder: RunFolder) -> Ledger:
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    parameters = {**parameters, **noise, **erm_parameters(world)}
+    parameters = {**parameters, **noise, **(more or {})}
     shown = views(world, ledger.worst)
     return replace(ledger, parameters=parameters, releases=_releases(world), views=shown)
 
@@ -90,30 +102,34 @@ def _proven(world: World, release: Release) -> Guarantee:
     return proven
 
 
-def _kinds(world: World, lines: Sequence[Asked]) -> dict[_Kind, list[int]]:
+def _kinds(world: World, lines: Sequence[Asked], noise_of: Callable[[Plan], float | None]) -> dict[_Kind, list[int]]:
     """The clients of each kind, ascending."""
     if world.experiment.hides_participants:
-        return _kinds_of_hidden(world, released_rounds(lines))
+        return _kinds_of_hidden(world, released_rounds(lines), noise_of)
     kinds: dict[_Kind, list[int]] = {}
+    kind_of = partial(_kind, world, noise_of)
     asked = rounds_by_client(lines)
     for client in sorted(asked):
-        kinds.setdefault(_kind(world, client, asked[client]), []).append(client)
+        kinds.setdefault(kind_of(client, asked[client]), []).append(client)
     for clients in _never_asked(world, asked):
-        kinds.setdefault(_kind(world, clients[0], ()), []).extend(clients)
+        kinds.setdefault(kind_of(clients[0], ()), []).extend(clients)
     return kinds
 
 
-def _kinds_of_hidden(world: World, rounds: Sequence[int]) -> dict[_Kind, list[int]]:
+def _kinds_of_hidden(
+    world: World, rounds: Sequence[int], noise_of: Callable[[Plan], float | None]
+) -> dict[_Kind, list[int]]:
     """All clients with these rounds. No ceiling is proven of noise on a sum, so their examples need not be counted."""
     kinds: dict[_Kind, list[int]] = {}
+    kind_of = partial(_kind, world, noise_of)
     for clients in _alike(world.alike):
-        kinds.setdefault(_kind(world, clients[0], rounds), []).extend(clients)
+        kinds.setdefault(kind_of(clients[0], rounds), []).extend(clients)
     return kinds
 
 
-def _kind(world: World, client: int, rounds: Sequence[int]) -> _Kind:
+def _kind(world: World, noise_of: Callable[[Plan], float | None], client: int, rounds: Sequence[int]) -> _Kind:
     plan = world.plans[client]
-    return _Kind(plan.accounted(rounds), plan.sampling.examples, model_noise(world, plan), bool(rounds))
+    return _Kind(plan.accounted(rounds), plan.sampling.examples, noise_of(plan), bool(rounds))
 
 
 def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

@@ -1,14 +1,15 @@
 """The section ``[service]``: what the finished model answers, to how many questions, and with which noise."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES
+from fedpriv.core.registry import POLICIES, SECTIONS
+from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Extensible
 
 __all__ = ["ServiceConfig"]
@@ -24,8 +25,12 @@ def _known(method: str) -> str:
     return method
 
 
-class ServiceConfig(Extensible):
+@SECTIONS.register
+class ServiceConfig(ExperimentSection, Extensible):
     """An endpoint: a policy with its keys, and its budget."""
+
+    name: ClassVar[str] = "service"
+    about: ClassVar[str] = "the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
 
     method: Annotated[str, AfterValidator(_known)] = Field(
         "none", description="answer policy; one argument may stand behind a colon, such as rounded:2 or top:3"
@@ -53,6 +58,11 @@ class ServiceConfig(Extensible):
         """
         known = self.model_dump(mode="json")
         return {key: value for key, value in known.items() if (key, value) != ("randomness", "seeded")}
+
+    @override
+    def decisive(self) -> dict[str, Any]:
+        """None: what the endpoint answers changes no upload."""
+        return {}
 
     @classmethod
     @override

@@ -1,30 +1,41 @@
 """Runs of convex models (private ERM): what the ledger adds, what is warned of, and the result in words."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedpriv.accounting import Ledger
+from fedpriv.algorithms.erm.settings import ErmConfig
+from fedpriv.algorithms.erm.training import client_problem, feature_length
+from fedpriv.algorithms.rounds.ledger import run_ledger
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import RoundRecord
+from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
-__all__ = ["erm_parameters", "erm_sentences", "erm_warnings", "majority", "model_noise"]
+__all__ = ["erm_ledger", "erm_sentences", "erm_warnings", "majority"]
 
 
 def model_noise(world: World, plan: Plan) -> float | None:
     """Return the noise in a client's releases, for its line of the ledger; of a model its scale on the weights."""
     if not isinstance(plan.config, ModelNoiseSettings):
         return plan.config.noise
-    return plan.config.scale(world.erm_problem(plan.client))
+    return plan.config.scale(client_problem(world, plan.client))
+
+
+def erm_ledger(world: World, folder: RunFolder) -> Ledger:
+    """Account for the models that clients released."""
+    return run_ledger(world, folder, partial(model_noise, world), erm_parameters(world))
 
 
 def erm_parameters(world: World) -> dict[str, Any]:
-    """Return public numbers that the noise on a model follows from; none in other runs."""
-    erm = world.experiment.erm
-    if erm is None or not world.experiment.mechanism.protects:
+    """Return public numbers that the noise on a model follows from; none where there is no noise."""
+    erm = ErmConfig.required(world.experiment)
+    if not world.experiment.mechanism.protects:
         return {}
-    return {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": world.feature_length}
+    return {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": feature_length(world)}
 
 
 def majority(world: World) -> float:
@@ -51,8 +62,8 @@ def _without_effect(world: World) -> tuple[str, ...]:
 
 
 def _length_of_rows(world: World) -> tuple[str, ...]:
-    data, erm = world.experiment.data, world.experiment.erm
-    if erm is None or erm.clip_norm is not None or data.table is None or data.table.test_path:
+    data, erm = world.experiment.data, ErmConfig.required(world.experiment)
+    if erm.clip_norm is not None or data.table is None or data.table.test_path:
         return ()
     return (
         "erm.clip_norm is unset: it is the median length of test rows, which are rows of data.path, and no epsilon "
@@ -61,7 +72,7 @@ def _length_of_rows(world: World) -> tuple[str, ...]:
 
 
 def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
-    problems = [world.erm_problem(client) for client in np.unique(world.sizes, return_index=True)[1].tolist()]
+    problems = [client_problem(world, client) for client in np.unique(world.sizes, return_index=True)[1].tolist()]
     worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
     if config.shift(worst, 0.5) <= worst.longest:
         return ()
@@ -74,7 +85,7 @@ def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
 
 def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
     """Say whether the model is better than naming the most frequent class everywhere."""
-    if world.experiment.erm is None or last is None or last.accuracy is None or last.round == 0:
+    if last is None or last.accuracy is None or last.round == 0:
         return ()
     share = majority(world)
     place = "below guessing the majority" if last.accuracy < share else "above guessing the majority"

@@ -22,6 +22,8 @@ from fedpriv.accounting.votes import (
     threshold_local_sensitivity,
     threshold_rdp,
 )
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
 from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
@@ -33,7 +35,7 @@ from fedpriv.masking import votes_limit
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
-from fedpriv.server.released import questions
+from fedpriv.server.released import questions as asked_lines
 from fedpriv.server.rounds import take_up
 from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
@@ -69,7 +71,7 @@ def run_knowledge(
             world,
             (announced or world.experiment).to_json(),
         )
-        progress.stage(f"asking {world.teachers} teachers about {len(world.asked_rows)} public images")
+        progress.stage(f"asking {teachers(world)} teachers about {len(asked_rows(world))} public images")
         poll = _asked(federation, folder)
         folder.keep_poll(poll)
     answers = answers_of(world, poll)
@@ -79,7 +81,7 @@ def run_knowledge(
     loss, accuracy = evaluate(world, student)
     knowledge = _knowledge(world, poll, answers, accuracy)
     folder.write_knowledge(knowledge)
-    pate = world.experiment.pate_settings
+    pate = PateConfig.required(world.experiment)
     record = RoundRecord(
         round=_ROUND,
         loss=loss,
@@ -89,9 +91,9 @@ def run_knowledge(
         failures=poll.failures,
         seconds=time.monotonic() - began,
         bytes_up=poll.bytes_up,
-        bytes_down=world.questions.nbytes * world.experiment.federation.clients,
+        bytes_down=questions(world).nbytes * world.experiment.federation.clients,
         evaluated=len(world.measured_rows),
-        epsilon=pate.claim(world.teachers, knowledge.asked).epsilon,
+        epsilon=pate.claim(teachers(world), knowledge.asked).epsilon,
     )
     folder.append_round(record)
     folder.save_checkpoint(Checkpoint(_ROUND, ServerOptimizer(world.experiment, student).tensors()))
@@ -100,16 +102,16 @@ def run_knowledge(
 
 def answers_of(world: World, poll: Poll) -> tuple[VotedAnswer, ...]:
     """Decide one question after another, as far as the budget goes."""
-    pate, queries = world.experiment.pate_settings, world.asked_rows.tolist()
+    pate, queries = PateConfig.required(world.experiment), asked_rows(world).tolist()
     if pate.noise_at == "clients":
         # The noise is in the counts, and all of them were released at once.
         labels = poll.counts.argmax(1).tolist()
         return tuple(VotedAnswer(query, True, label) for query, label in zip(queries, labels, strict=True))
-    aggregator, secret = pate.aggregator_of(world.teachers), _secret(world, poll)
+    aggregator, secret = pate.aggregator_of(teachers(world)), _secret(world, poll)
     answers: list[VotedAnswer] = []
     answered = 0
     for number, (query, counts) in enumerate(zip(queries, poll.counts, strict=True)):
-        if not pate.is_affordable(world.teachers, number + 1, answered + 1):
+        if not pate.is_affordable(teachers(world), number + 1, answered + 1):
             break
         label = aggregator.decide(counts, secret.stream("question", number).numpy())
         answered += label is not None
@@ -119,8 +121,8 @@ def answers_of(world: World, poll: Poll) -> tuple[VotedAnswer, ...]:
 
 def sanitised_epsilon(world: World, poll: Poll, answers: Sequence[VotedAnswer]) -> float:
     """Return what these answers cost on these votes, as it may be shown (Papernot et al. 2018, appendix B)."""
-    pate = world.experiment.pate_settings
-    sanitiser, aggregator = pate.sanitiser, pate.aggregator_of(world.teachers)
+    pate = PateConfig.required(world.experiment)
+    sanitiser, aggregator = pate.sanitiser, pate.aggregator_of(teachers(world))
     # Who failed to vote is known; the counts are of the others.
     cost, local = data_dependent_cost(aggregator, sanitiser.order, poll.counts, answers, len(poll.votes))
     normal = float(_secret(world, poll).stream("sanitised").numpy().normal())
@@ -170,25 +172,25 @@ def _asked(federation: Federation, folder: RunFolder) -> Poll:
     world = federation.world
     clients = range(world.experiment.federation.clients)
     earlier = folder.asked()
-    for line in questions(world, _ROUND, [(world.initial, clients)]):
+    for line in asked_lines(world, _ROUND, [(world.initial, clients)]):
         if line not in earlier:
             folder.append_asked(line)
     asked = RecordDict(
         {
-            "questions": pack({"images": world.questions}),
+            "questions": pack({"images": questions(world)}),
             "task": ConfigRecord({"experiment": federation.task, "round": _ROUND}),
         }
     )
     contents = dict.fromkeys(clients, asked)
-    masked = world.experiment.pate_settings.noise_at == "clients"
+    masked = PateConfig.required(world.experiment).noise_at == "clients"
     return _masked(federation, contents) if masked else _open(federation, contents)
 
 
 def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     """Votes that the server sees."""
     world = federation.world
-    per_client, asked = world.experiment.pate_settings.teachers_per_client, len(world.asked_rows)
-    like = State({"votes": torch.zeros((per_client, asked), dtype=world.votes_type)}, {})
+    per_client, asked = PateConfig.required(world.experiment).teachers_per_client, len(asked_rows(world))
+    like = State({"votes": torch.zeros((per_client, asked), dtype=votes_type(world))}, {})
     answers = federation.send("train.votes", _ROUND, contents)
 
     def outcome(client: int) -> Upload | Failure:
@@ -214,12 +216,12 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
 def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     """The sum of noisy counts, of which the server sees nothing else."""
     world = federation.world
-    shape = (len(world.asked_rows), world.dataset.classes)
-    limit = votes_limit(world.experiment.pate_settings.teachers_per_client, world.noise_of_votes, len(contents))
+    shape = (len(asked_rows(world)), world.dataset.classes)
+    limit = votes_limit(PateConfig.required(world.experiment).teachers_per_client, noise_of_votes(world), len(contents))
     votes = ask_for_votes(federation, _ROUND, contents, shape, limit)
     masked = votes.found
     require_usable(Replies(masked.uploads, masked.failures, 0, 0), world.experiment.federation, _ROUND)
-    none = np.zeros((0, len(world.asked_rows)), dtype=np.int16)
+    none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)
     return Poll(none, np.array(masked.clients, dtype=np.int64), votes.counts, masked.failures, masked.bytes_up)
 
 
@@ -240,7 +242,7 @@ def _student(world: World, answers: Sequence[VotedAnswer]) -> State:
             world.network_input(world.dataset.x_test[rows]),
             labels.to(world.device),
             experiment.training,
-            experiment.pate_settings.student_epochs,
+            PateConfig.required(experiment).student_epochs,
             numpy_stream(experiment.seed, "student"),
             world.autocast,
         )
@@ -248,14 +250,14 @@ def _student(world: World, answers: Sequence[VotedAnswer]) -> State:
 
 
 def _knowledge(world: World, poll: Poll, answers: Sequence[VotedAnswer], accuracy: float) -> Knowledge:
-    pate = world.experiment.pate_settings
-    truth = dict(zip(world.asked_rows.tolist(), world.dataset.y_test[world.asked_rows].tolist(), strict=True))
+    pate = PateConfig.required(world.experiment)
+    truth = dict(zip(asked_rows(world).tolist(), world.dataset.y_test[asked_rows(world)].tolist(), strict=True))
     given = [answer for answer in answers if answer.label is not None]
-    spent = pate.aggregator_of(world.teachers).claim(len(answers), len(given), pate.delta, pate.teachers_per_client)
+    spent = pate.aggregator_of(teachers(world)).claim(len(answers), len(given), pate.delta, pate.teachers_per_client)
     return Knowledge(
         aggregator=pate.aggregator,
         noise_at=pate.noise_at,
-        teachers=world.teachers,
+        teachers=teachers(world),
         voted=len(set(poll.clients.tolist())) * pate.teachers_per_client,
         planned=pate.queries,
         asked=len(answers),

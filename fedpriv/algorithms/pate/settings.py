@@ -3,11 +3,13 @@
 Every experiment reads this file, so what needs scipy is imported where it is used.
 """
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedpriv.core.settings import Count, Epsilon, Positive, Real, Section
+from fedpriv.core.registry import SECTIONS
+from fedpriv.core.sections import ExperimentSection
+from fedpriv.core.settings import Count, Epsilon, Positive, Real
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Claim
@@ -22,8 +24,12 @@ _FILTER = (
 )
 
 
-class PateConfig(Section):
+@SECTIONS.register
+class PateConfig(ExperimentSection):
     """How teachers vote, what noise goes on their votes, and what the student is given."""
+
+    name: ClassVar[str] = "pate"
+    about: ClassVar[str] = "votes of clients on public images, for federation.algorithm = 'pate'; else unset"
 
     aggregator: Literal["confident", "gnmax", "lnmax"] = Field(
         "confident",

@@ -1,17 +1,23 @@
 """The section [erm]: each client trains a convex model to its minimum and releases it once, and the server averages."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fedpriv.core.settings import Real, Section
+from fedpriv.core.registry import SECTIONS
+from fedpriv.core.sections import ExperimentSection
+from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.settings import ClipNorm
 
 __all__ = ["ErmConfig"]
 
 
-class ErmConfig(Section):
+@SECTIONS.register
+class ErmConfig(ExperimentSection):
     """The objective: the mean loss of a client's examples and lambda/2 |w|^2."""
+
+    name: ClassVar[str] = "erm"
+    about: ClassVar[str] = "a convex model of each client, released once, for federation.algorithm = 'erm'; else unset"
 
     regularisation: Annotated[Real, Field(ge=1e-9, le=1e9)] = Field(
         1e-3, description="lambda, of lambda/2 |w|^2 in the objective, the constant feature's weight included"

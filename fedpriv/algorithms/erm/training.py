@@ -7,18 +7,20 @@ classes one vector w is trained (logistic regression), and the network's two row
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.erm import Problem, is_solvable, least_tolerance, most_steps
-from fedpriv.convex import MOST_STEPS, Objective, minimised
-from fedpriv.core.config.erm import ErmConfig
-from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.accounting.erm import Problem, refuse_unsolvable
+from fedpriv.algorithms.erm.settings import ErmConfig
+from fedpriv.convex import Objective, minimised
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RunFailedError
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import NoiseStream
+from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
@@ -26,14 +28,18 @@ from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
 
 __all__ = [
     "bounded_features",
+    "check_problems",
+    "client_model",
+    "client_problem",
+    "feature_length",
     "longest_parameters",
     "problem_of",
-    "refuse_unsolvable",
     "trained_parameters",
     "usual_length",
 ]
 
 _LOG = logging.getLogger(__name__)
+_PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
 
 
 def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
@@ -42,36 +48,54 @@ def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
     return Problem(examples, features, dataset.classes, erm.regularisation, erm.tolerance)
 
 
-def refuse_unsolvable(
-    problem: Problem, section: str, about: str, solved: Callable[[Problem], tuple[Problem, float]]
-) -> None:
-    """Refuse public sizes with which the solver might end early, for some data only.
-
-    A model that is not trained to its tolerance may be further from its neighbour's than is proven, and a refusal once
-    the data are seen would tell something of them.
-
-    Args:
-        problem: the public sizes.
-        section: of the settings, that has the keys ``tolerance`` and ``regularisation``.
-        about: whose problem it is, in words.
-        solved: what the solver is given for such a problem: sizes with features of length 1, and the length of a term.
+def check_problems(experiment: Experiment, dataset: Dataset, sizes: NDArray[np.int64]) -> None:
+    """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve.
 
     Raises:
-        InputError: naming the key and, where there is one, a value that is allowed.
+        InputError: a client has one.
     """
-    given, tilt = solved(problem)
-    if is_solvable(given, tilt):
+    config = experiment.mechanism
+    if not isinstance(config, ModelNoiseSettings):
         return
-    if least_tolerance(given, tilt) > given.tolerance:
-        key, most, reason = "tolerance", 1.0, "float64 may end above it"
-    else:
-        key, most = "regularisation", 1e9
-        reason = f"the solver may take {most_steps(given, tilt):.0e} steps, {MOST_STEPS:,} are allowed"
-    value = getattr(problem, key)
-    while value <= most and not is_solvable(*solved(replace(problem, **{key: value}))):
-        value = float(f"{1.2 * value:.1e}")
-    way = f"set {section}.{key} to {value:.1e} or more" if value <= most else f"raise {section}.regularisation too"
-    raise InputError(f"{section}.{key} = {getattr(problem, key):g}: {reason}, for {about}; {way}")
+    for examples in np.unique(sizes).tolist():
+        problem = problem_of(ErmConfig.required(experiment), dataset, examples)
+        config.scale(problem)  # says what nothing is proven of
+        about = (
+            f"a client of {examples} examples with mechanism.target_epsilon = {config.target_epsilon:g} and "
+            f"erm.regularisation = {problem.regularisation:g}"
+        )
+        refuse_unsolvable(problem, "erm", about, config.solved)
+
+
+def feature_length(world: World) -> float:
+    """Return what features are divided by; public."""
+    return world.kept(_feature_length)
+
+
+def _feature_length(world: World) -> float:
+    given = ErmConfig.required(world.experiment).clip_norm
+    return usual_length(world.network_input(world.dataset.x_test[:_PUBLIC_LENGTHS])) if given is None else given
+
+
+def client_problem(world: World, client: int) -> Problem:
+    """Return the public sizes of the problem that a client solves."""
+    return problem_of(ErmConfig.required(world.experiment), world.dataset, int(world.sizes[client]))
+
+
+def client_model(
+    world: World, client: int, inputs: Tensor, labels: Tensor, plan: Plan, noise: NoiseStream | None
+) -> Vector:
+    """Train a client's model on these examples and release it; see ``Algorithm.released_model``."""
+    length = feature_length(world)
+    return trained_parameters(
+        client_problem(world, client),
+        bounded_features(inputs, length),
+        labels.cpu().numpy(),
+        plan.config,
+        None if noise is None else noise.numpy(),
+        length,
+        world.initial.parameters,
+    )
 
 
 def usual_length(inputs: Tensor) -> float:
@@ -139,10 +163,13 @@ def trained_parameters(
     return {name: part.to(value).reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
 
-def longest_parameters(problem: Problem, mechanism: ModelNoiseSettings, length: float, tail: float) -> float:
+def longest_parameters(world: World, plan: Plan, tail: float) -> float:
     """Return a length that the released parameters of the network exceed with probability ``tail`` at most."""
+    problem, mechanism = client_problem(world, plan.client), plan.config
+    if not isinstance(mechanism, ModelNoiseSettings):
+        return math.inf
     halves = math.sqrt(0.5) if problem.rows == 1 else 1.0
-    return halves * mechanism.longest(problem, tail) / length
+    return halves * mechanism.longest(problem, tail) / feature_length(world)
 
 
 def _minimum(

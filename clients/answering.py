@@ -1,0 +1,152 @@
+"""What comes before and after a client's work on a message: the settings, its data, its secret, and discretion.
+
+Where noise protects the data, nothing that goes wrong may reach the server in words: they would depend on the data.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
+
+from fedpriv.clients.cohort import Cohort
+from fedpriv.clients.memory import check_data, check_question, own_secret, secret_for
+from fedpriv.clients.raising import discreet
+from fedpriv.clients.training import answer_secret
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import RefusedError
+from fedpriv.core.randomness import Secret
+from fedpriv.core.seeds import kept_for
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.wire import record_in
+from fedpriv.core.world import World, build_world
+
+__all__ = ["Answering", "Question", "about", "partition_of"]
+
+
+class _Run(NamedTuple):
+    """What clients of a simulation know with the app: the run's secret, and the digest of what is read from files."""
+
+    secret: Secret | None
+    origin: bytes | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a message asks for.
+
+    Attributes:
+        experiment: the settings.
+        known: their text, and the name under which the seed is kept.
+        round_number: the round, from 1.
+    """
+
+    experiment: Experiment
+    known: tuple[str, str]
+    round_number: int
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What all clients of a process answer with.
+
+    Attributes:
+        secret: the run's, where all clients have one, as in a simulation; ``None``: each has its own.
+        origin: :attr:`World.origin` of the run, where clients may read none but the server's data; ``None``: each
+            client has its own data.
+        cohort: those that are asked at once.
+    """
+
+    secret: Secret | None
+    origin: bytes | None
+    cohort: Cohort
+
+    def question(self, message: Message, context: Context) -> Question:
+        """Read what a message asks for."""
+        task = record_in(message.content, "task", ConfigRecord)
+        known = str(task["experiment"]), str(context.run_config.get("seed", ""))
+        return Question(kept_for(*known, self.secret).experiment, known, int(str(task["round"])))
+
+    @contextmanager
+    def opened(self, question: Question, context: Context) -> Iterator[World]:
+        """Check a question, and compute its answer inside: with the experiment, built, with this client's labels.
+
+        Raises:
+            RefusedError: the client does not answer this question.
+            RuntimeError: where noise protects the data: whatever goes wrong inside, in words that say nothing of them.
+        """
+        with self.silent(question.experiment, context):
+            check_question(context, question.experiment, question.round_number)
+            world = self._own_world(context, question.known)
+            with cpu_threads(question.experiment.engine.threads):
+                yield world
+
+    @contextmanager
+    def silent(self, experiment: Experiment, context: Context) -> Iterator[None]:
+        """Where noise protects the data, say nothing of what goes wrong inside but in the client's own log."""
+        if experiment.protects:
+            with discreet(partition_of(context)):
+                yield
+            return
+        try:
+            yield
+        except SystemExit as error:
+            # A model's own code must not end the process: on Ray it serves other clients, too.
+            raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
+
+    def secrets(self, world: World, context: Context, round_number: int, received: bytes) -> tuple[Secret, Secret]:
+        """Return the secret that an answer's own is derived from, and that one.
+
+        Args:
+            world: the experiment, built.
+            context: the client's, from Flower.
+            round_number: the round, from 1.
+            received: the digest of all that the answer depends on.
+        """
+        drawn = secret_for(context, round_number, received, self._shared_secret(world))
+        return drawn, answer_secret(drawn, partition_of(context), round_number, received)
+
+    def _shared_secret(self, world: World) -> Secret | None:
+        """The run's secret, where all clients have it; ``None``: each has its own."""
+        return world.secret if self.secret is not None or not world.experiment.keeps_secret else None
+
+    def _own_world(self, context: Context, known: tuple[str, str]) -> World:
+        """The experiment, built, with this client's labels as it changed them."""
+        run = _Run(self.secret, self.origin)
+        world = _world(*known, run, context.run_id)
+        shared = self._shared_secret(world)
+        if run.origin is None:
+            check_data(context, world.dataset.digest, shared)
+        if shared is not None or not world.experiment.changes_labels:
+            return world
+        return _with_own_labels(*known, run, context.run_id, partition_of(context), own_secret(context, None))
+
+
+def about(world: World, client: int) -> MetricRecord:
+    """What a client says of itself."""
+    return MetricRecord({"partition": client, "examples": len(world.partitions[client])})
+
+
+def partition_of(context: Context) -> int:
+    """The number of the partition that a client holds."""
+    return int(context.node_config["partition-id"])
+
+
+@lru_cache(maxsize=2)
+def _with_own_labels(text: str, name: str, run: _Run, run_id: int, client: int, own: Secret) -> World:
+    return _world(text, name, run, run_id).with_labels_changed([client], own)
+
+
+@lru_cache(maxsize=2)
+def _world(text: str, name: str, run: _Run, _: int) -> World:
+    """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object.
+
+    Raises:
+        RefusedError: data or network are no longer those that the run began with.
+    """
+    world = build_world(*kept_for(text, name, run.secret))
+    if run.origin is not None and world.origin != run.origin:
+        raise RefusedError("the data, or the network, were changed after the run had begun")
+    return world

@@ -1,0 +1,1 @@
+"""What clients and server do instead of, or around, the usual round; one folder each."""

@@ -1,0 +1,1 @@
+"""Private empirical risk minimisation: each client releases one convex model, and the server averages them."""

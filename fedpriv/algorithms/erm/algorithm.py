@@ -1,0 +1,109 @@
+"""Private empirical risk minimisation as an algorithm of a federation."""
+
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from fedpriv.algorithms.erm.settings import ErmConfig
+from fedpriv.algorithms.rounds.algorithm import Rounds
+from fedpriv.core.algorithm import refuse_keys
+from fedpriv.core.registry import ALGORITHMS
+from fedpriv.core.sections import ExperimentSection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from fedpriv.accounting import Ledger
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.plan import Plan
+    from fedpriv.core.randomness import NoiseStream
+    from fedpriv.core.records import RoundRecord
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.world import World
+    from fedpriv.data.datasets import Dataset
+    from fedpriv.gradients import Vector
+
+
+@ALGORITHMS.register
+class Erm(Rounds):
+    """Upload a convex model, trained to its minimum, once."""
+
+    name: ClassVar[str] = "erm"
+    about: ClassVar[str] = "upload a convex model, trained to its minimum, once (section [erm])"
+    settings: ClassVar[type[ExperimentSection] | None] = ErmConfig
+    rounds: ClassVar[int | None] = 1
+    releases_models: ClassVar[bool] = True
+    not_audited: ClassVar[str] = (
+        "audit follows a run's training from round to round, and under erm each client releases a finished model "
+        "once; membership in it: fedpriv probe --attack membership-answers"
+    )
+
+    @override
+    def conflicts(self, experiment: "Experiment") -> None:
+        mechanism = experiment.mechanism
+        if mechanism.protects and mechanism.on_gradients:
+            raise ValueError(
+                f"mechanism.name = {mechanism.name!r} is noise on gradients or updates, and under erm clients "
+                "upload a model: use output, objective or none"
+            )
+        if experiment.adversary.attacks:
+            raise ValueError(
+                f"adversary.attacks: {experiment.adversary.attacks[0]} reads what one or a few steps of training "
+                "upload, and under erm clients upload a finished model; set it to [], and use fedpriv probe afterwards"
+            )
+        keys = "server_optimizer", "server_learning_rate", "server_momentum"
+        refuse_keys(experiment, keys, "under erm the server takes the mean of models")
+        if experiment.training.weight_decay:
+            raise ValueError(
+                "training.weight_decay is for training step by step, and under erm clients minimise; leave it out"
+            )
+
+    @override
+    def check_network(self, experiment: "Experiment", dataset: "Dataset", model: "nn.Module") -> None:
+        wanted = [(dataset.classes, prod(dataset.shape)), (dataset.classes,)]
+        if experiment.model.is_own or [tuple(value.shape) for value in model.parameters()] != wanted:
+            raise experiment.model.refusal(
+                "federation.algorithm = 'erm' minimises a convex objective, for one linear layer on the inputs; use "
+                "model.name = 'mlp' with hidden = []"
+            )
+
+    @override
+    def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
+        from fedpriv.algorithms.erm.training import check_problems
+
+        check_problems(experiment, dataset, sizes)
+
+    @override
+    def warnings(self, world: "World") -> tuple[str, ...]:
+        from fedpriv.algorithms.erm.ledger import erm_warnings
+
+        return erm_warnings(world)
+
+    @override
+    def released_model(
+        self, world: "World", client: int, inputs: "Tensor", labels: "Tensor", plan: "Plan", noise: "NoiseStream | None"
+    ) -> "Vector":
+        from fedpriv.algorithms.erm.training import client_model
+
+        return client_model(world, client, inputs, labels, plan, noise)
+
+    @override
+    def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
+        from fedpriv.algorithms.erm.training import longest_parameters
+
+        return longest_parameters(world, plan, tail)
+
+    @override
+    def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
+        from fedpriv.algorithms.erm.ledger import erm_ledger
+
+        return erm_ledger(world, folder)
+
+    @override
+    def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
+        from fedpriv.algorithms.erm.ledger import erm_sentences
+
+        return erm_sentences(world, last)

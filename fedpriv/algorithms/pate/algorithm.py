@@ -1,0 +1,128 @@
+"""PATE as an algorithm of a federation."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.core.algorithm import Algorithm, refuse_keys
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ALGORITHMS
+from fedpriv.core.sections import ExperimentSection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from flwr.serverapp import Grid
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from fedpriv.accounting import Ledger
+    from fedpriv.core.algorithm import Handler
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.progress import Progress
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.world import World
+    from fedpriv.data.datasets import Dataset
+
+
+@ALGORITHMS.register
+class Pate(Algorithm):
+    """Vote on public images, from which the model learns."""
+
+    name: ClassVar[str] = "pate"
+    about: ClassVar[str] = "vote on public images, from which the model learns (section [pate])"
+    settings: ClassVar[type[ExperimentSection] | None] = PateConfig
+    rounds: ClassVar[int | None] = 1
+    protects: ClassVar[str] = "votes (PATE)"
+    holder: ClassVar[str] = "student-holder"
+    not_deployable: ClassVar[str] = "deployments have no server's secret yet"
+    not_audited: ClassVar[str] = (
+        "audit repeats a run's training by fedsgd or fedavg on other data, and this run learnt from votes (pate)"
+    )
+
+    @override
+    def conflicts(self, experiment: "Experiment") -> None:
+        federation, pate, mechanism = experiment.federation, PateConfig.required(experiment), experiment.mechanism
+        if experiment.adversary.attacks:
+            raise ValueError(
+                f"adversary.attacks: {experiment.adversary.attacks[0]} reads gradients or parameters, and under pate "
+                "clients upload votes; set it to []"
+            )
+        if mechanism.protects:
+            raise ValueError(
+                f"mechanism.name = {mechanism.name!r} is noise on gradients or parameters, and under pate clients "
+                "upload votes: the noise is that of [pate]; use none"
+            )
+        keys = "aggregation", "clients_per_round", "max_update_norm"
+        refuse_keys(experiment, keys, "under pate clients upload votes, not parameters")
+        if federation.secure_aggregation != (pate.noise_at == "clients"):
+            raise ValueError(
+                f"federation.secure_aggregation = {str(federation.secure_aggregation).lower()} with pate.noise_at "
+                f"= {pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
+                "set noise_at = 'clients' and secure_aggregation = true together"
+            )
+        if experiment.data.bounds_epsilon:
+            raise ValueError(
+                "data.table.bounds_epsilon does not go with federation.algorithm = 'pate', whose ledger is of votes; "
+                "tell bounds that are public"
+            )
+        if experiment.data.overlaps:
+            raise ValueError(
+                "data.partition = 'overlapping': votes protect a client's examples with the client, and others would "
+                "hold copies of them; with pate use another partition"
+            )
+
+    @override
+    def check_network(self, experiment: "Experiment", dataset: "Dataset", model: "nn.Module") -> None:
+        there, asked = len(dataset.x_test), PateConfig.required(experiment).queries
+        if asked >= there:
+            raise InputError(
+                f"pate.queries = {asked}: {dataset.name} has {there} test images, and the "
+                "student is measured on those that are not asked about"
+            )
+
+    @override
+    def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
+        teachers = PateConfig.required(experiment).teachers_per_client
+        if teachers > sizes.min():
+            raise InputError(f"pate.teachers_per_client = {teachers}: a client has {sizes.min()} examples only")
+
+    @override
+    def warnings(self, world: "World") -> tuple[str, ...]:
+        from fedpriv.algorithms.pate.ledger import votes_warnings
+
+        return votes_warnings(world)
+
+    @override
+    def client_handlers(self) -> "Mapping[str, Handler]":
+        from fedpriv.algorithms.pate.client import HANDLERS
+
+        return HANDLERS
+
+    @override
+    def serve(
+        self,
+        grid: "Grid",
+        world: "World",
+        folder: "RunFolder",
+        progress: "Progress",
+        announced: "Experiment | None" = None,
+        patience: float | None = None,
+    ) -> None:
+        from fedpriv.algorithms.pate.server import run_knowledge
+
+        run_knowledge(grid, world, folder, progress, announced, patience)
+
+    @override
+    def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
+        from fedpriv.algorithms.pate.ledger import votes_ledger
+
+        return votes_ledger(world, folder)
+
+    @override
+    def spent_rows(self, world: "World") -> "Tensor":
+        from fedpriv.algorithms.pate.teachers import asked_rows
+
+        return asked_rows(world)

@@ -1,0 +1,1 @@
+"""The usual rounds: clients upload gradients (FedSGD) or changes of parameters (FedAvg)."""

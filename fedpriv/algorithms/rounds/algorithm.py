@@ -1,0 +1,69 @@
+"""Rounds of uploads: FedSGD, FedAvg, and the base of other algorithms whose server takes means of uploads."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from fedpriv.core.algorithm import Algorithm
+from fedpriv.core.registry import ALGORITHMS
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from fedpriv.accounting import Ledger
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.progress import Progress
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.world import World
+
+__all__ = ["FedAvg", "FedSgd", "Rounds"]
+
+
+class Rounds(Algorithm):
+    """Ask clients round by round, and step by the mean of their uploads."""
+
+    @override
+    def serve(
+        self,
+        grid: "Grid",
+        world: "World",
+        folder: "RunFolder",
+        progress: "Progress",
+        announced: "Experiment | None" = None,
+        patience: float | None = None,
+    ) -> None:
+        from fedpriv.server.rounds import run_rounds
+
+        run_rounds(grid, world, folder, progress, announced, patience)
+
+    @override
+    def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
+        from fedpriv.algorithms.rounds.ledger import run_ledger
+
+        return run_ledger(world, folder)
+
+
+class _Usual(Rounds):
+    trains_in_steps: ClassVar[bool] = True
+
+    @override
+    def warnings(self, world: "World") -> tuple[str, ...]:
+        from fedpriv.algorithms.rounds.warnings import upload_warnings
+
+        return upload_warnings(world)
+
+
+@ALGORITHMS.register
+class FedAvg(_Usual):
+    """Upload the change of the parameters after local training."""
+
+    name: ClassVar[str] = "fedavg"
+    about: ClassVar[str] = "upload the change after local training"
+
+
+@ALGORITHMS.register
+class FedSgd(_Usual):
+    """Upload the gradient of one batch."""
+
+    name: ClassVar[str] = "fedsgd"
+    about: ClassVar[str] = "upload one batch's gradient"

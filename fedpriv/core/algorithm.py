@@ -1,0 +1,174 @@
+"""What clients and server do in a run: algorithm.py in a capability's folder registers its own.
+
+An algorithm is imported whenever settings are read, so it imports what it needs where it needs it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from fedpriv.core.registry import ALGORITHMS
+from fedpriv.core.sections import ExperimentSection
+
+if TYPE_CHECKING:
+    import numpy as np
+    from flwr.app import Context, Message
+    from flwr.serverapp import Grid
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from fedpriv.accounting import Ledger
+    from fedpriv.clients.answering import Answering
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.plan import Plan
+    from fedpriv.core.progress import Progress
+    from fedpriv.core.randomness import NoiseStream
+    from fedpriv.core.records import RoundRecord
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.world import World
+    from fedpriv.data.datasets import Dataset
+    from fedpriv.gradients import Vector
+
+    Handler = Callable[[Answering, Message, Context], Message]
+
+__all__ = ["Algorithm", "algorithm_of", "refuse_keys"]
+
+
+class Algorithm(ABC):
+    """What clients and server do, under the name that ``federation.algorithm`` has.
+
+    Attributes:
+        name: of the algorithm.
+        about: what clients upload, for people.
+        settings: its own section of an experiment, which others must not have; ``None``: it has none.
+        rounds: how many there are; ``None``: as many as an experiment says.
+        trains_in_steps: whether clients train step by step and upload a gradient or a change of parameters, which is
+            what attacks on uploads, noise in the forward pass and stacks of models are for.
+        releases_models: whether clients upload a finished model, which noise on models is for.
+        protects: the noise on uploads that is none of the mechanism's, for people; empty: there is none.
+        holder: who gets the model, of the adversaries of a finished model.
+        not_deployable: why it does not run on a deployment; empty: it does.
+        not_audited: why a run's training cannot be repeated round by round; empty: it can.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    settings: ClassVar[type[ExperimentSection] | None] = None
+    rounds: ClassVar[int | None] = None
+    trains_in_steps: ClassVar[bool] = False
+    releases_models: ClassVar[bool] = False
+    protects: ClassVar[str] = ""
+    holder: ClassVar[str] = "participant"
+    not_deployable: ClassVar[str] = ""
+    not_audited: ClassVar[str] = ""
+
+    def conflicts(self, experiment: "Experiment") -> None:
+        """Refuse settings that have no proof or no meaning with this algorithm.
+
+        Raises:
+            ValueError: with what was given and what is allowed.
+        """
+        return
+
+    def check_network(self, experiment: "Experiment", dataset: "Dataset", model: "nn.Module") -> None:
+        """Refuse data and networks that do not go with this algorithm.
+
+        Raises:
+            InputError: they do not.
+        """
+        return
+
+    def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
+        """Refuse clients that hold too few examples, (C,), for what they are to do.
+
+        Raises:
+            InputError: one does.
+        """
+        return
+
+    @abstractmethod
+    def warnings(self, world: "World") -> tuple[str, ...]:
+        """Return one line for each setting that has no effect or makes a result mean less than it seems to.
+
+        Raises:
+            InputError: settings and data do not fit.
+        """
+
+    def client_handlers(self) -> "Mapping[str, Handler]":
+        """Return what clients do with messages of its own kinds, such as ``votes`` of ``train.votes``."""
+        return {}
+
+    @abstractmethod
+    def serve(
+        self,
+        grid: "Grid",
+        world: "World",
+        folder: "RunFolder",
+        progress: "Progress",
+        announced: "Experiment | None" = None,
+        patience: float | None = None,
+    ) -> None:
+        """Do the server's part of a run, from what the folder holds to the finished model.
+
+        Args:
+            grid: Flower's way to the clients.
+            world: the experiment, built.
+            folder: the run's.
+            progress: told what happens.
+            announced: the experiment as clients know it, where it differs.
+            patience: seconds to wait for clients to connect.
+
+        Raises:
+            RunFailedError: too few clients answered, or the model diverged. What was written stays.
+        """
+
+    @abstractmethod
+    def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
+        """Account for what was asked of each client so far."""
+
+    def spent_rows(self, world: "World") -> "Tensor":
+        """Return the test examples, (Q,), that the model learns from, and which it cannot be measured on."""
+        import torch
+
+        return torch.zeros(0, dtype=torch.int64)
+
+    def released_model(
+        self, world: "World", client: int, inputs: "Tensor", labels: "Tensor", plan: "Plan", noise: "NoiseStream | None"
+    ) -> "Vector":
+        """Return the model that a client releases, where it releases one; on the CPU.
+
+        Args:
+            world: the experiment, built.
+            client: the partition's number.
+            inputs: its examples (n, C, H, W), as the network is fed.
+            labels: (n,).
+            plan: its mechanism.
+            noise: used for nothing else; ``None``: nothing protects the model.
+        """
+        raise NotImplementedError(f"clients of {self.name} release no models")
+
+    def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
+        """Return a length that a released model exceeds with probability ``tail`` at most."""
+        raise NotImplementedError(f"clients of {self.name} release no models")
+
+    def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
+        """Return sentences about how good the model is, beside the last round's accuracy."""
+        return ()
+
+
+def algorithm_of(experiment: "Experiment") -> Algorithm:
+    """Return the algorithm of an experiment."""
+    found: Algorithm = ALGORITHMS[experiment.federation.algorithm]()
+    return found
+
+
+def refuse_keys(experiment: "Experiment", keys: Iterable[str], why: str) -> None:
+    """Refuse keys of the federation that are not at their defaults.
+
+    Raises:
+        ValueError: one is.
+    """
+    federation = experiment.federation
+    for key in keys:
+        if getattr(federation, key) != type(federation).model_fields[key].default:
+            raise ValueError(f"federation.{key}: {why}; leave it out")

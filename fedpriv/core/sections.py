@@ -1,0 +1,70 @@
+"""Sections of an experiment that capabilities add: settings.py in a capability's folder registers its own."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic.fields import FieldInfo
+
+from fedpriv.core.registry import SECTIONS
+from fedpriv.core.settings import Section, absent
+
+if TYPE_CHECKING:
+    from fedpriv.core.config.experiment import Experiment
+
+__all__ = ["ExperimentSection", "given_sections", "section_fields"]
+
+
+class ExperimentSection(Section):
+    """A section that an experiment has where its file has it.
+
+    Attributes:
+        name: of the section, ``[name]`` in a file.
+        about: what it is, for people.
+        reads_texts: whether it goes with data that are texts.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    reads_texts: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, experiment: "Experiment") -> Self | None:
+        """Return this section of an experiment; ``None`` where it has none."""
+        found = getattr(experiment, cls.name)
+        return found if isinstance(found, cls) else None
+
+    @classmethod
+    def required(cls, experiment: "Experiment") -> Self:
+        """Return this section of an experiment that has it.
+
+        Raises:
+            ValueError: it has none.
+        """
+        found = cls.of(experiment)
+        if found is None:
+            raise ValueError(f"the experiment has no section [{cls.name}]")
+        return found
+
+    def conflicts(self, experiment: "Experiment") -> None:
+        """Refuse settings that have no meaning with this section.
+
+        Raises:
+            ValueError: with what was given and what is allowed.
+        """
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the settings that decide what clients release; empty: none does."""
+        return self.model_dump(mode="json")
+
+
+def section_fields() -> Iterator[tuple[type[ExperimentSection], str, FieldInfo]]:
+    """Return for each registered section its class, its key and its field in an experiment."""
+    for name, kind in SECTIONS.items():
+        optional: Any = kind | None
+        yield kind, name, FieldInfo(annotation=optional, default=None, exclude_if=absent, description=kind.about)
+
+
+def given_sections(experiment: "Experiment") -> dict[str, ExperimentSection]:
+    """Return the registered sections that an experiment has, by name."""
+    found = {name: kind.of(experiment) for name, kind in SECTIONS.items()}
+    return {name: section for name, section in found.items() if section is not None}

@@ -1,0 +1,1 @@
+"""Noise inside the forward pass, and the certificates that follow from it."""
