@@ -55,7 +55,7 @@ def capabilities(module: str) -> Iterator[ModuleType]:
 
     Capabilities are folders of fedpriv, fedpriv/algorithms and fedpriv/attacks.
     """
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     for folder in (root, root / "algorithms", root / "attacks"):
         for path in sorted(folder.glob(f"*/{module}.py")):
             yield importlib.import_module(".".join(("fedpriv", *path.relative_to(root).with_suffix("").parts)))
