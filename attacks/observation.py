@@ -28,6 +28,9 @@ from fedpriv.models import recorded_model
 #
 # The question of re-identification, and of an adversary who already holds the record and asks whose it is.
 
+OTHERS = 99
+"""Images among which, with the original, a reconstruction is to pick: chance is 1 in 100."""
+
 
 @dataclass(frozen=True, eq=False)
 class Candidates:

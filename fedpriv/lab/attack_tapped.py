@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
-from fedpriv.attacks.candidates import OTHERS
-from fedpriv.attacks.observation import Observation, list_observations, read_observation
+from fedpriv.attacks.observation import OTHERS, Observation, list_observations, read_observation
 from fedpriv.attacks.own_model.attack import reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.referee import score, score_guesses

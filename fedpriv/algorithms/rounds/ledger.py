@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.algorithms.rounds.ledger_views import views
-from fedpriv.attacks.candidates import OTHERS
+from fedpriv.attacks.observation import OTHERS
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
 from fedpriv.core.runs import RunFolder
