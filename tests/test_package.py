@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
 
+import fedpriv as package
 from fedpriv.cli import flower
 from fedpriv.clients.app import app as client_app
 from fedpriv.core.config import load_experiment
@@ -224,3 +225,13 @@ def test_init_of_something_else(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "fedpriv: there is no example 'quikstart'; did you mean quickstart?\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_face_of_the_package_is_what_its_stubs_say() -> None:
+    """Each name that is imported when it is first used is the one that type checkers see."""
+    code = Path(package.__file__).read_text()
+    seen = {name: module for module, name in re.findall(r"^    from (\S+) import (\w+) as \2$", code, re.MULTILINE)}
+    assert seen == package._HOME
+    assert all(hasattr(package, name) for name in package._HOME)
+    with pytest.raises(AttributeError, match="no attribute 'start'"):
+        _ = package.start
