@@ -18,7 +18,6 @@ from fedpriv.cli.audit import audit
 from fedpriv.cli.certify import certify
 from fedpriv.cli.data import data
 from fedpriv.cli.deploy import deploy_app
-from fedpriv.cli.icl import icl
 from fedpriv.cli.init import init
 from fedpriv.cli.probe import probe_app
 from fedpriv.cli.serve import query, serve
@@ -43,9 +42,12 @@ from fedpriv.cli.terminal import (
     print_warning,
 )
 from fedpriv.core.config import Experiment, describe, json_schema, load_experiment, read_toml
-from fedpriv.core.config.icl import Prompting, is_prompting, load_prompting
+from fedpriv.core.config.file import kind_of_file
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
 from fedpriv.core.files import is_disk, stopped, writing
+from fedpriv.core.registry import FILES
+from fedpriv.core.settings import Section
+from fedpriv.prompts.cli import icl
 
 __all__ = ["main"]
 
@@ -144,9 +146,9 @@ app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quick
 @app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
     """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
-    from fedpriv.report import write_icl_report, write_report, write_sweep_report
+    from fedpriv.report import write_report, write_sweep_report
 
-    own = {"sweep.json": write_sweep_report, "icl.toml": write_icl_report}
+    own = {"sweep.json": write_sweep_report, **{kind.kept_as: kind.write_report for kind in FILES.values()}}
     write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
     with writing(shlex.join(["fedpriv", "report", str(folder)])):
         path = write(folder)
@@ -163,8 +165,8 @@ def config_check(
 ) -> None:
     """Say whether the settings in FILE are valid; --deep also tries what takes more than reading them."""
     settings = _settings(file, set_)
-    if deep and isinstance(settings, Prompting):
-        raise InputError("--deep tries experiments; fedpriv icl reads texts and model before it begins")
+    if deep and not isinstance(settings, Experiment):
+        raise InputError(f"--deep tries experiments, and {file} is none")
     if deep and isinstance(settings, Experiment):
         # Imported here: torch and Flower take seconds that reading the settings need not wait for.
         from fedpriv.lab import check_experiment
@@ -189,13 +191,10 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
         out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
 
 
-def _settings(file: Path, overrides: list[str] | None) -> Experiment | Prompting:
-    """An experiment, or a file of fedpriv icl."""
-    return (
-        load_prompting(file, overrides or ())
-        if is_prompting(read_toml(file))
-        else load_experiment(file, overrides or ())
-    )
+def _settings(file: Path, overrides: list[str] | None) -> Section:
+    """An experiment, or what another kind of files says."""
+    kind = kind_of_file(read_toml(file))
+    return load_experiment(file, overrides or ()) if kind is None else kind.load(file, overrides or ())
 
 
 @config_app.command(
@@ -207,7 +206,7 @@ def config_schema(
     of_icl: Annotated[bool, typer.Option("--icl", help="The schema of files of fedpriv icl instead.")] = False,
 ) -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
-    print_json(json_schema(Prompting if of_icl else Experiment))
+    print_json(json_schema(FILES["icl"].settings if of_icl else Experiment))
 
 
 def main() -> None:

@@ -18,8 +18,6 @@ from fedpriv.core.registry import suggestion
 
 __all__ = ["init"]
 
-_SCHEMAS = ("experiment.schema.json", "icl.schema.json")
-
 
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The example.")] = "quickstart",
@@ -42,7 +40,7 @@ def init(
         folder.mkdir(parents=True, exist_ok=True)
         text = _alone(examples[name].read_text(encoding="utf-8"))
         write_whole(folder / f"{name}.toml", text.encode())
-        schema = next((known for known in _SCHEMAS if f"#:schema {known}" in text), None)
+        schema = next((known.name for known in _home().glob("*.schema.json") if f"#:schema {known.name}" in text), None)
         if schema is not None:
             write_whole(folder / schema, (_home() / schema).read_bytes())
         write_whole(folder / "README.md", _readme(name, _header(examples[name])).encode())

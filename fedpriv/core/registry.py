@@ -28,6 +28,7 @@ __all__ = [
     "ATTACKS",
     "DATASETS",
     "EVASIONS",
+    "FILES",
     "MECHANISMS",
     "MODELS",
     "NOISELESS",
@@ -227,4 +228,5 @@ PROBES = Registry(
 )
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
 ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
+FILES = Registry("kind of files", "settings", "fedpriv.files", "fedpriv.core.config.file:FileKind")
 SECTIONS = Registry("section of experiments", "settings", "fedpriv.sections", "fedpriv.core.sections:ExperimentSection")

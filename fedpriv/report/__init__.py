@@ -7,9 +7,8 @@ and comparison.html.
 """
 
 from fedpriv.report.comparison_page import write_comparison, write_sweep_report
-from fedpriv.report.icl import write_icl_report
 from fedpriv.report.page import render_page, reported, write_report
 from fedpriv.report.view import View, load_view
 
-__all__ = ["View", "load_view", "render_page", "reported", "write_comparison", "write_icl_report"]
-__all__ += ["write_report", "write_sweep_report"]
+__all__ = ["View", "load_view", "render_page", "reported", "write_comparison", "write_report"]
+__all__ += ["write_sweep_report"]

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from fedpriv.report import numbers
 from fedpriv.report.citations import cited
@@ -13,9 +13,9 @@ __all__ = ["plain", "template"]
 
 
 def template(name: str, **filters: Callable[..., Any]) -> Template:
-    """Return a page of this package without its content: it escapes everything, with the common filters and these."""
+    """Return a page of this package, or below fedpriv: it escapes everything, with the common filters and these."""
     pages = Environment(
-        loader=PackageLoader("fedpriv.report", ""),
+        loader=ChoiceLoader([PackageLoader("fedpriv.report", ""), PackageLoader("fedpriv", "")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from fedpriv.accounting.release import KAPPA, SIGMA
 from fedpriv.core.config import AdversaryConfig, Experiment, describe, load_experiment, load_run, read_toml, validated
-from fedpriv.core.config.icl import is_prompting
+from fedpriv.core.config.file import kind_of_file
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.settings import Section, enumerated
@@ -409,7 +409,7 @@ def test_every_key_has_a_description() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(CONFIGS.glob("*.toml")) if not is_prompting(read_toml(path))],
+    [path for path in sorted(CONFIGS.glob("*.toml")) if not kind_of_file(read_toml(path))],
     ids=lambda path: path.stem,
 )
 def test_the_shipped_experiments_are_valid(path: Path) -> None:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from fedpriv.cli.app import app
 from fedpriv.core.config import load_experiment
-from fedpriv.core.config.icl import is_prompting, load_prompting
+from fedpriv.core.config.file import kind_of_file
 from fedpriv.flower.app_settings import read_settings
+from fedpriv.prompts.settings import load_prompting
 from fedpriv.sweep import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 
@@ -77,7 +78,7 @@ def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: P
             assert load_sweep(path).trials
         elif {"tap", "privatise"} & tomllib.loads(block.text).keys():
             assert read_settings(path).tap
-        elif is_prompting(tomllib.loads(block.text)):
+        elif kind_of_file(tomllib.loads(block.text)):
             load_prompting(path)
         else:
             load_experiment(path, [])

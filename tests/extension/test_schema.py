@@ -8,11 +8,11 @@ import jsonschema
 import pytest
 
 from fedpriv.core.config import Experiment, json_schema, read_toml
-from fedpriv.core.config.icl import is_prompting
+from fedpriv.core.config.file import kind_of_file
 from fedpriv.core.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, RULES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-EXPERIMENTS = [path for path in sorted(CONFIGS.glob("*.toml")) if not is_prompting(read_toml(path))]
+EXPERIMENTS = [path for path in sorted(CONFIGS.glob("*.toml")) if not kind_of_file(read_toml(path))]
 SCHEMA = json.loads((CONFIGS / "experiment.schema.json").read_text(encoding="utf-8"))
 # ``jsonschema.validate`` checks the schema itself each time, which takes longer than the experiment.
 CHECKED = jsonschema.Draft202012Validator(SCHEMA)

@@ -23,14 +23,14 @@ from torch.nn.functional import cross_entropy
 
 import fedpriv.algorithms.pate.client
 import fedpriv.algorithms.pate.server
-import fedpriv.clients.prompts
 import fedpriv.clients.secure
 import fedpriv.core.world
 import fedpriv.data.bounds
 import fedpriv.data.sets.csv
 import fedpriv.engines.inline
-import fedpriv.icl.classify
-import fedpriv.icl.generate
+import fedpriv.prompts.classify
+import fedpriv.prompts.client
+import fedpriv.prompts.generate
 import fedpriv.server.rounds
 from fedpriv.accounting.erm import objective_terms
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
@@ -50,11 +50,11 @@ from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.flower import privatise
-from fedpriv.icl.language import Counting
 from fedpriv.lab import start_run
-from fedpriv.lab.icl import start_icl
 from fedpriv.lab.service import open_service
 from fedpriv.lab.sources import made_source
+from fedpriv.prompts.language import Counting
+from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
 from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
@@ -507,7 +507,7 @@ def without_changed_labels(patch: Patch) -> None:
 def prompts(folder: Path, model: Mapping[str, Any] | None = None, **icl: Any) -> tuple[Mapping[str, Any], Path]:
     """Carry out a file of ``fedpriv icl``; returns its ledger and its folder."""
     from fedpriv.core.config import validated
-    from fedpriv.core.config.icl import Prompting
+    from fedpriv.prompts.settings import Prompting
 
     rows = ["text,label", *(f"word{number % 7} n{number},{('no', 'yes')[number % 2]}" for number in range(1000))]
     (folder / "own.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -522,7 +522,7 @@ def answered_prompts(folder: Path, patch: Patch) -> None:
     """Answers by votes that the server sees: how often the smaller count wins."""
     voters, asked = 10, 150
     fixed = np.array([0] * 6 + [1] * 4)
-    patch.setattr(fedpriv.icl.classify.Classifier, "votes", lambda *_: fixed)
+    patch.setattr(fedpriv.prompts.classify.Classifier, "votes", lambda *_: fixed)
     ledger, left = prompts(folder, prompts=voters, queries=asked)
     said = [json.loads(line)["answer"] for line in (left / "answers.jsonl").read_text().splitlines()]
     wrong = stats.norm.sf(2 / (np.sqrt(2) * ledger["parameters"]["sigma"]))
@@ -537,7 +537,7 @@ def said_second(left: Path) -> str:
 def masked_prompts(folder: Path, patch: Patch) -> None:
     """Noisy counts of prompts' votes, of which the server gets the sum alone."""
     clients, asked = 4, 150
-    patch.setattr(fedpriv.icl.classify.Classifier, "votes", lambda *_: np.zeros(2, dtype=np.int64))
+    patch.setattr(fedpriv.prompts.classify.Classifier, "votes", lambda *_: np.zeros(2, dtype=np.int64))
     icl = {"unit": "client", "clients": clients, "noise_at": "clients", "prompts": 2, "queries": asked}
     ledger, left = prompts(folder, **icl)
     counts = np.array(json.loads((left / "private" / "counts.json").read_text())["counts"])
@@ -545,7 +545,7 @@ def masked_prompts(folder: Path, patch: Patch) -> None:
 
 
 def without_shares_on_prompts(patch: Patch) -> None:
-    honest = fedpriv.clients.prompts.masked_counts
+    honest = fedpriv.prompts.client.masked_counts
     limited = fedpriv.masking.votes_limit
 
     def silent(votes: Any, labels: int, sigma: float, clients: int, noise: Any) -> Any:
@@ -553,7 +553,7 @@ def without_shares_on_prompts(patch: Patch) -> None:
             patched.setattr(fedpriv.masking, "votes_limit", lambda *_: limited(len(votes), sigma, clients))
             return honest(votes, labels, 1e-9, clients, noise)
 
-    patch.setattr(fedpriv.clients.prompts, "masked_counts", silent)
+    patch.setattr(fedpriv.prompts.client, "masked_counts", silent)
 
 
 class Even(Counting):
@@ -570,7 +570,7 @@ class Even(Counting):
 def written_prompts(folder: Path, patch: Patch) -> None:
     """Synthetic examples, token by token: how often the less likely one is written."""
     voters, tokens = 10, 100
-    patch.setattr("fedpriv.lab.icl.open_language", lambda *_: Even())
+    patch.setattr("fedpriv.prompts.run.open_language", lambda *_: Even())
     own = {"name": "folder", "path": str(folder)}
     ledger, left = prompts(
         folder, own, mode="generate", prompts=voters, tokens=tokens, synthetic=2, queries=2, likeliest=2
@@ -584,8 +584,8 @@ def written_prompts(folder: Path, patch: Patch) -> None:
 
 def without_noise_on_prompts(patch: Patch) -> None:
     without_noise_on_votes(patch)
-    honest = fedpriv.icl.generate._decided
-    patch.setattr(fedpriv.icl.generate, "_decided", lambda scores, _, generator: honest(scores, 0.0, generator))
+    honest = fedpriv.prompts.generate._decided
+    patch.setattr(fedpriv.prompts.generate, "_decided", lambda scores, _, generator: honest(scores, 0.0, generator))
 
 
 # ---- the endpoint ---------------------------------------------------------------------------------------------------

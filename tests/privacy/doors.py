@@ -22,10 +22,10 @@ import fedpriv.flower
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
-from fedpriv.clients.prompts import Prompter, prompter_app
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS, POLICIES
+from fedpriv.prompts.client import Prompter, prompter_app
+from fedpriv.prompts.settings import IclConfig
 
 __all__ = ["ALARM", "PROMPTER", "ball", "cosine", "found", "handlers", "hits", "laplace", "network_modules", "normal"]
 __all__ += ["routes", "verbs"]

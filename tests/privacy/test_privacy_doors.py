@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 
 from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
-from fedpriv.clients.prompts import prompter_app
+from fedpriv.prompts.client import prompter_app
 from fedpriv.service.http import build_app
 from tests.privacy import doors
 from tests.privacy.door_checks import CHECKS
@@ -68,14 +68,14 @@ CHECKED: dict[str, tuple[str, ...]] = {
     ),
     "network: clients/app.py": (*UPLOADS, "masked votes"),
     "network: clients/cohort.py": UPLOADS,
-    "network: clients/prompts.py": ("masked votes of prompts",),
+    "network: fedpriv/prompts/client.py": ("masked votes of prompts",),
     "network: clients/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
     "network: fedpriv/flower/privatise.py": OWN_APP,
     "network: fedpriv/service/http.py": ANSWERS,
     "network: fedpriv/cli/serve.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
-    "network: server/prompts.py": ("masked votes of prompts",),
+    "network: fedpriv/prompts/server.py": ("masked votes of prompts",),
     "network: server/rounds.py": (*UPLOADS, "noise on the sum, central"),
     "network: server/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
 }
@@ -124,8 +124,8 @@ QUIET: dict[str, str] = {
     **dict.fromkeys(
         ("network: fedpriv/data/torchvision_files.py", "network: fedpriv/metrics.py"), "downloads, and sends nothing"
     ),
-    "network: fedpriv/icl/remote.py": "sends prompts to the model's endpoint as they are: the ledger says that whoever "
-    "runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",
+    "network: fedpriv/prompts/remote.py": "sends prompts to the model's endpoint as they are: the ledger says that "
+    "whoever runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",
 }
 
 

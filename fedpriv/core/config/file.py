@@ -1,19 +1,21 @@
 """From a TOML file, and what the command line puts in its place, to an experiment."""
 
+import importlib
 import tomllib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedpriv.core.config.error_text import validated
 from fedpriv.core.config.experiment import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import MECHANISMS
-from fedpriv.core.settings import Choice, enumerated
+from fedpriv.core.registry import FILES, MECHANISMS
+from fedpriv.core.settings import Choice, Section, enumerated
 from fedpriv.mechanisms import MECHANISM, noise_keys
 from fedpriv.models import MODEL
 
-__all__ = ["is_prompting", "load_experiment", "load_run", "override", "parse_override", "read_toml"]
+__all__ = ["FileKind", "kind_of_file", "load_experiment", "load_run", "override", "parse_override", "read_toml"]
 
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -27,20 +29,59 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
 
     Raises:
-        InputError: the file cannot be read or parsed, is one of ``fedpriv icl`` or a sweep, or a key or value is not
+        InputError: the file cannot be read or parsed, is none of an experiment, or a key or value is not
             allowed.
     """
     tree = read_toml(path)
-    if is_prompting(tree):
-        raise InputError(f"{path} is a file of fedpriv icl, no experiment; run fedpriv icl {path}")
+    kind = kind_of_file(tree)
+    if kind is not None:
+        raise InputError(f"{path} is a file of {kind.command}, no experiment; run {kind.command} {path}")
     if "base" in tree:
         raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
     return _loaded(tree, path, overrides)
 
 
-def is_prompting(tree: Mapping[str, Any]) -> bool:
-    """Whether nested tables are a file of ``fedpriv icl`` rather than an experiment: they have a section [icl]."""
-    return "icl" in tree
+class FileKind(ABC):
+    """A kind of TOML files that are no experiments; settings.py in a capability's folder registers its own.
+
+    Attributes:
+        name: of the section by which such files are told from experiments.
+        command: that reads them.
+        settings: what they say.
+        kept_as: the name under which the resolved settings lie in the folder of a run.
+        report: "module:function" that writes report.html into such a folder and returns its path.
+    """
+
+    name: ClassVar[str]
+    command: ClassVar[str]
+    settings: ClassVar[type[Section]]
+    kept_as: ClassVar[str]
+    report: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def load(path: Path, overrides: Sequence[str] = ()) -> Section:
+        """Read a file of this kind and apply ``key=value`` overrides.
+
+        Raises:
+            InputError: the file cannot be read or parsed, is of another kind, or a key or value is not allowed.
+        """
+
+    @classmethod
+    def write_report(cls, folder: Path) -> Path:
+        """Write ``report.html`` into the folder of a run and return its path.
+
+        Raises:
+            InputError: it is no such folder, or it is not finished or damaged.
+        """
+        module, _, name = cls.report.partition(":")
+        path: Path = getattr(importlib.import_module(module), name)(folder)
+        return path
+
+
+def kind_of_file(tree: Mapping[str, Any]) -> type[FileKind] | None:
+    """Return what kind of files nested tables are; ``None``: an experiment."""
+    return next((kind for name, kind in FILES.items() if name in tree), None)
 
 
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:

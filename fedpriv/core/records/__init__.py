@@ -17,7 +17,6 @@ from fedpriv.core.records.attacks import (
     recovered,
 )
 from fedpriv.core.records.evasion import Attempt, Evasion, EvasionCurve
-from fedpriv.core.records.icl import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.core.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.core.records.labels import LabelsTold, LabelSurvey
 from fedpriv.core.records.ledger import (
@@ -115,9 +114,6 @@ __all__ = [
     "Probe",
     "ProbeFigure",
     "ProbeResult",
-    "PromptLeak",
-    "PromptLevel",
-    "Prompts",
     "Reach",
     "Recovered",
     "Referee",
@@ -134,7 +130,6 @@ __all__ = [
     "Shown",
     "Stop",
     "Summary",
-    "Synthetic",
     "ThreatModel",
     "UserFacts",
     "View",

@@ -12,22 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config.icl import IclConfig, Prompting
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, writing
 from fedpriv.core.names import Adjacency
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine, PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine
 from fedpriv.core.threads import cpu_threads
-from fedpriv.data.texts import Example, Texts, load_texts, text_root
-from fedpriv.icl.classify import Classifier, Noise, answers, noise_of, together
-from fedpriv.icl.folder import PromptFolder, Votes
-from fedpriv.icl.generate import Writer, noise_of_label
-from fedpriv.icl.language import Language, open_language
-from fedpriv.icl.leaks import candidates, membership, repeating
-from fedpriv.icl.prompts import Wording
-from fedpriv.lab.icl_masked import noisy_counts
+from fedpriv.data.texts import text_root
+from fedpriv.prompts.classify import Classifier, Noise, answers, noise_of, together
+from fedpriv.prompts.folder import PromptFolder, Votes
+from fedpriv.prompts.generate import Writer, noise_of_label
+from fedpriv.prompts.language import Language, open_language
+from fedpriv.prompts.leaks import candidates, membership, repeating
+from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
+from fedpriv.prompts.server import noisy_counts
+from fedpriv.prompts.settings import IclConfig, Prompting
+from fedpriv.prompts.texts import Example, Texts, load_texts
+from fedpriv.prompts.wording import Wording
 from fedpriv.shamir import least_survivors
 
 __all__ = ["resume_icl", "start_icl"]

@@ -20,10 +20,10 @@ from fedpriv.cli.terminal import (
     print_sentences,
     share_words,
 )
-from fedpriv.core.config.icl import load_prompting
+from fedpriv.prompts.settings import load_prompting
 
 if TYPE_CHECKING:
-    from fedpriv.core.records import PromptLeak, Prompts
+    from fedpriv.prompts.records import PromptLeak, Prompts
 
 __all__ = ["icl"]
 
@@ -43,8 +43,8 @@ def icl(
     settings = load_prompting(file, set_ or ()) if file is not None else None
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
     from fedpriv.cli.display import shown
-    from fedpriv.lab.icl import resume_icl, start_icl
-    from fedpriv.report import write_icl_report
+    from fedpriv.prompts.report import write_icl_report
+    from fedpriv.prompts.run import resume_icl, start_icl
 
     with shown(quiet or as_json) as progress:
         if settings is not None:

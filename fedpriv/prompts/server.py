@@ -1,20 +1,53 @@
-"""The server's part of votes with prompts: it asks clients, and gets the sum of their noisy counts under masks."""
+"""Votes of prompts that nobody sees: clients add the noise in shares, and secure aggregation leaves the server the sum.
+
+The clients are simulated, in this process; the server's part has their masked messages and nothing else.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedpriv.engines.inline import simulated
 from fedpriv.masking import votes_limit
+from fedpriv.prompts.classify import Classifier
+from fedpriv.prompts.client import Prompter, prompter_app
+from fedpriv.prompts.folder import NoisyCounts
 from fedpriv.server.exchange import exchanged
 from fedpriv.server.secure import VotesSum, ask_for_votes
 from fedpriv.server.uploads import Allowed
 
-__all__ = ["Prompters", "ask_prompters"]
+__all__ = ["Prompters", "ask_prompters", "noisy_counts"]
 
 _ROUND = 1
+
+
+def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float) -> NoisyCounts:
+    """Have all clients vote on all questions, once.
+
+    Args:
+        classifier: whose examples, prompts and secret they are.
+        questions: texts.
+        sigma: deviation of the noise on each count of the sum, in votes.
+
+    Raises:
+        RunFailedError: fewer than two thirds of the clients voted.
+    """
+    labels, config = len(classifier.wording.texts.labels), classifier.config
+    sizes = tuple(len(share) for share in classifier.shares())
+
+    def votes(client: int, texts: Sequence[str]) -> torch.Tensor:
+        named = [classifier.votes(number, text, client) for number, text in enumerate(texts)]
+        return torch.from_numpy(np.stack(named, axis=1))
+
+    grid = simulated(prompter_app(Prompter(votes, sizes, labels, sigma, classifier.secret)), len(sizes))
+    prompters = Prompters(grid, grid.nodes_by_partition(), sizes)
+    summed = ask_prompters(prompters, questions, labels, config.prompts, sigma)
+    return NoisyCounts(tuple(map(tuple, summed.counts.tolist())), summed.found.clients, summed.found.failures)
 
 
 @dataclass(frozen=True)

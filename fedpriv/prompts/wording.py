@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.data.texts import Example, Texts
+from fedpriv.prompts.texts import Example, Texts
 
 __all__ = ["CONTENT_FREE", "Wording", "check_enough", "drawn"]
 

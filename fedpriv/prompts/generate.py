@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.randomness import Secret
-from fedpriv.data.texts import Example, Texts
-from fedpriv.icl.classify import SENSITIVITY, Noise
-from fedpriv.icl.language import Floats, Language
-from fedpriv.icl.prompts import Wording, check_enough, drawn
+from fedpriv.prompts.classify import SENSITIVITY, Noise
+from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.settings import IclConfig
+from fedpriv.prompts.texts import Example, Texts
+from fedpriv.prompts.wording import Wording, check_enough, drawn
 from fedpriv.votes import SampledUse
 
 __all__ = ["Writer", "noise_of_label"]

@@ -1,11 +1,11 @@
 """Texts with labels that tests make prompts of."""
 
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.randomness import Secret
-from fedpriv.data.texts import Example, Texts
-from fedpriv.icl.classify import Classifier
-from fedpriv.icl.language import Counting, Language
-from fedpriv.icl.prompts import Wording
+from fedpriv.prompts.classify import Classifier
+from fedpriv.prompts.language import Counting, Language
+from fedpriv.prompts.settings import IclConfig
+from fedpriv.prompts.texts import Example, Texts
+from fedpriv.prompts.wording import Wording
 
 __all__ = ["classifier", "fruits"]
 

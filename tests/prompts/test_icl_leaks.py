@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fedpriv.core.config.icl import IclConfig, LeaksConfig
 from fedpriv.core.errors import InputError
-from fedpriv.data.texts import Example, Texts
-from fedpriv.icl.classify import noise_of
-from fedpriv.icl.leaks import candidates, membership, repeating
-from tests.icl.test_icl_generate import Table
-from tests.icl.worlds import classifier, fruits
+from fedpriv.prompts.classify import noise_of
+from fedpriv.prompts.leaks import candidates, membership, repeating
+from fedpriv.prompts.settings import IclConfig, LeaksConfig
+from fedpriv.prompts.texts import Example, Texts
+from tests.prompts.test_icl_generate import Table
+from tests.prompts.worlds import classifier, fruits
 
 
 def random_texts() -> Texts:

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedpriv.core.config.icl import Prompting, load_prompting
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, is_empty, write_whole, writing_to
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import Failure, Ledger, Origin, Prompts, parse_json, read_file, read_text
+from fedpriv.core.records import Failure, Ledger, Origin, parse_json, read_file, read_text
 from fedpriv.core.records.reading import Record
-from fedpriv.data.texts import Texts
+from fedpriv.prompts.records import Prompts
+from fedpriv.prompts.settings import Prompting, load_prompting
+from fedpriv.prompts.texts import Texts
 
 __all__ = ["FILE", "NoisyCounts", "PromptFolder", "Votes"]
 

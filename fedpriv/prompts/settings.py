@@ -5,19 +5,21 @@ Settings are read without torch; what needs it is imported where it is used.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import Field, model_validator
+from typing_extensions import override as overriding
 
 from fedpriv.core.config.error_text import validated
 from fedpriv.core.config.experiment import Experiment
-from fedpriv.core.config.file import is_prompting, override, parse_override, read_toml
+from fedpriv.core.config.file import FileKind, override, parse_override, read_toml
 from fedpriv.core.config.sections import MOST_MASKED
 from fedpriv.core.errors import InputError
+from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Count, Epsilon, Integer, Real, Section
 
-__all__ = ["IclConfig", "LanguageConfig", "LeaksConfig", "Prompting", "TextConfig", "is_prompting", "load_prompting"]
+__all__ = ["IclConfig", "LanguageConfig", "LeaksConfig", "Prompting", "TextConfig", "load_prompting"]
 
 _MOST_LEVELS = 20
 
@@ -204,7 +206,23 @@ def load_prompting(path: Path, overrides: Sequence[str] = ()) -> Prompting:
         InputError: the file cannot be read or parsed, is an experiment, or a key or value is not allowed.
     """
     tree = read_toml(path)
-    if not is_prompting(tree) and tree.keys() & (Experiment.model_fields.keys() - Prompting.model_fields.keys()):
+    if PromptFiles.name not in tree and tree.keys() & (Experiment.model_fields.keys() - Prompting.model_fields.keys()):
         raise InputError(f"{path} is an experiment, and has no section [icl]; run fedpriv run {path}")
     override(tree, [parse_override(text) for text in overrides], "--set ")
     return validated(Prompting, tree, str(path))
+
+
+@FILES.register
+class PromptFiles(FileKind):
+    """Files of ``fedpriv icl``."""
+
+    name: ClassVar[str] = "icl"
+    command: ClassVar[str] = "fedpriv icl"
+    settings: ClassVar[type[Section]] = Prompting
+    kept_as: ClassVar[str] = "icl.toml"
+    report: ClassVar[str] = "fedpriv.prompts.report:write_icl_report"
+
+    @staticmethod
+    @overriding
+    def load(path: Path, overrides: Sequence[str] = ()) -> Prompting:
+        return load_prompting(path, overrides)

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from fedpriv.core.names import END, START
 from fedpriv.data.tokenizers import LlamaTokens
-from fedpriv.icl.language import Floats, Language
 from fedpriv.models.machinery.llama import Llama
+from fedpriv.prompts.language import Floats, Language
 
 __all__ = ["Stories"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from fedpriv import cli
 from fedpriv.core.config import json_schema
-from fedpriv.core.config.icl import Prompting, load_prompting
+from fedpriv.prompts.settings import Prompting, load_prompting
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("icl*.toml"))
@@ -75,8 +75,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(texts: Path) -> Path:
     """The folder of a run."""
     from fedpriv.core.progress import Silent
-    from fedpriv.lab.icl import start_icl
-    from fedpriv.report import write_icl_report
+    from fedpriv.prompts.report import write_icl_report
+    from fedpriv.prompts.run import start_icl
 
     folder = texts.parent / "run"
     start_icl(load_prompting(texts), folder, Silent())

@@ -1,4 +1,4 @@
-"""The page of a run of prompts: its section "Prompts", its ledger and its settings; put into icl.html."""
+"""The page of a run of prompts: its section "Prompts", its ledger and its settings; put into report.html."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ from jinja2 import Template
 from fedpriv.core.config import describe
 from fedpriv.core.files import write_whole
 from fedpriv.core.records import Interval, ProbeFigure
-from fedpriv.icl.folder import PromptFolder
+from fedpriv.prompts.folder import PromptFolder
 from fedpriv.report.filters import plain, template
 from fedpriv.report.numbers import figure, percent
 from fedpriv.report.probe import probe_value
@@ -73,4 +73,4 @@ def _leak_value(shown: ProbeFigure, value: float | None) -> str:
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
-    return template("icl.html", leak_value=_leak_value)
+    return template("prompts/report.html", leak_value=_leak_value)

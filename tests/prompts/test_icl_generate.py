@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
-from fedpriv.icl.generate import Writer, _decided, noise_of_label
-from fedpriv.icl.language import Floats, Language
-from fedpriv.icl.prompts import Wording
-from tests.icl.worlds import fruits
+from fedpriv.prompts.generate import Writer, _decided, noise_of_label
+from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.settings import IclConfig
+from fedpriv.prompts.wording import Wording
+from tests.prompts.worlds import fruits
 
 TOKENS = (" red", " green", "\n")
 

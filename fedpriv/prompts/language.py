@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from fedpriv.core.config.icl import LanguageConfig
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.data.source import home
+from fedpriv.prompts.settings import LanguageConfig
 
 if TYPE_CHECKING:
     import torch
@@ -260,12 +260,12 @@ def open_language(config: LanguageConfig, root: Path) -> Language:
         case "counting":
             return Counting()
         case "stories":
-            from fedpriv.icl.llama import Stories
+            from fedpriv.prompts.llama import Stories
 
             return Stories(root / "stories260k.npz")
         case "folder":
             return Transformer(home(config.path), config.batch)
         case "http":
-            from fedpriv.icl.remote import Http
+            from fedpriv.prompts.remote import Http
 
             return Http(config)

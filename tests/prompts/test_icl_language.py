@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.core.config.icl import LanguageConfig
 from fedpriv.core.errors import InputError
-from fedpriv.icl.language import Counting, Language, Transformer, open_language
-from fedpriv.icl.llama import Stories
-from fedpriv.icl.remote import Http
+from fedpriv.prompts.language import Counting, Language, Transformer, open_language
+from fedpriv.prompts.llama import Stories
+from fedpriv.prompts.remote import Http
+from fedpriv.prompts.settings import LanguageConfig
 
 DATA = Path(os.environ.get("FEDPRIV_DATA", "data"))
 STORIES = DATA / "stories260k.npz"

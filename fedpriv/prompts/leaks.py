@@ -17,13 +17,14 @@ from scipy.stats import norm
 
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.membership.scores import auc_interval, curve
-from fedpriv.core.config.icl import LeaksConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Interval, ProbeFigure, PromptLeak, shown_epsilon
-from fedpriv.data.texts import Example
-from fedpriv.icl.classify import Classifier, Noise, answers
-from fedpriv.icl.prompts import drawn
+from fedpriv.core.records import Interval, ProbeFigure, shown_epsilon
+from fedpriv.prompts.classify import Classifier, Noise, answers
+from fedpriv.prompts.records import PromptLeak
+from fedpriv.prompts.settings import LeaksConfig
+from fedpriv.prompts.texts import Example
+from fedpriv.prompts.wording import drawn
 
 __all__ = ["Candidate", "candidates", "membership", "repeating"]
 

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import numpy as np
 from typing_extensions import override
 
-from fedpriv.core.config.icl import LanguageConfig
 from fedpriv.core.errors import InputError, one_line
-from fedpriv.icl.language import Floats, Language
+from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.settings import LanguageConfig
 
 __all__ = ["Http"]
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
-from fedpriv.data.texts import Example
-from fedpriv.icl.classify import SENSITIVITY, answers, noise_of, together
-from fedpriv.icl.prompts import Wording, drawn
+from fedpriv.prompts.classify import SENSITIVITY, answers, noise_of, together
+from fedpriv.prompts.settings import IclConfig
+from fedpriv.prompts.texts import Example
+from fedpriv.prompts.wording import Wording, drawn
 from fedpriv.votes import NoisyMax, SampledUse
-from tests.icl.worlds import classifier, fruits
+from tests.prompts.worlds import classifier, fruits
 
 # Wu et al. 2024's setting: ten prompts of four examples, 500 questions, delta 1e-4; as the specification prints it.
 PRINTED = [(5452, 1, 1.350), (5452, 3, 0.920), (5452, 8, 0.683), (6920, 1, 1.212), (6920, 3, 0.865), (6920, 8, 0.647)]

@@ -12,25 +12,24 @@ from flwr.clientapp import ClientApp
 from scipy import stats
 
 from fedpriv.accounting import gaussian_epsilon
-from fedpriv.clients import prompts as prompts_module
-from fedpriv.clients.prompts import Prompter, prompter_app
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.config import validated
-from fedpriv.core.config.icl import IclConfig, Prompting
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.engines.inline import answered, simulated
-from fedpriv.icl.classify import answers, noise_of
-from fedpriv.lab import icl_masked
-from fedpriv.lab.icl import resume_icl, start_icl
-from fedpriv.lab.icl_masked import noisy_counts
 from fedpriv.masking import LEVELS, quantised, restored, votes_limit
 from fedpriv.masking import noisy_counts as share
-from fedpriv.report import write_icl_report
-from fedpriv.server.prompts import Prompters, ask_prompters
+from fedpriv.prompts import client as prompts_module
+from fedpriv.prompts import server
+from fedpriv.prompts.classify import answers, noise_of
+from fedpriv.prompts.client import Prompter, prompter_app
+from fedpriv.prompts.report import write_icl_report
+from fedpriv.prompts.run import resume_icl, start_icl
+from fedpriv.prompts.server import Prompters, ask_prompters, noisy_counts
+from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.shamir import least_survivors
-from tests.icl.worlds import classifier, fruits
+from tests.prompts.worlds import classifier, fruits
 
 CLIENTS, SIGMA = 6, 1.5
 CONFIG = IclConfig(
@@ -169,7 +168,7 @@ def test_a_run_releases_what_its_ledger_proves_and_is_resumed(tmp_path: Path, mo
     assert "20 of 20 clients voted under masks" in (run / "report.html").read_text()
     before = {name: (run / name).read_bytes() for name in ("answers.jsonl", "ledger.json", "private/counts.json")}
     (run / "icl.json").unlink()
-    monkeypatch.setattr(icl_masked, "ask_prompters", None)  # nobody is asked again
+    monkeypatch.setattr(server, "ask_prompters", None)  # nobody is asked again
     assert resume_icl(run, Silent()).levels == found.levels
     assert {name: (run / name).read_bytes() for name in before} == before
     (run / "private" / "counts.json").write_text(json.dumps({"counts": [[1.0]], "clients": [0]}))

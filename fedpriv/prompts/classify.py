@@ -13,14 +13,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.core.config.icl import IclConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee
-from fedpriv.data.texts import Example
-from fedpriv.icl.language import Floats, Language
-from fedpriv.icl.prompts import CONTENT_FREE, Wording, check_enough, drawn
+from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.settings import IclConfig
+from fedpriv.prompts.texts import Example
+from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
 from fedpriv.votes import NoisyMax, SampledUse, least_sigma
 
 __all__ = ["SENSITIVITY", "Classifier", "Noise", "answers", "noise_of", "together"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.core.config.icl import TextConfig
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import list_datasets
-from fedpriv.data.texts import load_texts
+from fedpriv.prompts.settings import TextConfig
+from fedpriv.prompts.texts import load_texts
 
 ROWS = "text,label,split\n" + "".join(f"t{n},{'ab'[n % 2]},{'train' if n < 6 else 'test'}\n" for n in range(10))
 

@@ -1,0 +1,137 @@
+"""Private examples and public questions from the files of data sets of texts, and the words around them in a prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.data.source import home
+from fedpriv.data.texts import SPLITS, Columns, Row, check_splits, csv_wanted, read_texts, text_root
+from fedpriv.prompts.settings import TextConfig
+
+__all__ = ["Example", "Texts", "load_texts"]
+
+_TEST_SHARE = 0.2  # of files without a column "split"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text and its label, from 0."""
+
+    text: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Private examples, public questions, and what a prompt says around them.
+
+    Attributes:
+        source: one line that says where they came from.
+        examples: whom prompts may be made of.
+        questions: test texts with their labels, for scoring.
+        labels: what the model is to say, one a label.
+        text_word: stands before a text in a prompt.
+        label_word: stands before a label in a prompt.
+    """
+
+    source: str
+    examples: tuple[Example, ...]
+    questions: tuple[Example, ...]
+    labels: tuple[str, ...]
+    text_word: str
+    label_word: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A data set that is known by name: its file NAME.csv.gz, and public words for prompts."""
+
+    title: str
+    text: str
+    label: str
+    labels: Mapping[str, str]
+    text_word: str
+    label_word: str
+
+
+_SENTIMENT = {"0": "negative", "1": "positive"}
+
+_KNOWN: Mapping[str, _Known] = {
+    "sst2": _Known("SST-2, phrases of film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
+    "rotten_tomatoes": _Known("Rotten Tomatoes, film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
+    "agnews": _Known(
+        "AG News, topics of news", "text", "label",
+        {"0": "World", "1": "Sports", "2": "Business", "3": "Technology"}, "Article", "Topic",
+    ),
+    "sms_spam": _Known(
+        "SMS Spam Collection, text messages", "text", "label", {"ham": "ham", "spam": "spam"}, "Message", "Label"
+    ),
+}  # fmt: skip
+
+
+def load_texts(config: TextConfig, seed: int) -> Texts:
+    """Read the texts that the settings name.
+
+    A column ``split`` says which rows are private (train) and which are questions (test); a file that is known by name
+    may have others, which are left out. Without one a fifth of the rows, drawn by the seed, are questions. Which rows
+    are private depends on no text, so neighbours have as many.
+
+    Raises:
+        InputError: the file or a column is not there, or two columns have its name; the file is no CSV, a cell is empty
+            or one too many, a split or a label is unknown, or there are fewer examples than asked for.
+    """
+    known = _KNOWN.get(config.name)
+    path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
+    columns = (config.text, config.label) if known is None else (known.text, known.label)
+    if known is not None and not path.is_file():
+        raise InputError(
+            f"data.name = {config.name!r}: {path} is not there, and is not downloaded: {known.title}, as "
+            f"{csv_wanted(Columns(*columns), known.labels)}; a column split (train, test) may be missing"
+        )
+    rows = read_texts(path, Columns(*columns))
+    if known is None:
+        check_splits(path, rows)
+    spoken = _spoken(path, rows, known, config.labels)
+    numbers = {label: number for number, label in enumerate(spoken)}
+    train, test = _parts([(Example(row.text, numbers[row.label or ""]), row.split) for row in rows], seed)
+    if not train or not test:
+        raise InputError(f"{path}: {len(train)} private examples and {len(test)} questions; both are wanted")
+    if config.examples is not None:
+        if config.examples > len(train):
+            raise InputError(f"data.examples = {config.examples}, but {path} has {len(train)} private examples")
+        kept = np.sort(numpy_stream(seed, "icl-examples").choice(len(train), config.examples, replace=False))
+        train = [train[number] for number in kept]
+    words = ("Text", "Label") if known is None else (known.text_word, known.label_word)
+    return Texts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *words)
+
+
+def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
+    """What the model is to say for each label of the file."""
+    present = sorted({row.label or "" for row in rows})
+    usual = {label: label for label in present} if known is None else dict(known.labels)
+    strange = [label for label in present if label not in usual]
+    if strange:
+        raise InputError(f"{path}: the label {strange[0]!r} is not known; allowed: {', '.join(usual)}")
+    if given:
+        if len(given) != len(usual):
+            raise InputError(f"data.labels has {len(given)} entries, and {path} has {len(usual)} labels")
+        usual = dict(zip(usual, given, strict=True))
+    if len(set(usual.values())) != len(usual) or len(usual) < 2:
+        said = ", ".join(map(repr, usual.values()))
+        raise InputError(f"{path}: at least two labels, each with a word of its own, are wanted; given: {said}")
+    return usual
+
+
+def _parts(rows: Sequence[tuple[Example, str | None]], seed: int) -> tuple[list[Example], list[Example]]:
+    """Private examples and questions."""
+    if any(split is not None for _, split in rows):
+        private, asked = ([row for row, split in rows if split == part] for part in SPLITS)
+        return private, asked
+    order = numpy_stream(seed, "icl-split").permutation(len(rows))
+    chosen = set(order[: round(_TEST_SHARE * len(rows))].tolist())
+    private = [row for number, (row, _) in enumerate(rows) if number not in chosen]
+    return private, [rows[number][0] for number in sorted(chosen)]
