@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["Access"]
-
 
 class Access(StrEnum):
     """One thing that an attack may need and a threat model may grant."""

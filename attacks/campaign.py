@@ -15,8 +15,6 @@ from fedpriv.attacks.reconstruction.upload_model import uploads_of
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
 
-__all__ = ["Campaign", "attack_each", "fault", "trouble"]
-
 LONGEST = 300  # characters of an unexpected error in a line
 
 

@@ -7,8 +7,6 @@ from scipy.stats import binomtest, bootstrap
 
 from fedpriv.core.records import CONFIDENCE, Interval
 
-__all__ = ["best_interval", "median_interval", "rate_interval"]
-
 RESAMPLES = 9999
 
 

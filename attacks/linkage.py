@@ -9,8 +9,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
 from fedpriv.data.datasets import Dataset
 
-__all__ = ["facts_of", "unicity"]
-
 
 def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
     """Return which facts hold of whom, (N, D): of training and test data; of a table its categories and flags."""

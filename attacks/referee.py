@@ -22,8 +22,6 @@ from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_senten
 from fedpriv.attacks.truth import Scores, Truth, odds, subject
 from fedpriv.core.records import RowScore, Score
 
-__all__ = ["missed", "score", "score_guesses"]
-
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
 

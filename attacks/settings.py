@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.core.records import Score
 
-__all__ = ["GRADIENT_MATCHING", "AttackSettings", "MatchingSettings", "Runs", "by_conduct", "is_active", "known_attack"]
-
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 

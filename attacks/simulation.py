@@ -41,19 +41,6 @@ from fedpriv.data.sequences import NO_TARGET
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 
-__all__ = [
-    "RANDOM",
-    "Client",
-    "Mismatch",
-    "Sent",
-    "Simulation",
-    "SimulationCheck",
-    "Trial",
-    "simulated_images",
-    "simulated_upload",
-    "trained_upload",
-]
-
 EXAMPLES, STEPS = 2, 3  # of an upload that is simulated, at most: what differs does so in few examples, too
 DRAWS = 16  # further uploads of a network that drew random numbers and computed the same
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}

@@ -7,8 +7,6 @@ answers agree in all logits but the two that were drawn, and each has the one th
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["exact_logits"]
-
 Array = NDArray[np.float64]
 
 # What rounding of probabilities in float64 leaves of equal logits.

@@ -59,12 +59,7 @@ class Row:
 
 
 class Lab:
-    """The data set, and uploads of its images.
-
-    Args:
-        dataset: CIFAR-10.
-        seed: of images, noise and model.
-    """
+    """The data set, and uploads of its images."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self._dataset = dataset

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["cpu_seconds", "in_own_process", "options", "peak_mib", "reset_peak", "save", "seconds", "show"]
-
 T = TypeVar("T")
 
 

@@ -35,8 +35,6 @@ from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.mlp import MlpSettings
 
-__all__ = ["LOSS", "METHODS", "MODELS", "Setting", "Step", "network", "random_batch"]
-
 Step = Callable[[], None]
 
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0

@@ -242,11 +242,7 @@ def _pfl_rounds(folder: Path | None, world: World) -> Iterator[dict[str, Callabl
 
 
 def _ask(process: "subprocess.Popen[str]") -> float:
-    """Have pfl do a round, and return the CPU seconds that it took.
-
-    Raises:
-        RuntimeError: its process has ended.
-    """
+    """Have pfl do a round, and return the CPU seconds that it took."""
     if process.stdin is not None:
         process.stdin.write("\n")
         process.stdin.flush()

@@ -2,15 +2,12 @@
 
 from torch import nn
 
-__all__ = ["cnn"]
-
 
 def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Two unpadded convolutions, max-pooling, dropout and a hidden layer, with Xavier weights.
 
     Args:
         shape: (C, H, W) of an image.
-        classes: how many outputs.
     """
     channels, height, width = shape
     features = 64 * ((height - 4) // 2) * ((width - 4) // 2)

@@ -23,8 +23,6 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.wire import record_in
 from fedpriv.core.world import World, build_world
 
-__all__ = ["Answering", "Question", "about", "partition_of"]
-
 
 class _Run(NamedTuple):
     """What clients of a simulation know with the app: the run's secret, and the digest of what is read from files."""
@@ -71,12 +69,7 @@ class Answering:
 
     @contextmanager
     def opened(self, question: Question, context: Context) -> Iterator[World]:
-        """Check a question, and compute its answer inside: with the experiment, built, with this client's labels.
-
-        Raises:
-            RefusedError: the client does not answer this question.
-            RuntimeError: where noise protects the data: whatever goes wrong inside, in words that say nothing of them.
-        """
+        """Check a question, and compute its answer inside: with the experiment, built, with this client's labels."""
         with self.silent(question.experiment, context):
             check_question(context, question.experiment, question.round_number)
             world = self._own_world(context, question.known)
@@ -97,14 +90,7 @@ class Answering:
             raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
 
     def secrets(self, world: World, context: Context, round_number: int, received: bytes) -> tuple[Secret, Secret]:
-        """Return the secret that an answer's own is derived from, and that one.
-
-        Args:
-            world: the experiment, built.
-            context: the client's, from Flower.
-            round_number: the round, from 1.
-            received: the digest of all that the answer depends on.
-        """
+        """Return the secret that an answer's own is derived from, and that one."""
         drawn = secret_for(context, round_number, received, self._shared_secret(world))
         return drawn, answer_secret(drawn, partition_of(context), round_number, received)
 
@@ -141,11 +127,7 @@ def _with_own_labels(text: str, name: str, run: _Run, run_id: int, client: int, 
 
 @lru_cache(maxsize=2)
 def _world(text: str, name: str, run: _Run, _: int) -> World:
-    """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object.
-
-    Raises:
-        RefusedError: data or network are no longer those that the run began with.
-    """
+    """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object."""
     world = build_world(*kept_for(text, name, run.secret))
     if run.origin is not None and world.origin != run.origin:
         raise RefusedError("the data, or the network, were changed after the run had begun")

@@ -18,16 +18,9 @@ from fedpriv.mechanisms.machinery.settings import NoiseAt
 if TYPE_CHECKING:
     from fedpriv.core.algorithm import Handler
 
-__all__ = ["app", "client_app"]
-
 
 def client_app(secret: Secret | None) -> CohortApp:
-    """Return the app of a run.
-
-    Args:
-        secret: the run's, where all clients have one, as in a simulation. It reaches them with the app itself, and is
-            in no message. ``None``: whatever this machine keeps of the run, and each client's noise has its own.
-    """
+    """Return the app of a run."""
     bound = CohortApp()
 
     def answer(handler: "Handler", message: Message, context: Context) -> Message:
@@ -49,10 +42,6 @@ def train(answering: Answering, message: Message, context: Context) -> Message:
     """Train for one round from the parameters in the message and reply with the upload.
 
     The reply carries no training loss: measured on private data and sent without noise it would leak.
-
-    Raises:
-        RuntimeError: with a mechanism: whatever goes wrong, in words that say nothing of the data. Else the model's
-            code wants to end the process; this client fails, and no other.
     """
     world, upload, _ = _trained(answering, message, context, ("clients", "server"))
     if world.experiment.federation.secure_aggregation:

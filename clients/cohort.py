@@ -17,8 +17,6 @@ from fedpriv.core.wire import record_in, unpack
 from fedpriv.core.world import State, World
 from fedpriv.gradients.ghost import Entangled
 
-__all__ = ["Cohort", "CohortApp"]
-
 
 @dataclass(frozen=True)
 class _Received(State):
@@ -53,14 +51,7 @@ class Cohort:
         return _received(message) if known is None else known[1]
 
     def upload(self, world: World, client: int, before: State, round_number: int) -> State | None:
-        """Return what leaves a client, trained with those that are asked after it; ``None``: it is trained alone.
-
-        Args:
-            world: the experiment, built.
-            client: the partition's number.
-            before: from :meth:`sent`.
-            round_number: the round, from 1.
-        """
+        """Return what leaves a client, trained with those that are asked after it; ``None``: it is trained alone."""
         if client not in self._trained and self._expected.get(client) is before:
             self._train(world, client, before, round_number)
         return self._trained.pop(client, None)

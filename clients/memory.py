@@ -26,23 +26,12 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import MEMORY
 from fedpriv.core.wire import record_in
 
-__all__ = ["check_data", "check_question", "kept", "own_secret", "secret_for"]
-
 _RECORD = "memory"
 _KEPT = re.compile(rb"[0-9a-f]{64}")
 
 
 def check_question(context: Context, experiment: Experiment, round_number: int) -> None:
-    """Note the settings that this client is asked with, and refuse others than those of its first question.
-
-    Args:
-        context: the client's, from Flower.
-        experiment: the settings.
-        round_number: the round, from 1.
-
-    Raises:
-        RefusedError: the run has no such round, or began with other settings; or the memory is damaged.
-    """
+    """Note the settings that this client is asked with, and refuse others than those of its first question."""
     rounds = experiment.federation.rounds
     if not 1 <= round_number <= rounds:
         raise RefusedError(f"round {round_number} is none of this run, which has rounds 1 to {rounds}")
@@ -52,34 +41,14 @@ def check_question(context: Context, experiment: Experiment, round_number: int) 
 
 
 def check_data(context: Context, digest: bytes, shared: Secret | None) -> None:
-    """Note the data that this client answers from, and refuse to go on with others.
-
-    Args:
-        context: the client's, from Flower.
-        digest: of the data.
-        shared: the run's secret; ``None``: this client has its own.
-
-    Raises:
-        RefusedError: they are not those of its first answer; or its memory is damaged.
-    """
+    """Note the data that this client answers from, and refuse to go on with others."""
     data = own_secret(context, shared).derived("data", digest).key
     if kept(context, "data", data) != data:
         raise RefusedError("the data are not those with which this client was first asked in this run")
 
 
 def secret_for(context: Context, round_number: int, received: bytes, shared: Secret | None) -> Secret:
-    """Note what this client is about to answer, and return the secret that its noise is keyed by.
-
-    Args:
-        context: the client's, from Flower.
-        round_number: the round, from 1.
-        received: the digest of all that the answer depends on.
-        shared: the run's secret; ``None``: this client has its own.
-
-    Raises:
-        RefusedError: the client was asked in this round before, and was sent something else; or its memory is
-            damaged.
-    """
+    """Note what this client is about to answer, and return the secret that its noise is keyed by."""
     secret = own_secret(context, shared)
     # Keyed: it tells nothing of the data, and what another secret has answered is not answered again.
     answered = secret.derived("answered", received).key
@@ -89,26 +58,12 @@ def secret_for(context: Context, round_number: int, received: bytes, shared: Sec
 
 
 def own_secret(context: Context, shared: Secret | None) -> Secret:
-    """Return what this client's noise is drawn from: the run's secret or, without one, its own, for the whole run.
-
-    Raises:
-        RefusedError: the client's memory is damaged.
-    """
+    """Return what this client's noise is drawn from: the run's secret or, without one, its own, for the whole run."""
     return shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
 
 
 def kept(context: Context, name: str, value: bytes) -> bytes:
-    """Return what a client keeps under a name; from the first call on that is ``value``.
-
-    Args:
-        context: the client's, from Flower.
-        name: letters, digits and hyphens.
-        value: 32 bytes.
-
-    Raises:
-        RefusedError: the memory is damaged, or the path of its folder is relative.
-        WriteError: it cannot be written.
-    """
+    """Return what a client keeps under a name; from the first call on that is ``value``."""
     folder = os.environ.get(MEMORY, "")
     if not folder:
         return _kept_by_flower(context, name, value)

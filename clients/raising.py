@@ -17,8 +17,6 @@ from torch import Tensor
 
 from fedpriv.core.errors import RefusedError
 
-__all__ = ["Sound", "discreet", "unless_raised", "where_sound"]
-
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -45,7 +43,6 @@ def where_sound(compute: Callable[[Tensor], T], examples: int) -> Sound[T] | Non
 
     Args:
         compute: of the batch with these rows (B,) in its places; row B is the blank example.
-        examples: B.
 
     Returns:
         ``None`` if the model raises on copies of each example, or mixes examples.
@@ -79,16 +76,7 @@ def _raising(works: Callable[[Tensor], bool], stand_ins: Tensor, places: list[in
 
 
 def unless_raised(compute: Callable[[], T], *passed: type[BaseException], level: int = logging.DEBUG) -> T | None:
-    """Return the result, or ``None`` where the model raises, be it ``SystemExit`` or ``KeyboardInterrupt``.
-
-    Args:
-        compute: runs the model.
-        passed: what is raised on, because no example can be its cause.
-        level: at which the error is logged, with its traceback.
-
-    Raises:
-        BaseException: what the handler of a signal raises, such as ``KeyboardInterrupt`` after Ctrl-C, and ``passed``.
-    """
+    """Return the result, or ``None`` where the model raises, be it ``SystemExit`` or ``KeyboardInterrupt``."""
     result = None
     with _watched_handlers() as interrupts:
         try:
@@ -104,13 +92,7 @@ def unless_raised(compute: Callable[[], T], *passed: type[BaseException], level:
 
 @contextmanager
 def discreet(client: int) -> Iterator[None]:
-    """Say nothing of what goes wrong inside but in the client's own log.
-
-    Raises:
-        RefusedError: as it is raised inside; it is about messages alone.
-        BaseException: what the handler of a signal raises, such as ``KeyboardInterrupt`` after Ctrl-C.
-        RuntimeError: whatever else went wrong, in words that say nothing of the data.
-    """
+    """Say nothing of what goes wrong inside but in the client's own log."""
     failed = False
     with _watched_handlers() as interrupts:
         try:

@@ -30,8 +30,6 @@ from fedpriv.lattice import encoded
 from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, quantised
 from fedpriv.shamir import least_survivors, shares
 
-__all__ = ["give_shares", "masked", "masked_upload", "offer_keys", "share_secrets"]
-
 _STATE = "secure-aggregation"
 _NONCE_BYTES = 12
 
@@ -55,12 +53,7 @@ def offer_keys(message: Message, context: Context) -> Message:
 
 
 def share_secrets(message: Message, context: Context) -> Message:
-    """Split this round's seed and key among the clients named in the message; each part is encrypted for its client.
-
-    Raises:
-        ValueError: the server asks out of turn, or names keys under which the protocol protects nothing.
-        RefusedError: in this round this client shared its secrets among others before.
-    """
+    """Split this round's seed and key among the clients named in the message; each part is encrypted for its client."""
     asked, own = _asked(message), _at(message, context, "keys")
     me, clients = _partition(context), _integers(asked, "clients")
     publics, channels = _many(asked, "public"), _many(asked, "channel")
@@ -90,18 +83,7 @@ def share_secrets(message: Message, context: Context) -> Message:
 def masked_upload(
     message: Message, context: Context, world: World, upload: State, secret: Secret | None = None
 ) -> RecordDict:
-    """Return an upload that says nothing by itself: in whole numbers, and masked towards every other client.
-
-    Args:
-        message: with the others' shares.
-        context: the client's, from Flower.
-        world: the experiment, built.
-        upload: what the client computed.
-        secret: of this answer's noise; read where the noise is whole in the sum alone.
-
-    Raises:
-        ValueError: the upload is not finite, or :func:`masked` raises.
-    """
+    """Return an upload that says nothing by itself: in whole numbers, and masked towards every other client."""
     federation = world.experiment.federation
     if secret is not None and world.experiment.mechanism.noise_at == "sum":
         number = int(str(message.content.config_records["task"]["round"]))
@@ -114,17 +96,7 @@ def masked_upload(
 
 
 def masked(message: Message, context: Context, words: Words, least: int = 0) -> RecordDict:
-    """Return whole numbers modulo 2^32 (N,), masked towards every other client.
-
-    Args:
-        message: with the others' shares.
-        context: the client's, from Flower.
-        words: the numbers.
-        least: clients that must be in the sum, where its noise counts on them; never fewer than two thirds.
-
-    Raises:
-        ValueError: the server asks out of turn or about another round, or passes on shares of too few clients.
-    """
+    """Return whole numbers modulo 2^32 (N,), masked towards every other client."""
     asked, own = _asked(message, "shares"), _at(message, context, "shares")
     number = int(message.metadata.group_id)
     if int(str(message.content.config_records["task"]["round"])) != number:
@@ -154,12 +126,7 @@ def masked(message: Message, context: Context, words: Words, least: int = 0) -> 
 
 
 def give_shares(message: Message, context: Context) -> Message:
-    """Reply with the shares that take the masks off the sum, and forget this round's secrets.
-
-    Raises:
-        ValueError: the server asks out of turn, for too few survivors, or for both shares of one client.
-        RefusedError: in this round this client helped to unmask the sum of others before.
-    """
+    """Reply with the shares that take the masks off the sum, and forget this round's secrets."""
     asked, own = _asked(message), _at(message, context, "masked")
     survivors, dropped, held = _integers(asked, "survivors"), _integers(asked, "dropped"), _integers(own, "held")
     context.state.config_records.pop(_STATE)

@@ -27,8 +27,6 @@ from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
 from fedpriv.gradients.subtree import TOLERANCE
 
-__all__ = ["Stack", "same_work", "stack_of"]
-
 # Bytes of all models of a stack on a CPU, as far as a step works on them: what stays in its cache is not fetched anew.
 _CACHE_BYTES = 8 << 20
 
@@ -49,11 +47,6 @@ class Stack:
 
     def uploads(self, clients: Sequence[int], before: State, round_number: int) -> tuple[State, ...] | None:
         """Train clients for one round and return what leaves each, as ``local_upload`` does for one.
-
-        Args:
-            clients: partitions' numbers, all of the same work (:func:`same_work`).
-            before: the global state that the server sent all of them.
-            round_number: the round, from 1.
 
         Returns:
             ``None`` where the model raises, or cannot be taken apart, on these examples: then each is trained alone.

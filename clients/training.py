@@ -26,22 +26,12 @@ from fedpriv.core.world import State, World, tracked_buffers, trained_parameters
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, plain_gradient, zero_gradients
 from fedpriv.smoothing import drawing
 
-__all__ = ["answer_secret", "local_upload", "unprotected_upload"]
-
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 def local_upload(world: World, client: int, before: State, round_number: int, secret: Secret | None = None) -> State:
     """Train for one round and return what leaves the client.
-
-    Args:
-        world: the experiment, built.
-        client: the partition's number, from 0.
-        before: the global state that the server sent.
-        round_number: the round, from 1.
-        secret: what the noise of this answer is keyed by, and of no other; ``None``: of the world's secret and of all
-            that the answer depends on. Without a mechanism it has no part in it.
 
     Returns:
         Under ``parameters`` the upload: for FedSGD a mean gradient, else after minus before, in all cases after the
@@ -72,12 +62,6 @@ def unprotected_upload(
 ) -> tuple[Vector, bool]:
     """Return what a client would upload for batches that are nobody's, without a mechanism; no client's data is read.
 
-    Args:
-        world: the experiment, built; its model is trained.
-        before: the global state.
-        batches: what the network takes and labels, one pair for each of the round's steps.
-        seed: of what the network draws.
-
     Returns:
         The upload, and whether the network's code drew random numbers from a global generator.
     """
@@ -101,14 +85,7 @@ def unprotected_upload(
 
 
 def answer_secret(secret: Secret, client: int, round_number: int, received: bytes) -> Secret:
-    """Return what the noise of one answer is keyed by: no other answer, to whatever was received, has the same noise.
-
-    Args:
-        secret: the client's own, or the run's.
-        client: the partition's number.
-        round_number: the round, from 1.
-        received: the digest of all that the answer depends on, from :meth:`fedpriv.core.world.World.received`.
-    """
+    """Return what the noise of one answer is keyed by: no other answer, to whatever was received, has the same noise."""
     return secret.derived("answer", client, round_number, received)
 
 

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Cloak", "Learning", "cloak_loss", "learn_noise", "suppress", "uniform_noise"]
-
 Model = Callable[[Tensor], Tensor]
 """Images (n, C, H, W), floating point on the scale of [0, 1] -> logits (n, classes), differentiable."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MOST_STEPS", "Minimum", "Objective", "descent_steps", "minimised", "softmax", "spread_noise"]
-
 Array = TypeAliasType("Array", "NDArray[np.float64]")
 
 MOST_STEPS = 10_000_000
@@ -102,16 +100,6 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
 
     L-BFGS, then Newton steps for what its line search cannot see in float64, then gradient descent, which always gets
     there: F's smoothness is at most R^2 / 2 + lambda.
-
-    Args:
-        objective: F.
-        norm: R, the largest length of an example's features.
-        tolerance: tau, at least 1e-12.
-
-    Raises:
-        InputError: an example's features are longer than R, or a number is not finite.
-        RunFailedError: the tolerance is below what float64 can reach, or takes more than ``MOST_STEPS``. Whether it
-            does depends on the data, unless :func:`fedpriv.accounting.erm.is_solvable` ruled it out beforehand.
     """
     import numpy as np
     from scipy import optimize
@@ -183,12 +171,6 @@ def descent_steps(smoothness: float, regularisation: float, length: float, toler
 
     Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`fedpriv.accounting.erm.least_tolerance`),
     which starts below length^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
-
-    Args:
-        smoothness: the largest curvature of F.
-        regularisation: lambda, the least one.
-        length: of the gradient where descent begins.
-        tolerance: tau, above 0.
     """
     ratio = smoothness / regularisation
     return 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1

@@ -20,8 +20,6 @@ from fedpriv.accounting.skellam import LEVELS, padded, rounded_norm
 from fedpriv.masking import Words
 from fedpriv.skellam import skellam
 
-__all__ = ["Share", "decoded", "encoded"]
-
 Array = NDArray[np.float64]
 
 
@@ -45,9 +43,6 @@ def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: 
 
     Args:
         update: (K,), over the bound of its norm; what is longer than 1 is clipped once more.
-        variance: of this client's share of the noise on each coordinate, in squared levels, at least 0.
-        signs: public, the same for all clients of a round.
-        noise: secret, used for nothing else.
     """
     values = update.detach().cpu().double().numpy()
     values = values / max(1.0, float(np.linalg.norm(values)))
@@ -61,8 +56,6 @@ def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:
 
     Args:
         total: (D,), modulo 2^32.
-        dimension: K.
-        signs: those that the clients had.
     """
     whole = total.astype(np.uint32).view(np.int32).astype(np.float64) / LEVELS
     return torch.from_numpy((_hadamard(whole) * _signs(len(whole), signs))[:dimension])

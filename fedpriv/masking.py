@@ -24,21 +24,6 @@ from torch.nn import functional
 from fedpriv.core.randomness import NoiseStream
 from fedpriv.shamir import least_survivors
 
-__all__ = [
-    "KEY_BYTES",
-    "LEVELS",
-    "Words",
-    "agreed",
-    "flat",
-    "mask",
-    "masked_counts",
-    "noisy_counts",
-    "quantised",
-    "restored",
-    "split",
-    "votes_limit",
-]
-
 LEVELS = 1 << 22
 
 KEY_BYTES = 32
@@ -57,10 +42,6 @@ def quantised(values: Tensor, limit: float) -> Words:
 
     Args:
         values: float64 (K,); what lies outside [-limit, limit] is clipped.
-        limit: above 0.
-
-    Raises:
-        ValueError: a value is not finite.
     """
     if not bool(values.isfinite().all()):
         raise ValueError("an upload with NaN or infinity in it cannot be masked")
@@ -75,22 +56,12 @@ def restored(total: Words, clients: int, limit: float) -> Tensor:
 
 
 def votes_limit(votes: int, sigma: float, clients: int) -> float:
-    """Return what a noisy count of one client exceeds once in 10^18 times: the limit for :func:`quantised`.
-
-    Args:
-        votes: that one client has.
-        sigma: deviation of the noise on the sum of :func:`least_survivors` clients.
-        clients: who are asked.
-    """
+    """Return what a noisy count of one client exceeds once in 10^18 times: the limit for :func:`quantised`."""
     return votes + 9 * sigma / math.sqrt(least_survivors(clients))
 
 
 def agreed(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
-    """Return the key of 32 bytes for a purpose, which the holder of the other private key gets, too.
-
-    Raises:
-        ValueError: ``public`` is no public key, or one with which everybody would know the key.
-    """
+    """Return the key of 32 bytes for a purpose, which the holder of the other private key gets, too."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
 
@@ -118,10 +89,6 @@ def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise:
 
     Args:
         votes: (t, Q).
-        classes: K.
-        sigma: deviation of the noise on each count of the sum, in votes.
-        clients: who are asked.
-        noise: of this answer, used for nothing else.
 
     Returns:
         (Q, K), float64.

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from fedpriv.core.files import content_digest
 
-__all__ = ["LpipsResult", "lpips_scores", "match", "mse", "psnr", "ssim"]
-
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
 LPIPS_SIDE = 64
@@ -47,13 +45,9 @@ def mse(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
     Args:
         originals: (N, C, H, W), any scale.
-        reconstructions: the same shape and scale.
 
     Returns:
         float64 (N,).
-
-    Raises:
-        ValueError: the shapes differ or are not (N, C, H, W).
     """
     original, reconstruction = _pair(originals, reconstructions)
     return (original - reconstruction).square().mean(dim=(1, 2, 3))
@@ -103,14 +97,9 @@ def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
     Args:
         originals: (N, C, H, W), any scale.
-        reconstructions: the same shape and scale, in any order. One with a NaN or infinity in it gets the
-            original that the others leave.
 
     Returns:
         int64 (N,): ``reconstructions[result]`` is in the order of the originals.
-
-    Raises:
-        ValueError: the shapes differ or are not (N, C, H, W).
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -130,14 +119,9 @@ def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = Tr
 
     Args:
         originals: (N, C, H, W) with C = 1 or 3, on the [0, 1] scale.
-        reconstructions: the same shape and scale.
-        download: fetch the weights if they are not there.
 
     Returns:
         The values, or the reason why there are none: no weights and no network, or weights that cannot be read.
-
-    Raises:
-        ValueError: the shapes differ or are not (N, C, H, W) with C = 1 or 3.
     """
     original, reconstruction = _pair(originals, reconstructions)
     if original.shape[1] not in (1, 3):

@@ -13,8 +13,6 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["combined", "least_survivors", "shares"]
-
 PRIME = 65_537
 _DIGEST = 8  # bytes, by which shares that do not belong together are found out
 
@@ -27,16 +25,7 @@ def least_survivors(clients: int) -> int:
 
 
 def shares(secret: bytes, needed: int, count: int) -> list[bytes]:
-    """Return one share for each place from 1 to ``count``; ``needed`` of them give the secret.
-
-    Args:
-        secret: an even number of bytes.
-        needed: 1 to ``count``.
-        count: below 65,537.
-
-    Raises:
-        ValueError: the numbers are out of range.
-    """
+    """Return one share for each place from 1 to ``count``; ``needed`` of them give the secret."""
     if len(secret) % 2 or not 1 <= needed <= count < PRIME:
         raise ValueError(f"cannot split {len(secret)} bytes into {count} shares of which {needed} are needed")
     told = np.frombuffer(secret + sha256(secret).digest()[:_DIGEST], dtype="<u2").astype(np.int64)
@@ -46,15 +35,7 @@ def shares(secret: bytes, needed: int, count: int) -> list[bytes]:
 
 
 def combined(places: Sequence[int], given: Sequence[bytes]) -> bytes:
-    """Return the secret of which these are shares.
-
-    Args:
-        places: of the shares, all different, from 1; as many as are needed.
-        given: the shares, in the same order.
-
-    Raises:
-        ValueError: these are no shares of one secret, or too few.
-    """
+    """Return the secret of which these are shares."""
     lengths = {len(share) for share in given}
     if len(lengths) != 1 or lengths.pop() % 4 or len(set(places)) != len(given):
         raise ValueError("shares of one secret have one length and a place each")

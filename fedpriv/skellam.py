@@ -12,8 +12,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["skellam"]
-
 Array = NDArray[np.float64]
 
 # Below it numpy's logarithms of probabilities are off by 2e-9 at most.
@@ -24,16 +22,7 @@ _SERIES = [1 / (j * (j - 1)) for j in range(2, 12)]
 
 
 def skellam(variance: float, shape: tuple[int, ...], noise: np.random.Generator) -> NDArray[np.int64]:
-    """Return independent Skellam numbers with mean 0.
-
-    Args:
-        variance: of each, from 0 to 2^53.
-        shape: of the array.
-        noise: used for nothing else.
-
-    Raises:
-        ValueError: the variance is out of range, where float64 no longer holds every whole number around the mean.
-    """
+    """Return independent Skellam numbers with mean 0."""
     if not 0 <= variance <= 2.0**53:
         raise ValueError(f"variance = {variance:g}: allowed is from 0 to 2^53")
     mean = variance / 2

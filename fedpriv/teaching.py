@@ -12,8 +12,6 @@ from fedpriv.core.federated import batch_loss, decayed, example_losses
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.gradients import Vector, plain_gradient
 
-__all__ = ["teach"]
-
 
 def teach(
     model: nn.Module,
@@ -27,13 +25,8 @@ def teach(
     """Train a network in place, by the loss of shuffled batches that the settings name; an optimiser starts afresh.
 
     Args:
-        model: starts where it is; left in evaluation mode.
         inputs: normalised images (n, C, H, W) on the model's device; none leave the model as it is.
         labels: (n,) likewise.
-        training: batch size (n where that is less), learning rate, optimiser, momentum, loss and weight decay.
-        epochs: passes over the data; the rest that fills no batch waits for the next pass.
-        stream: what the data are shuffled by.
-        autocast: makes the surroundings of forward and backward passes.
     """
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     parameters: Vector = {name: value for name, value in model.named_parameters() if value.requires_grad}

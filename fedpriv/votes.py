@@ -20,9 +20,6 @@ from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee
 
-__all__ = ["MOST_ANSWERS", "Aggregator", "ConfidentMax", "LaplaceMax", "NoisyMax", "SampledUse", "least_sigma"]
-__all__ += ["most_answers"]
-
 MOST_ANSWERS = 10_000_000
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12  # votes
@@ -40,35 +37,19 @@ class _Aggregator(Protocol):
 
         Args:
             counts: (K,) votes for each class.
-            generator: fresh random numbers, used for this question on these counts and for nothing else.
 
         Returns:
             The class, from 0; ``None``: no answer.
         """
 
     def spent(self, asked: int, answered: int) -> float:
-        """What answers cost where one voter changes its vote in every question, in the aggregator's own measure.
-
-        Args:
-            asked: questions.
-            answered: those with an answer; ``asked`` at most.
-
-        Raises:
-            ValueError: there are no such numbers.
-        """
+        """What answers cost where one voter changes its vote in every question, in the aggregator's own measure."""
 
     def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
         """What is proven of answers at ``delta``.
 
         Args:
-            asked: questions.
-            answered: those with an answer. It is a figure of these answers; it may be claimed where a budget that it
-                keeps to was fixed beforehand, or for ``answered = asked``.
             delta: in (0, 1).
-            votes: how many votes the one has who is protected.
-
-        Raises:
-            ValueError: there are no such numbers.
         """
 
 
@@ -78,9 +59,6 @@ class NoisyMax:
 
     Attributes:
         sigma: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
-
-    Raises:
-        InputError: it is out of range.
     """
 
     sigma: float
@@ -113,9 +91,6 @@ class ConfidentMax:
         threshold: T, in votes.
         sigma1: deviation of the noise on the largest count that is compared with T, in votes, from 1e-9 to 1e12.
         sigma2: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
-
-    Raises:
-        InputError: one of them is out of range.
     """
 
     threshold: float
@@ -153,9 +128,6 @@ class LaplaceMax:
 
     Attributes:
         scale: of the noise on each count, in votes, from 1e-9 to 1e12; its deviation is sqrt(2) scale.
-
-    Raises:
-        InputError: it is out of range.
     """
 
     scale: float
@@ -193,13 +165,7 @@ def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: in
     """Return how many questions may all be answered before more than (epsilon, delta) is spent, 10 million at most.
 
     Args:
-        aggregator: what answers.
-        epsilon: at least 0.
         delta: in (0, 1).
-        votes: how many votes the one has who is protected.
-
-    Raises:
-        InputError: epsilon or delta is out of range.
     """
     gaussian_mu(epsilon, delta)  # says what is out of range
     within, above = 0, MOST_ANSWERS + 1
@@ -216,13 +182,7 @@ def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> f
     """Return the least noise of :class:`NoisyMax` with which so many answers are (epsilon, delta)-DP.
 
     Args:
-        answers: at least 1.
-        epsilon: at least 0.
         delta: in (0, 1).
-        votes: how many votes the one has who is protected.
-
-    Raises:
-        InputError: epsilon or delta is out of range.
     """
     return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
 
@@ -241,9 +201,6 @@ class SampledUse:
         rate: the share of the examples that is drawn, from 1e-12 to 1.
         uses: how many sums are released.
         delta: in (0, 1).
-
-    Raises:
-        InputError: a number is out of range.
     """
 
     sensitivity: float
@@ -255,11 +212,7 @@ class SampledUse:
         self._release(1.0)
 
     def least_sigma(self, epsilon: float) -> float:
-        """Return the least deviation of the noise with which all uses are (epsilon, delta)-DP.
-
-        Raises:
-            InputError: no noise in range fits.
-        """
+        """Return the least deviation of the noise with which all uses are (epsilon, delta)-DP."""
         return calibrate(epsilon, self._release(1.0)) * self.sensitivity / 2
 
     def guarantee(self, sigma: float) -> Guarantee:

@@ -11,8 +11,6 @@ from fedpriv.core.federated import upload_sign
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.world import State
 
-__all__ = ["ServerOptimizer"]
-
 
 class ServerOptimizer:
     """SGD or Adam on the global parameters, driven by the mean upload (Reddi et al. 2021, Algorithm 2).
@@ -60,11 +58,7 @@ class ServerOptimizer:
         return named
 
     def load(self, tensors: Mapping[str, Tensor], rounds: int) -> None:
-        """Take up what :meth:`tensors` returned after ``rounds`` rounds.
-
-        Raises:
-            InputError: they are not of this model.
-        """
+        """Take up what :meth:`tensors` returned after ``rounds`` rounds."""
         self._check(tensors)
         memory = self._memory(tensors)
         self.rounds = rounds

@@ -24,8 +24,6 @@ from fedpriv.core.seeds import kept_for
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
 
-__all__ = ["Started", "app", "server_app", "started_app"]
-
 # How long a run that Flower has started waits for its clients.
 _CONNECT_SECONDS = 60.0
 # How long it waits for more SuperNodes while their number stays the same, and when it says that it waits.
@@ -63,9 +61,6 @@ class Started:
 
         That is a minute at most; a quarter of one where some are there and no other one comes. Flower simulates all of
         them at once.
-
-        Args:
-            tell: told how many there are, after two seconds in which some were missing.
         """
         began = changed = time.monotonic()
         nodes, told = 0, False

@@ -6,19 +6,12 @@ from fedpriv.core.federated import weighted_sum
 from fedpriv.core.world import State, World
 from fedpriv.server.uploads import Upload, norm
 
-__all__ = ["noised_mean"]
-
 
 def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State:
     """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
 
     Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
     noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
-
-    Args:
-        world: the experiment, built; its secret is the server's.
-        number: the round, from 1.
-        uploads: the usable ones; clipped once more, because what is proven must not rest on what clients did.
     """
     config = world.plans[0].config
     divisor = world.experiment.federation.asked

@@ -23,15 +23,9 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import State, World
 from fedpriv.server.tap import public_settings
 
-__all__ = ["check_crafting", "crafted_clients", "crafted_state"]
-
 
 def check_crafting(world: World) -> None:
-    """Refuse settings under which an active attack could not be made.
-
-    Raises:
-        InputError: the network has no layers to make, or the clients send more than one gradient step.
-    """
+    """Refuse settings under which an active attack could not be made."""
     if not world.experiment.adversary.crafts:
         return
     for client in np.unique(world.alike, return_index=True)[1].tolist():
@@ -43,11 +37,6 @@ def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[i
     """Return the clients of a round that are sent made parameters; none, where the adversary only listens.
 
     Those are the first ``adversary.victims`` of the clients asked; all of them where only their sum will be read.
-
-    Args:
-        experiment: the settings.
-        round_number: the round, from 1.
-        asked: the clients asked, ascending.
     """
     adversary = experiment.adversary
     if not adversary.crafts or round_number not in adversary.rounds:
@@ -58,15 +47,7 @@ def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[i
 
 
 def crafted_state(world: World, before: State) -> State:
-    """Return what the deceived clients are sent in place of the global state.
-
-    Args:
-        world: the experiment, built.
-        before: the global state; all but the first two layers are taken from it.
-
-    Raises:
-        InputError: the network has no layers to make.
-    """
+    """Return what the deceived clients are sent in place of the global state."""
     adversary = world.experiment.adversary
     before.load_into(world.model)
     images = world.network_input(_public_images(world))

@@ -10,8 +10,6 @@ from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.world import State, World
 from fedpriv.smoothing import drawing
 
-__all__ = ["Evaluation", "evaluate", "evaluate_all", "evaluate_round"]
-
 _BATCH = 1000
 _TOKENS = 8192  # of a batch of texts
 
@@ -27,13 +25,7 @@ class Evaluation:
 
 
 def evaluate_round(world: World, state: State, number: int) -> Evaluation:
-    """Evaluate the model after a round as often, and on as much, as the settings say; the last round on all.
-
-    Args:
-        world: the experiment, built.
-        state: the global model.
-        number: the round, 0 before training.
-    """
+    """Evaluate the model after a round as often, and on as much, as the settings say; the last round on all."""
     federation = world.experiment.federation
     if number == federation.rounds:
         return evaluate_all(world, state, number)
@@ -67,8 +59,6 @@ def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[fl
     Of sequences both are means over all tokens that are predicted: nats per token, and the share that is the likeliest.
 
     Args:
-        world: the experiment, built.
-        state: the global model.
         rows: the test examples (R,); unset: all but those that teachers were asked about, which the student has learnt.
     """
     model, dataset = world.model, world.dataset

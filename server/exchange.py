@@ -61,14 +61,6 @@ def find_clients(grid: Grid, count: int, timeout: float | None) -> Mapping[int, 
     """Wait for the clients to connect and return their node ids by partition.
 
     Node ids are random and come in no order, so every node is asked which partition it holds, unless the grid knows.
-
-    Args:
-        grid: Flower's way to the clients.
-        count: how many there are to be.
-        timeout: seconds to wait for them, and for their answers; ``None``: no limit.
-
-    Raises:
-        RunFailedError: nobody connected in time.
     """
     if isinstance(grid, KnowsPartitions):
         return grid.nodes_by_partition()
@@ -160,13 +152,7 @@ class Federation:
 
 
 def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
-    """Have clients train and collect their uploads.
-
-    Args:
-        federation: the clients.
-        number: the round, from 1.
-        states: what each client is sent that is asked, in ascending order; all of the same names and shapes.
-    """
+    """Have clients train and collect their uploads."""
     timeout = federation.timeout
     answers = federation.send("train", number, federation.questions(number, states))
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
@@ -205,16 +191,7 @@ def exchanged(
     contents: Mapping[int, RecordDict],
     timeout: float | None,
 ) -> dict[int, Message]:
-    """Send clients that connected a message of a round, each its own content, and return the answers by client.
-
-    Args:
-        grid: Flower's way to the clients.
-        nodes: node ids by client; those of clients that never connected are missing.
-        kind: of the message.
-        number: the round, from 1.
-        contents: by client.
-        timeout: seconds to wait for the answers; ``None``: no limit.
-    """
+    """Send clients that connected a message of a round, each its own content, and return the answers by client."""
     clients = [client for client in contents if client in nodes]
     messages = [Message(contents[client], nodes[client], kind, group_id=str(number)) for client in clients]
     # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
@@ -247,11 +224,7 @@ def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | N
 
 
 def require_usable(replies: Replies, settings: FederationConfig, number: int) -> None:
-    """Refuse to go on with too few usable uploads.
-
-    Raises:
-        RunFailedError: there are fewer than ``federation.min_clients``, or than the rule of aggregation needs.
-    """
+    """Refuse to go on with too few usable uploads."""
     usable, needed = len(replies.uploads), settings.needed
     if usable >= needed:
         return

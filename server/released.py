@@ -16,19 +16,9 @@ from fedpriv.core.records import Asked, Origin, Released
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 
-__all__ = ["check_complete", "check_data", "check_unchanged", "questions", "released_rounds", "replay"]
-__all__ += ["rounds_by_client", "rounds_of"]
-
 
 def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequence[int]]]) -> tuple[Asked, ...]:
-    """Return a round's lines of asked.jsonl.
-
-    Args:
-        world: the experiment, built.
-        round_number: the round, from 1.
-        asked: states that are sent out, and the clients they are sent to; states without clients are left out, unless a
-            round asks nobody: it is noted, too.
-    """
+    """Return a round's lines of asked.jsonl."""
     origin = _origin(world)
     lines = []
     for state, clients in [line for line in asked if line[1]] or asked[:1]:
@@ -81,9 +71,6 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
     The ledger takes all releases of a run for alike: noise that is raised afterwards would make those that were made
     look better than they are. And a round that is asked for again is one answer only if nothing is new: with another
     secret, other data or another network it is a second one.
-
-    Raises:
-        InputError: the run is not what it was when it released, or nobody wrote down what it was.
     """
     clients = max((client for line in folder.asked() for client in line.clients), default=0)
     if clients >= len(world.plans):
@@ -114,13 +101,6 @@ def check_data(world: World, folder: RunFolder) -> None:
 
     Nothing is known where the run recorded no digest, because nothing in it is drawn, or where the folder no longer has
     the secret that the digest is keyed by.
-
-    Args:
-        world: the experiment, built; its own secret need not be the run's.
-        folder: the run's.
-
-    Raises:
-        InputError: the data or the secret are others, or asked.jsonl is damaged.
     """
     recorded = [line for line in folder.asked() if line.origin.data]
     if not recorded or not folder.has_secret(world.experiment):
@@ -139,15 +119,7 @@ def _refuse_change(folder: RunFolder, line: Asked, now: Origin, parts: Iterable[
 
 
 def check_complete(folder: RunFolder, rounds: int) -> None:
-    """Refuse a folder that lacks rounds: its ledger would count fewer releases than there were.
-
-    Args:
-        folder: of the run.
-        rounds: of the whole run.
-
-    Raises:
-        InputError: checkpoint, metrics.jsonl and asked.jsonl name different rounds, or one of them is damaged.
-    """
+    """Refuse a folder that lacks rounds: its ledger would count fewer releases than there were."""
     checkpoint = folder.load_checkpoint()
     done = 0 if checkpoint is None else checkpoint.round
     recorded = [record.round for record in folder.rounds()]

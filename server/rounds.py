@@ -29,8 +29,6 @@ from fedpriv.server.survey import record_survey
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 
-__all__ = ["run_rounds", "take_up"]
-
 _CHECKPOINT_SECONDS = 1.0
 # An upload is named as what made the training diverge from so many times the median norm on.
 _OUTLIER = 10
@@ -47,20 +45,6 @@ def run_rounds(
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
 
     That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
-
-    Args:
-        grid: Flower's way to the clients.
-        world: the experiment, built.
-        folder: where metrics, observations and checkpoints go.
-        progress: told about every round.
-        announced: what clients are told of the experiment; all, unless given.
-        patience: seconds to wait for clients to connect; ``None``: until they have, as in a simulation, where nobody
-            stays away and a result must not depend on how busy the machine is.
-
-    Raises:
-        InputError: federation.target_epsilon allows not even one round, or the network is not one that the server's
-            attack can make parameters for.
-        RunFailedError: too few usable uploads in a round, or the model diverged. What was written stays.
     """
     settings = world.experiment.federation
     check_crafting(world)
@@ -104,11 +88,7 @@ def run_rounds(
 
 
 def _evaluate_last(world: World, state: State, folder: RunFolder) -> None:
-    """Evaluate the last round of a run that federation.target_epsilon ended: nobody knew before that it was the last.
-
-    Raises:
-        RunFailedError: the model diverged.
-    """
+    """Evaluate the last round of a run that federation.target_epsilon ended: nobody knew before that it was the last."""
     *earlier, last = folder.rounds()
     # Versions that did not write how many examples were evaluated took all, in each round.
     if last.evaluated in (None, len(world.measured_rows)):
@@ -145,11 +125,7 @@ def _tell_stops(budget: Budget, number: int, progress: Progress) -> None:
 
 
 def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
-    """Return the last finished round, 0 for a new run, and bring the optimiser and metrics.jsonl to it.
-
-    Raises:
-        InputError: the network's loss is not finite before training, or the checkpoint is not of this run.
-    """
+    """Return the last finished round, 0 for a new run, and bring the optimiser and metrics.jsonl to it."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is None:
         evaluation = evaluate_round(world, optimizer.state, 0)
@@ -235,11 +211,7 @@ class _Run:
 
 
 def _aggregated(settings: FederationConfig, uploads: Sequence[Upload]) -> State:
-    """What the rule makes of a round's uploads; rules may be other packages', so that is checked before it is used.
-
-    Raises:
-        RunFailedError: the rule raises, or what it returns is no finite upload.
-    """
+    """What the rule makes of a round's uploads; rules may be other packages', so that is checked before it is used."""
     rule = f"aggregation rule {settings.aggregation}"
     try:
         state = settings.rule.aggregate(uploads, settings.weighting)

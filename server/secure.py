@@ -26,8 +26,6 @@ from fedpriv.server.exchange import Federation, Reached, Replies
 from fedpriv.server.uploads import Upload, raised, read_upload, refusal
 from fedpriv.shamir import combined, least_survivors
 
-__all__ = ["MaskedSum", "VotesSum", "ask_for_masked_sum", "ask_for_sum", "ask_for_votes"]
-
 
 @dataclass(frozen=True)
 class _Round:
@@ -64,16 +62,7 @@ class _Round:
 
 
 def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
-    """Have clients train and return the mean of their uploads, of which nothing else reaches the server.
-
-    Args:
-        federation: the clients.
-        number: the round, from 1.
-        states: what each client is sent that is asked, in ascending order; all of the same names and shapes.
-
-    Raises:
-        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
-    """
+    """Have clients train and return the mean of their uploads, of which nothing else reaches the server."""
     world = federation.world
     settings, initial = world.experiment.federation, world.initial
     if world.experiment.mechanism.noise_at == "sum":
@@ -144,19 +133,7 @@ class MaskedSum:
 def ask_for_masked_sum(
     federation: Reached, number: int, questions: Mapping[int, RecordDict], kind: str, count: int, least: int = 0
 ) -> MaskedSum:
-    """Have clients answer under masks and return the sum of their answers, of which nothing else reaches the server.
-
-    Args:
-        federation: the clients.
-        number: the round, from 1.
-        questions: what each client is sent that is asked, in ascending order.
-        kind: of the message that asks for the masked answer.
-        count: N, how many whole numbers an answer has.
-        least: clients that must be in the sum, where its noise counts on them; never fewer than two thirds.
-
-    Raises:
-        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
-    """
+    """Have clients answer under masks and return the sum of their answers, of which nothing else reaches the server."""
     going = _Round(federation, number, {})
     needed = max(2, least, least_survivors(len(questions)))
     keys = _public_keys(going, tuple(questions))
@@ -190,14 +167,7 @@ def ask_for_votes(
     """Have clients vote under masks and return the sum of their noisy counts.
 
     Args:
-        federation: the clients.
-        number: the round, from 1.
-        questions: what each client is asked, in ascending order.
         shape: (Q, K), questions and classes.
-        limit: of a count of one client, from :func:`fedpriv.masking.votes_limit`.
-
-    Raises:
-        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
     found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
     return VotesSum(restored(found.total, len(found.clients), limit).reshape(shape).numpy(), found)

@@ -13,8 +13,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.server.uploads import Upload
 
-__all__ = ["record_survey", "survey_of"]
-
 
 def record_survey(world: World, folder: RunFolder, uploads: Sequence[Upload]) -> None:
     """Add clients that answered for the first time to labels.json; nothing where clients do not change labels."""
@@ -28,12 +26,7 @@ def record_survey(world: World, folder: RunFolder, uploads: Sequence[Upload]) ->
 
 
 def survey_of(response: Response, counts: Mapping[int, Sequence[int]]) -> LabelSurvey:
-    """Estimate the shares of classes.
-
-    Args:
-        response: how labels were changed.
-        counts: client -> how often it holds each class after that.
-    """
+    """Estimate the shares of classes."""
     law = {"epsilon": response.epsilon, "keep": response.keep, "other": response.other}
     if not counts:
         return LabelSurvey.model_validate(law)

@@ -18,9 +18,6 @@ from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 
-__all__ = ["observe", "public_settings", "record_heard"]
-
-
 # An adversary who knows of no mechanism assumes none.
 _UNKNOWN = mechanism_settings({}).model_dump(mode="json", exclude_none=True)
 
@@ -45,13 +42,6 @@ def observe(
     world: World, round_number: int, before: State, uploads: Sequence[Upload], mean: State | None = None
 ) -> tuple[Observation, ...]:
     """Return what the threat model lets the adversary see of a round.
-
-    Args:
-        world: the experiment, built.
-        round_number: the round, from 1.
-        before: the state that these clients were sent: the global one, or one that an active server has made.
-        uploads: the usable uploads, by client.
-        mean: their mean, where they are masked and only secure aggregation can tell.
 
     Returns:
         The uploads of the first ``adversary.victims`` clients; or one sum of all of them; or nothing.
@@ -117,11 +107,7 @@ def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple
 
 
 def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> PublicSettings:
-    """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included).
-
-    Raises:
-        ValueError: clients do not upload gradients or parameters.
-    """
+    """What everybody may know of a client's work (Kerckhoffs: the mechanism and its parameters included)."""
     algorithm = experiment.federation.algorithm
     if not algorithm_of(experiment).trains_in_steps:
         raise ValueError(f"under {algorithm} clients upload no gradients and no changes by steps of training")

@@ -22,18 +22,6 @@ from fedpriv.core.wire import record_in, unpack
 from fedpriv.core.world import State, World
 from fedpriv.gradients import Vector
 
-__all__ = [
-    "Allowed",
-    "Upload",
-    "allowed_upload",
-    "norm",
-    "number_in",
-    "raised",
-    "read_upload",
-    "refusal",
-    "told_classes",
-]
-
 # How often an honest upload may be taken for too long.
 _TAIL = 1e-12
 # Uploads are computed in float32, bounds are not.
@@ -120,14 +108,7 @@ _ADAM_STEP = (1 - _A) / math.sqrt(1 - _B) / math.sqrt(1 - _A**2 / _B)
 
 
 def read_upload(reply: Message, client: int, like: State, allowed: Allowed) -> Upload | Failure:
-    """Check a reply and return its upload, or the reason why it is refused.
-
-    Args:
-        reply: anything that a client may send.
-        client: who was asked.
-        like: tensors of the names, shapes and types that are wanted.
-        allowed: what this client may send.
-    """
+    """Check a reply and return its upload, or the reason why it is refused."""
     if reply.has_error():
         return refusal(client, raised(reply))
     content = reply.content
@@ -166,12 +147,7 @@ def refusal(client: int, reason: str) -> Failure:
 
 
 def number_in(reply: Message, key: str) -> int:
-    """Return one of the whole numbers that a client says of itself.
-
-    Raises:
-        KeyError: it says nothing.
-        TypeError: it says something else.
-    """
+    """Return one of the whole numbers that a client says of itself."""
     value = record_in(reply.content, "client", MetricRecord)[key]
     if type(value) is not int:
         raise TypeError(f"{key} is {value!r}, expected a whole number")

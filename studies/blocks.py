@@ -67,11 +67,7 @@ def main() -> None:
 
 
 def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
-    """Tell the three sweeps apart by what their trials have.
-
-    Raises:
-        InputError: one is missing, or another sweep.
-    """
+    """Tell the three sweeps apart by what their trials have."""
     audited = next((records for records in sweeps if records and records[0].memberships), None)
     attacked = next((records for records in sweeps if records and records[0].reconstructions), None)
     trained = next((records for records in sweeps if records is not audited and records is not attacked), None)

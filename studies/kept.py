@@ -12,8 +12,6 @@ from fedpriv.sweep import SweepFolder, TrialRecord, to_table
 from fedpriv.sweep.table import from_csv, to_csv
 from studies.arguments import StudyParser
 
-__all__ = ["beside_noise", "records_of"]
-
 
 def main() -> None:
     """Write the file; the same records give the same bytes."""
@@ -30,16 +28,7 @@ def main() -> None:
 
 
 def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
-    """Return the records of a sweep's folder or of a kept file.
-
-    Args:
-        path: of either.
-        top_10: a data set whose accuracy is replaced by the top-10 one, from the final models in the folder; a kept
-            file has what it was written with.
-
-    Raises:
-        InputError: there is nothing, the folder is not a sweep's, or a file is damaged.
-    """
+    """Return the records of a sweep's folder or of a kept file."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if path.is_file():

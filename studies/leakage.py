@@ -64,11 +64,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def read_rows(path: Path) -> dict[Cell, Row]:
-    """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out."""
     if not path.exists():
         return {}
     content = path.read_bytes()

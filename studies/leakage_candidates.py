@@ -13,8 +13,6 @@ from fedpriv.lab.victims import Target, candidates, truth
 from fedpriv.mechanisms import recorded_mechanism
 from studies.uploads import FIRST
 
-__all__ = ["best_decision", "listed_truth", "with_candidates"]
-
 
 def with_candidates(truths: Sequence[Truth], uploads: Sequence[Observation]) -> tuple[Observation, ...]:
     """Give the adversary for each image the list from which it is to be picked; client k sent upload k."""

@@ -46,22 +46,6 @@ from fedpriv.server.rules.mean import mean_upload
 from studies.leakage_candidates import best_decision, listed_truth, with_candidates
 from studies.uploads import FIRST, heard, sent
 
-__all__ = [
-    "BY_OPTIMISATION",
-    "DATA",
-    "GUESS",
-    "MODELS",
-    "NETWORKS",
-    "ROW",
-    "SCALES",
-    "Batch",
-    "Cell",
-    "Row",
-    "failed",
-    "measure",
-    "mechanism_of",
-]
-
 GUESS = "guess-mean"
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw")
@@ -205,11 +189,7 @@ class Batch:
 
 
 def mechanism_of(name: str) -> dict[str, Any]:
-    """Return a mechanism's settings from a name such as none, gaussian:0.01, vmf:1e5, vmf-layer:1e5.
-
-    Raises:
-        InputError: there is no such mechanism, or no such strength.
-    """
+    """Return a mechanism's settings from a name such as none, gaussian:0.01, vmf:1e5, vmf-layer:1e5."""
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "gaussian": ("sigma", {"name": "gaussian", "clip_norm": 1.0}),
         "laplace": ("scale", {"name": "laplace", "clip_norm": 1.0}),
@@ -233,11 +213,7 @@ def mechanism_of(name: str) -> dict[str, Any]:
 
 
 def measure(batch: Batch, pictures: Pictures) -> list[Row]:
-    """Attack the cells of a batch and score them; the last row is the guess's.
-
-    Raises:
-        InputError: data, network or a mechanism do not fit.
-    """
+    """Attack the cells of a batch and score them; the last row is the guess's."""
     with cpu_threads(1):
         scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
         uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}

@@ -11,8 +11,6 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.report.numbers import decimal, figure, percent
 from studies.leakage_cells import GUESS, Row
 
-__all__ = ["BEGIN", "END", "groups", "line", "strongest", "tables", "write_page"]
-
 BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"
 CHANCE = 0.01  # what chance does more rarely than this counts as identified
 
@@ -70,11 +68,7 @@ def _strength(result: AttackResult) -> tuple[int, int, float]:
 
 
 def write_page(path: Path, rows: Sequence[Row]) -> None:
-    """Write the tables between the page's marks, in place of what stands there.
-
-    Raises:
-        InputError: the page is not there or lacks a mark.
-    """
+    """Write the tables between the page's marks, in place of what stands there."""
     try:
         before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     except OSError as error:

@@ -10,8 +10,6 @@ from fedpriv.report.numbers import decimal
 from studies.leakage_cells import GUESS, Row
 from studies.leakage_page import groups, strongest
 
-__all__ = ["compose", "save_strip"]
-
 SHOWN, TILE, GAP, LABEL, TEXT = 6, 64, 4, 220, 13
 WITHHELD = ("lfw",)  # faces of real people, whose names are known
 

@@ -188,11 +188,7 @@ def _column(name: str, facet: tuple[str, str]) -> tuple[float, ...] | None:
 
 
 def _by_name(settings: Sequence[Setting]) -> dict[tuple[tuple[str, str], str], Setting]:
-    """Settings that are rows of the paper, by data set and network, and by the row's name.
-
-    Raises:
-        InputError: two are the same row.
-    """
+    """Settings that are rows of the paper, by data set and network, and by the row's name."""
     found: dict[tuple[tuple[str, str], str], Setting] = {}
     for _, setting in _rows(settings):
         key = (setting.facet, _name(setting))

@@ -117,8 +117,6 @@ def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: fl
     Args:
         features: (n, d).
         labels: (n,).
-        classes: how many.
-        risk: alpha of log(mean exp(alpha l)) / alpha; ``None``: the mean of the cross entropies l.
     """
     shape, rows = (classes, features.shape[1]), np.arange(len(labels))
 

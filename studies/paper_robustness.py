@@ -107,11 +107,7 @@ def main() -> None:
 
 
 def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
-    """Group trials that differ in their seed only; failed ones are left out.
-
-    Raises:
-        InputError: they are those of another sweep, or none.
-    """
+    """Group trials that differ in their seed only; failed ones are left out."""
     found = settings_of(records, Chosen("", ""))
     if not found or any("robustness.noise" not in setting.first.settings for setting in found):
         raise InputError("these are no finished trials of configs/paper/secure-sgd-mnist.toml or -cifar10.toml")
@@ -253,12 +249,7 @@ def claims_of(run: RunFolder) -> list[Claim]:
 
 
 def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:
-    """Return the largest 1-norm of a row of A, W in units of the noise: the norm from linf to linf.
-
-    Args:
-        first: the layer.
-        deviations: Sigma^(1/2), shaped as one example's value.
-    """
+    """Return the largest 1-norm of a row of A, W in units of the noise: the norm from linf to linf."""
     exact = first.exact()
     with torch.no_grad():
         zero = exact(exact.blank())

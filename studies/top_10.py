@@ -11,16 +11,9 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.sweep import TrialRecord
 
-__all__ = ["with_top_10"]
-
 
 def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:
-    """Return a record with the top-10 accuracy in the place of accuracy, with Wilson's interval at 95 %.
-
-    Args:
-        sweep: the sweep's folder.
-        record: of a completed trial; the data set has to be where the trial found it.
-    """
+    """Return a record with the top-10 accuracy in the place of accuracy, with Wilson's interval at 95 %."""
     folder = RunFolder.open(sweep / record.folder)
     checkpoint = folder.load_checkpoint()
     if record.failed or checkpoint is None:

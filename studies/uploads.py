@@ -6,8 +6,6 @@ from fedpriv.core.world import State, World
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 
-__all__ = ["FIRST", "heard", "sent"]
-
 FIRST = 1
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.scene import Public, probabilities
 from fedpriv.service.questions import Questions
 
-__all__ = ["Attribute", "attributes", "guessed_values", "truth_of"]
-
 _SMALLEST = 1e-12
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.scene import Network, Scene, uniform_images
 from fedpriv.core.randomness import numpy_stream
 
-__all__ = ["AffineScores", "affine_scores", "is_affine", "rounding_unit", "solved_scores"]
-
 Array = NDArray[np.float64]
 
 # A probability of exactly 0 comes from logits that differ by more than float64 can show.

@@ -15,8 +15,6 @@ from fedpriv.service.endpoint import UsedUpError
 from fedpriv.service.policies import AnswerPolicy
 from fedpriv.service.questions import Answers, Questions
 
-__all__ = ["Counted", "Network", "Public", "Referee", "Rehearsal", "Scene", "probabilities", "uniform_images"]
-
 Array = NDArray[np.float64]
 
 Network = Callable[[Tensor], Tensor]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from fedpriv.attacks.endpoint.scene import Referee, Scene
 
-__all__ = ["EndpointAttack", "Finding"]
-
 
 @dataclass(frozen=True, eq=False)
 class Finding:

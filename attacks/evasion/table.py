@@ -8,8 +8,6 @@ from fedpriv.core.registry import EVASIONS, NOISELESS
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["EvasionAttack", "named_evasion", "noiseless_name"]
-
 
 class EvasionAttack(ABC):
     """Steps along the loss's gradient at an image; a subclass with a name is an attack.

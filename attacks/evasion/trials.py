@@ -11,8 +11,6 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import Attempt, Certificate
 from fedpriv.smoothing.certificates import binomial_upper
 
-__all__ = ["Trial", "Victims", "attempts"]
-
 # Noisy numbers that are differentiated at once, over images, restarts and draws.
 _AT_ONCE = 1 << 22
 _MOST_IMAGES = 50

@@ -27,16 +27,6 @@ from fedpriv.core.world import World
 from fedpriv.data.labels import changed_labels
 from fedpriv.gradients import Vector
 
-__all__ = [
-    "Candidates",
-    "build_pool",
-    "canaries_in_references",
-    "draw_candidates",
-    "draw_references",
-    "make_attacks",
-    "membership_signals",
-]
-
 # Enough for RMIA's shares of the population to be told apart to a thousandth.
 MOST_POPULATION = 2000
 
@@ -91,16 +81,7 @@ def _outsiders_labels(world: World) -> Tensor:
 
 
 def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:
-    """Draw pairs at random from all clients' data and the test data; half of the test data at most is used up.
-
-    Args:
-        world: the target's experiment.
-        pairs: C at most; fewer where there are not so many examples.
-        seed: of the draw.
-
-    Raises:
-        InputError: fewer than two pairs can be made.
-    """
+    """Draw pairs at random from all clients' data and the test data; half of the test data at most is used up."""
     rng = numpy_stream(seed, "membership-candidates")
     train, test = len(world.dataset.x_train), len(world.dataset.x_test)
     places = [(client, position) for client, rows in enumerate(world.partitions) for position in range(len(rows))]
@@ -122,18 +103,9 @@ def draw_references(
 ) -> tuple[list[Reference], NDArray[np.bool_]]:
     """Draw what references are trained with.
 
-    Args:
-        world: the target's experiment.
-        candidates: the pairs.
-        count: R, even, at least 2.
-        seed: of coins, batches and noise.
-
     Returns:
         The references, and (R, 2 C), which was trained with which candidate. References 2 i and 2 i + 1 have opposite
         coins.
-
-    Raises:
-        InputError: the number is odd or below 2.
     """
     if count < 2 or count % 2:
         raise InputError(f"references = {count} is not allowed: an even number from 2")
@@ -155,21 +127,7 @@ def membership_signals(
     inside: NDArray[np.bool_],
     schedule: Mapping[int, Sequence[int]],
 ) -> Signals:
-    """Train the references and compute every signal once.
-
-    Args:
-        world: the target's experiment.
-        pool: of :func:`build_pool`.
-        target: round -> the global model after it, name -> tensor; the last one is the final model.
-        candidates: the pairs.
-        references: of :func:`draw_references`.
-        inside: the same's.
-        schedule: round -> the clients used in it.
-
-    Raises:
-        InputError: see :func:`train_references`.
-        RunFailedError: a reference diverged.
-    """
+    """Train the references and compute every signal once."""
     rounds = sorted(target)
     trained = train_references(world, pool, references, schedule, rounds)
     network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
@@ -211,10 +169,7 @@ def make_attacks(
     """Make every attack and score it.
 
     Args:
-        signals: of the target.
         truth: (N,), which candidates are members; used for scoring only.
-        seed: of the bootstrap.
-        confidence: of the intervals.
     """
     results = []
     for number, (name, attack) in enumerate(ATTACKS.items()):
@@ -230,15 +185,6 @@ def canaries_in_references(signals: Signals, attack: str, delta: float, confiden
     The first reference plays the target: its pairs were filled by independent coins, so that Steinke, Nasr and
     Jagielski (2023) applies to the guesses which of a pair is in, under replace-one adjacency. Its opposite, which
     knows its coins, is left out of the references.
-
-    Args:
-        signals: of at least 6 references, drawn by :func:`draw_references`.
-        attack: name in the table, chosen before its scores are seen.
-        delta: from 0 to below 1.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: the references are too few.
     """
     if len(signals.references) < 6:
         raise InputError(f"canaries need at least 6 reference models; there are {len(signals.references)}")

@@ -22,15 +22,6 @@ from fedpriv import accounting
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.records import EpsilonBound
 
-__all__ = [
-    "canary_epsilon",
-    "canary_p_value",
-    "clopper_pearson",
-    "gaussian_epsilon",
-    "refuse_contradiction",
-    "trials_epsilon",
-]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

@@ -23,8 +23,6 @@ from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.world import World
 from fedpriv.gradients import Vector
 
-__all__ = ["Pool", "Reference", "train_references", "usual_schedule"]
-
 # Parameters, gradients, a client's copy and the optimiser's state: what a model takes while it is trained, in copies.
 COPIES = 6
 

@@ -15,8 +15,6 @@ from fedpriv.core import records
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import MembershipAttack
 
-__all__ = ["Curve", "Floats", "auc_interval", "bootstrap_intervals", "curve", "score_membership"]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

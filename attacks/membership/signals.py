@@ -19,16 +19,6 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.files import write_whole
 from fedpriv.core.npz import read_arrays, read_headers
 
-__all__ = [
-    "Signals",
-    "label_logits",
-    "losses",
-    "need_references",
-    "read_signals",
-    "write_signals",
-    "wrong_log_probabilities",
-]
-
 Floats = NDArray[np.float64]
 
 # So many of the other classes are kept: with ten classes all, with more those that the network holds likeliest.

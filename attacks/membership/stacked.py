@@ -23,8 +23,6 @@ from fedpriv.gradients.coupled import coupled_layers, dropout_layers
 from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
 
-__all__ = ["StackedNetwork"]
-
 # What acts on each number alone does so on a stack, too.
 _ELEMENTWISE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh)
 

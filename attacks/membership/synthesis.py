@@ -14,8 +14,6 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.scene import Public, probabilities
 from fedpriv.service.questions import Questions
 
-__all__ = ["Search", "by_model", "by_statistics", "is_binary", "noisy_real"]
-
 
 @dataclass(frozen=True)
 class Search:

@@ -20,9 +20,6 @@ from torch.nn import functional
 from fedpriv.core.names import PAD
 from fedpriv.data.canaries import Canaries, Numbers
 
-__all__ = ["MOST_ENUMERATED", "Exposure", "Network", "enumerated", "exposures", "log_perplexities"]
-__all__ += ["log_probabilities", "ranked"]
-
 Network = Callable[[Tensor], Tensor]
 """Tokens (B, T), int64, to logits (B, T, V)."""
 
@@ -55,12 +52,6 @@ def exposures(
 ) -> tuple[tuple[Exposure, ...], float | None]:
     """Return the exposure of each secret, those that nobody trained on included.
 
-    Args:
-        network: in evaluation mode; a position sees none that follow.
-        canaries: the secrets.
-        length: T, of a sequence.
-        rng: draws the secrets that a distribution is fitted to.
-
     Returns:
         The exposures, and the p-value of the fit (Kolmogorov and Smirnov, of other random secrets); ``None`` where all
         secrets were ranked.
@@ -88,12 +79,7 @@ def enumerated(network: Network, canaries: Canaries, length: int) -> Floats:
 
 
 def ranked(everything: Floats, place: int) -> Exposure:
-    """Return the exposure of one of all secrets; those that are as likely come before it.
-
-    Args:
-        everything: the log-perplexities of all, (|R|,).
-        place: which one.
-    """
+    """Return the exposure of one of all secrets; those that are as likely come before it."""
     own = float(everything[place])
     rank = int(np.count_nonzero(everything <= own)) or len(everything)  # NaN has the last rank
     return Exposure(own, rank, math.log2(len(everything)) - math.log2(rank))
@@ -114,9 +100,7 @@ def log_probabilities(network: Network, tokens: Tensor, length: int) -> Iterator
     """Go through sequences, some at a time, with what a network says comes next.
 
     Args:
-        network: in evaluation mode.
         tokens: (N, m), m <= T.
-        length: T, to which they are padded.
 
     Yields:
         Some of them, (n, m), and the logarithms of the probabilities behind each place, (n, m, V), float64, on the CPU.

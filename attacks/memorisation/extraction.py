@@ -18,8 +18,6 @@ from fedpriv.core.names import END, PAD, START
 from fedpriv.core.records import Extraction
 from fedpriv.data.canaries import Canaries, Numbers
 
-__all__ = ["extraction", "mean_losses", "sampled", "windows", "written_secrets"]
-
 _AT_ONCE = 256  # sequences
 _RANKED = 10  # a tenth of the samples comes first
 _SHOWN = 5
@@ -27,12 +25,6 @@ _SHOWN = 5
 
 def sampled(network: Network, count: int, length: int, generator: torch.Generator) -> Tensor:
     """Let a model write texts, each token drawn from what it says comes next, until their end.
-
-    Args:
-        network: in evaluation mode; a position sees none that follow.
-        count: N.
-        length: T, of a text, its beginning included.
-        generator: draws tokens, on the CPU.
 
     Returns:
         (N, T), int64, padded.
@@ -85,7 +77,6 @@ def extraction(
         gains: (N,), the membership rank: how much likelier each became by training; larger comes first.
         train: (M, T).
         test: (L, T), public.
-        tokens: how many in a row have to be the same, at least 1.
 
     Returns:
         The figures, and some of the sequences that were found, each (tokens,).

@@ -9,8 +9,6 @@ from fedpriv.attacks.access import Access
 from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
 from fedpriv.core.registry import ATTACKS
 
-__all__ = ["CandidateSettings"]
-
 
 @ATTACKS.register
 class CandidateSettings(AttackSettings):

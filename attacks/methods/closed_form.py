@@ -7,8 +7,6 @@ from typing_extensions import override
 from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.core.registry import ATTACKS
 
-__all__ = ["ClosedFormSettings"]
-
 
 @ATTACKS.register
 class ClosedFormSettings(AttackSettings):

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Report, Scene
     from fedpriv.attacks.reconstruction.upload_model import Victim
 
-__all__ = ["CustomSettings"]
-
 
 @ATTACKS.register
 class CustomSettings(MatchingSettings):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.upload_model import Victim
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
-__all__ = ["DagerSettings"]
-
 
 @ATTACKS.register
 class DagerSettings(TextAttackSettings):

@@ -12,8 +12,6 @@ from fedpriv.core.settings import Count
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe
 
-__all__ = ["DlgSettings"]
-
 
 @ATTACKS.register
 class DlgSettings(MatchingSettings):

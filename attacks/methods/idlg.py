@@ -10,8 +10,6 @@ from fedpriv.core.registry import ATTACKS
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe
 
-__all__ = ["IdlgSettings"]
-
 
 @ATTACKS.register
 class IdlgSettings(DlgSettings):

@@ -12,8 +12,6 @@ from fedpriv.core.settings import Count, NonNegative, Positive
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.recipes import Recipe
 
-__all__ = ["IgaSettings"]
-
 
 @ATTACKS.register
 class IgaSettings(MatchingSettings):

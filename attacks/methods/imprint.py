@@ -10,8 +10,6 @@ from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Integer
 
-__all__ = ["ImprintSettings"]
-
 
 @ATTACKS.register
 class ImprintSettings(AttackSettings):

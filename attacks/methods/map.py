@@ -9,8 +9,6 @@ from fedpriv.attacks.settings import AttackSettings, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Positive
 
-__all__ = ["MapSettings"]
-
 
 @ATTACKS.register
 class MapSettings(AttackSettings):

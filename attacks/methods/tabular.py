@@ -9,8 +9,6 @@ from fedpriv.attacks.settings import MatchingSettings, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Positive
 
-__all__ = ["TabularSettings"]
-
 
 @ATTACKS.register
 class TabularSettings(MatchingSettings):

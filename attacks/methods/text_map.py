@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
-__all__ = ["TextMapSettings"]
-
 
 @ATTACKS.register
 class TextMapSettings(PriorSettings):

@@ -22,28 +22,6 @@ from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import allowed_words
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
-__all__ = [
-    "Bounds",
-    "attack_config",
-    "bounds_of",
-    "candidate_records",
-    "count",
-    "example_count",
-    "image_shape",
-    "known_labels",
-    "learning_rate_of",
-    "logit_count",
-    "mechanism_of",
-    "number",
-    "on_scale",
-    "pairs_of",
-    "per_channel",
-    "pictures",
-    "seed_of",
-    "told_candidates",
-    "wanted",
-]
-
 
 def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     """Return an attack's settings."""

@@ -43,8 +43,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS
 from fedpriv.mechanisms import MechanismSettings
 
-__all__ = ["AttackWarning", "reconstruct"]
-
 
 class AttackWarning(UserWarning):
     """Something that makes the attack mean less than it seems to."""

@@ -15,8 +15,6 @@ from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
 from fedpriv.gradients import Vector
 
-__all__ = ["OwnClient"]
-
 
 class OwnClient:
     """See :class:`fedpriv.attacks.simulation.Client`.

@@ -12,8 +12,6 @@ from fedpriv.attacks.own_model.tensors import one_line
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.core.errors import InputError
 
-__all__ = ["Criterion", "TriedLoss", "try_loss"]
-
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, classes), label probabilities (B, classes)) -> the mean or the sum of the examples' losses."""
 

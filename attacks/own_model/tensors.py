@@ -12,8 +12,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import suggestion
 from fedpriv.gradients import Vector
 
-__all__ = ["Arrays", "named_vector", "one_line", "present", "to_array", "trained"]
-
 Arrays = Mapping[str, Any] | Iterable[Any]
 """Tensors or numpy arrays: by name, or in the order of the model's parameters (or of its ``state_dict``)."""
 

@@ -34,8 +34,6 @@ from fedpriv.core.errors import InputError, printable
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients.operator import first_line
 
-__all__ = ["AttackJob", "run_attack"]
-
 NO_STACK = "{} matches one batch; uploads of other batches can only be stacked by closed_form"
 NOT_FINITE = "the optimisation gave no finite loss; the images are its random start"
 

@@ -11,16 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "FEWEST_IMAGES",
-    "NEIGHBOURS",
-    "GaussianPrior",
-    "channel_covariance",
-    "fit_prior",
-    "generic_prior",
-    "line_covariance",
-]
-
 Shape = tuple[int, int, int]
 
 MOST_IMAGES = 2048  # public images that are used; more of them change little

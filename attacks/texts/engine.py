@@ -15,8 +15,6 @@ from fedpriv.core.errors import printable
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob
 
-__all__ = ["read_texts"]
-
 
 def read_texts(job: "AttackJob") -> list[Reconstruction]:
     """Attack the texts behind uploads, one after the other; see :func:`fedpriv.attacks.reconstruction.run_attack`.

@@ -16,8 +16,6 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.gradients import Vector
 
-__all__ = ["Reading", "Sentences", "TextScene", "padded"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sentences:

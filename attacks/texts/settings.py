@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 
-__all__ = ["PriorSettings", "TextAttackSettings"]
-
 
 class TextAttackSettings(AttackSettings):
     """The section ``[adversary.NAME]`` of an attack on texts."""
@@ -29,13 +27,7 @@ class TextAttackSettings(AttackSettings):
         """Read the sentences behind one upload.
 
         Args:
-            scene: the network, and what is public of the texts.
-            victim: the upload in gradient space, the parameters that it was computed from, and how it came about.
             seed: of random starts; draw them by ``scene.stream(seed, name, victim, restart)``.
-            progress: told (steps done, all steps, loss); ``None``: nobody listens.
-
-        Raises:
-            AttackRefused: this upload cannot be read this way; with the reason in one line.
         """
 
     @classmethod

@@ -11,33 +11,15 @@ import scipy
 
 from fedpriv.core.errors import InputError
 
-__all__ = ["membership_advantage", "membership_auc"]
-
 
 def membership_advantage(epsilon: float, delta: float) -> float:
-    """Return what true minus false positive rate is at most: (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
-
-    Args:
-        epsilon: at least 0; infinite: nothing is proven.
-        delta: from 0 to 1.
-
-    Raises:
-        InputError: one is out of range.
-    """
+    """Return what true minus false positive rate is at most: (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)."""
     _check(epsilon, delta)
     return float(1 - 2 * (1 - delta) * scipy.special.expit(-epsilon))
 
 
 def membership_auc(epsilon: float, delta: float) -> float:
-    """Return what the area under the curve is at most: (e^epsilon + delta) / (1 + e^epsilon).
-
-    Args:
-        epsilon: at least 0; infinite: nothing is proven.
-        delta: from 0 to 1.
-
-    Raises:
-        InputError: one is out of range.
-    """
+    """Return what the area under the curve is at most: (e^epsilon + delta) / (1 + e^epsilon)."""
     _check(epsilon, delta)
     return float(1 - (1 - delta) * scipy.special.expit(-epsilon))
 

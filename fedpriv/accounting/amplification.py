@@ -15,16 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.renyi import pure_rdp
 
-__all__ = [
-    "LARGEST_SAMPLED_ORDER",
-    "amplified_pure",
-    "amplified_rdp",
-    "dominated_rdp",
-    "poisson_gaussian_rdp",
-    "subsampled_rdp",
-    "tagged_rdp",
-]
-
 Array = NDArray[np.float64]
 
 LARGEST_SAMPLED_ORDER = 4096  # the bound's sum has as many terms as the order; larger orders keep the other bounds
@@ -57,11 +47,6 @@ def tagged_rdp(orders: ArrayLike, divergences: ArrayLike, rate: float) -> Array:
     """Return the Renyi privacy of a release that happens with probability q, and it is seen whether it did.
 
     It is log(1 - q + q exp((a - 1) D)) / (a - 1), because both worlds draw the participation alike.
-
-    Args:
-        orders: a, above 1.
-        divergences: D at these orders, at least 0.
-        rate: q in (0, 1].
     """
     values, scaled = np.asarray(orders, np.float64), np.asarray(divergences, np.float64)
     if rate == 1:
@@ -151,12 +136,7 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
     that q^a (M(a) - 1) may stand in the place of the sum.
 
     Args:
-        orders: above 1, at most 4096.
-        base: Renyi divergence r of the pair, exact but for rounding, as a function of an array of orders.
         rate: q in (0, 1).
-
-    Raises:
-        ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
     return _dominated(values, base(_integers(values)), base, rate)
@@ -208,12 +188,7 @@ def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
     (their sum less the binomial one, which is 1, so that much noise does not cancel), interpolated in between as above.
 
     Args:
-        orders: above 1, at most 4096.
-        sigma: noise standard deviation over the clipping norm.
         rate: q in (0, 1).
-
-    Raises:
-        ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
     j = _integers(values)

@@ -25,19 +25,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
 from fedpriv.core.records import Guarantee, shown_epsilon
 
-__all__ = [
-    "AnswerRelease",
-    "Law",
-    "answer_guarantee",
-    "calibrated_level",
-    "head_sensitivity",
-    "model_break_even",
-    "probability_change",
-    "tilted_sensitivity",
-    "with_run",
-    "zcdp_epsilon",
-]
-
 Law = Literal["gaussian", "pure", "range", "range-laplace"]
 """gaussian: normal noise, of mu = sensitivity / deviation. pure: epsilon-DP. range: the log ratio of any two answers'
 probabilities moves by at most epsilon (bounded range), as of the exponential mechanism. range-laplace: one of these and
@@ -56,9 +43,6 @@ class AnswerRelease:
         adjacency: which two data sets must look alike, in words.
         theorem: where the level is from.
         notes: what a reader must know with the figures.
-
-    Raises:
-        ValueError: level or releases out of range.
     """
 
     law: Law
@@ -77,14 +61,7 @@ class AnswerRelease:
 
 
 def head_sensitivity(norm: float, regularisation: float, examples: int, tolerance: float) -> float:
-    """Return Delta, how far replacing one example moves the weights of the convex model.
-
-    Args:
-        norm: R, the largest length of an example's features.
-        regularisation: lambda, above 0.
-        examples: n.
-        tolerance: tau, the largest norm of the gradient at the end of training.
-    """
+    """Return Delta, how far replacing one example moves the weights of the convex model."""
     return 2 * math.sqrt(2) * norm / (regularisation * examples) + 2 * tolerance / regularisation
 
 
@@ -146,14 +123,6 @@ def with_run(answers: Guarantee, run: Guarantee) -> Guarantee:
     Both are about one example that becomes another one. For every network that the run may have released the answers
     keep to their figures, since its features are scaled to R like others. So epsilons and deltas add up (basic
     composition of two releases, the second chosen after the first: Dwork et al. 2006).
-
-    Args:
-        answers: with the network fixed; where nothing is proven of them, nothing still is.
-        run: about each example of the same data.
-
-    Raises:
-        InputError: the two deltas add up to 1 or more, which says nothing.
-        ValueError: nothing is proven of the run.
     """
     if run.epsilon is None:
         raise ValueError("nothing is proven of the run whose network gives the features")
@@ -198,15 +167,7 @@ def _sum(answers: Guarantee, run: Guarantee, figure: str) -> str:
 
 
 def calibrated_level(release: AnswerRelease, target: float) -> float:
-    """Return the largest level at which all answers together have an epsilon of at most ``target``.
-
-    Args:
-        release: its level is not looked at.
-        target: epsilon, at the release's delta; with delta 0 it is pure.
-
-    Raises:
-        InputError: normal noise, and delta is 0.
-    """
+    """Return the largest level at which all answers together have an epsilon of at most ``target``."""
     if release.law == "gaussian":
         if release.delta == 0:
             raise InputError("normal noise proves nothing at delta = 0; use distribution = 'laplace'")

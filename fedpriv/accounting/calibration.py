@@ -15,8 +15,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import CalibrationName
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["OutOfReachError", "calibrate", "nominal_noise"]
-
 _TOLERANCE = 5e-4  # on epsilon, relative
 _HALVINGS = 200
 _NEARLY_STRAIGHT = 100.0  # epsilons within this factor of each other
@@ -90,14 +88,7 @@ def calibrate(target_epsilon: float, release: Release) -> float:
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
-    """Return a point whose epsilon is at most the target and within the tolerance of it, or next to a jump across it.
-
-    Args:
-        epsilon: of the logarithm of the noise parameter.
-        target: the epsilon to reach.
-        private: a point with epsilon <= target; this end is kept true and returned.
-        exposed: a point with epsilon > target.
-    """
+    """Return a point whose epsilon is at most the target and within the tolerance of it, or next to a jump across it."""
     reached, step, limit = epsilon(private), _FIRST_STEP, exposed
     # Outwards until the target lies between: epsilon goes about with the reciprocal of the noise, or its square.
     while True:

@@ -37,8 +37,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import Ceiling
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["ceilings"]
-
 Array = NDArray[np.float64]
 Bound = tuple[Callable[[float], float], str]
 """Gamma as a function of k0, and what it rests on besides the pair."""

@@ -7,8 +7,6 @@ from typing_extensions import override
 from fedpriv.accounting.gaussian_proof import GaussianProof
 from fedpriv.accounting.references import Reference
 
-__all__ = ["CentralProof"]
-
 _UNSAMPLED = "No amplification by the sampling of clients is claimed here: whoever sees who was asked is covered, too."
 _SAMPLED = (
     "Amplified by the sampling of clients: it holds only against those who do not see who was asked, and rests on the "

@@ -21,8 +21,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import SamplingName
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["Comparison", "Contender", "Point", "compare_mechanisms", "equal_blocks", "noise_to_signal"]
-
 _MOST_BLOCKS = 10_000_000
 _MOST_BLOCKS_COMPARED = 1_000_000  # here calibration asks for each figure dozens of times
 _MOST_BATCH_SIZE = 10**12

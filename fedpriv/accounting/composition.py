@@ -10,8 +10,6 @@ import math
 import numpy as np
 import scipy
 
-__all__ = ["LARGEST_COUNT", "pure_composition_epsilon"]
-
 LARGEST_COUNT = 10_000_000  # releases; the time goes with the root of it
 
 _LOG_LEFT_OUT = 46.0  # the probability of fewer lies than are looked at is below exp(-46) delta = 1e-20 delta
@@ -26,8 +24,6 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
     lies under the one and the other data.
 
     Args:
-        epsilon: of each release, at least 0, finite.
-        count: T, at least 0.
         delta: in (0, 1).
 
     Returns:

@@ -8,8 +8,6 @@ network with the "convexified" loss is not convex, and where the loss is convex 
 import math
 from dataclasses import dataclass
 
-__all__ = ["ClaimedSensitivity"]
-
 
 @dataclass(frozen=True)
 class ClaimedSensitivity:

@@ -31,21 +31,6 @@ from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
 from fedpriv.convex import MOST_STEPS, descent_steps
 from fedpriv.core.errors import InputError
 
-__all__ = [
-    "SOLVER_TAIL",
-    "ModelLaw",
-    "ObjectiveProof",
-    "ObjectiveTerms",
-    "OutputProof",
-    "Problem",
-    "is_solvable",
-    "least_tolerance",
-    "most_steps",
-    "objective_terms",
-    "output_scale",
-    "refuse_unsolvable",
-]
-
 ModelLaw = Literal["gaussian", "laplace"]
 """Of noise on a model. gaussian: normal. laplace: of density exp(-length / scale), for pure epsilon."""
 
@@ -75,9 +60,6 @@ class Problem:
         classes: K, at least 2.
         regularisation: lambda, above 0.
         tolerance: tau, the largest length of J's gradient at the end.
-
-    Raises:
-        InputError: a number out of range.
     """
 
     examples: int
@@ -142,10 +124,6 @@ def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
     of 1 - 3 lambda / (4 s) at least, until |g| <= tau / 4 if that is above 2 delta. Training stops at a computed
     gradient of tau / 2 >= tau / 4 + delta: tau = 8 delta is enough. L and c are those of softmax regression, as which
     two classes are trained, and u is taken twice as large as it is.
-
-    Args:
-        problem: its regularisation is that of the objective which is minimised.
-        tilt: length of b/n, of the term <b, w>/n in the objective.
     """
     longest = math.sqrt(2 * math.log(problem.classes) / problem.regularisation) + 2 * tilt / problem.regularisation
     sums = (problem.examples + problem.classes + 8) * math.sqrt(2)
@@ -160,10 +138,6 @@ def most_steps(problem: Problem, tilt: float = 0.0) -> float:
     Descent starts where the objective is no larger than at zero. There its excess over the minimum is at most
     log K + tilt^2 / (2 lambda), since losses are positive, and its gradient's square at most twice the smoothness times
     that.
-
-    Args:
-        problem: its regularisation is that of the objective which is minimised, its tolerance is above 0.
-        tilt: length of b/n, of the term <b, w>/n in the objective.
     """
     smoothness = 0.5 + 2 * problem.regularisation  # two classes are trained as two rows with 2 lambda
     excess = math.log(problem.classes) + tilt**2 / (2 * problem.regularisation)
@@ -176,14 +150,7 @@ def is_solvable(problem: Problem, tilt: float = 0.0) -> bool:
 
 
 def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) -> float:
-    """Return the scale of the noise on the weights: a deviation for normal noise, else that of exp(-length / scale).
-
-    Args:
-        problem: the client's.
-        epsilon: of the release.
-        law: of the noise.
-        delta: of the release, for normal noise.
-    """
+    """Return the scale of the noise on the weights: a deviation for normal noise, else that of exp(-length / scale)."""
     return problem.sensitivity * (analytic_sigma(epsilon, delta) if law == "gaussian" else 1 / epsilon)
 
 
@@ -211,13 +178,6 @@ def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
     Of epsilon, the exact minimum takes epsilon / (1 + s) and the solver's error the rest, s = sqrt(n tau). In one
     dimension the two kinds of noise on the weights, 2 / (n lambda epsilon_1) and 2 tau / (lambda epsilon_2), are
     together least then. Both are pure and add up.
-
-    Args:
-        problem: the client's; with a tolerance of 0 all of epsilon is the exact minimum's.
-        epsilon: of the release.
-
-    Raises:
-        InputError: more than two classes, for which the theorem is not stated.
     """
     if problem.classes > 2:
         raise InputError(
@@ -330,15 +290,6 @@ def refuse_unsolvable(
 
     A model that is not trained to its tolerance may be further from its neighbour's than is proven, and a refusal once
     the data are seen would tell something of them.
-
-    Args:
-        problem: the public sizes.
-        section: of the settings, that has the keys ``tolerance`` and ``regularisation``.
-        about: whose problem it is, in words.
-        solved: what the solver is given for such a problem: sizes with features of length 1, and the length of a term.
-
-    Raises:
-        InputError: naming the key and, where there is one, a value that is allowed.
     """
     given, tilt = solved(problem)
     if is_solvable(given, tilt):

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from fedpriv.core.records import Ceiling, DataRelease, Guarantee
 
-__all__ = ["bounds_release", "surer", "told_from", "with_bounds"]
-
 _THEOREM = (
     "geometric mechanism on counts, sensitivity 2 (Ghosh, Roughgarden and Sundararajan 2009); columns add up (Dwork et "
     "al. 2006); bounds are made of the noisy counts alone (Wilson et al. 2020)"
@@ -21,12 +19,7 @@ _PLUS = "plus that of the bounds of the table's columns, by sequential compositi
 
 
 def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
-    """Return the ledger's line of such an estimate.
-
-    Args:
-        epsilon: pure, of all columns together.
-        columns: names of those with bounds that are told; which of them were estimated, no file tells.
-    """
+    """Return the ledger's line of such an estimate."""
     some = "one or more of " if len(columns) > 1 else ""
     return DataRelease(
         what=f"bounds (low and high) of {some}{', '.join(columns)}",
@@ -60,7 +53,6 @@ def surer(k0: float, epsilon: float) -> float:
 
     Args:
         k0: of a guess that knows nothing, in (0, 1).
-        epsilon: pure, for replacing the example; 0: nothing was released.
     """
     if epsilon == 0:
         return k0

@@ -17,15 +17,6 @@ from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaus
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon, read_only
 from fedpriv.core.errors import InputError
 
-__all__ = [
-    "analytic_sigma",
-    "classic_sigma",
-    "extended_sigma",
-    "gaussian_delta",
-    "gaussian_epsilon",
-    "poisson_rdp_epsilon",
-]
-
 # ---- one release ----------------------------------------------------------------------------------------------------
 
 
@@ -137,9 +128,7 @@ def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> 
     The divergence is that of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), at orders to 4096.
 
     Args:
-        sigma: noise standard deviation over the clipping norm.
         rate: probability in (0, 1) with which a step uses an example.
-        steps: number of steps.
         delta: in (0, 1).
     """
     return rdp_to_epsilon(_SAMPLED_ORDERS, steps * _poisson_step_rdp(sigma, rate), delta)

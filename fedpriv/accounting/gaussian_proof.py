@@ -34,8 +34,6 @@ from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
 from fedpriv.core.names import CalibrationName, SamplingName
 
-__all__ = ["GaussianProof", "HeterogeneousGaussianProof"]
-
 Array = NDArray[np.float64]
 
 _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}

@@ -12,8 +12,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["guarantee", "proven_epsilon", "running_epsilon"]
-
 _UNUSED = Claim(0.0, "no participation: nothing that depends on this client's data was released")
 
 

@@ -23,8 +23,6 @@ import scipy
 
 from fedpriv.core.errors import InputError
 
-__all__ = ["Statement", "among_others", "exposure_ceiling", "guessed_exposure", "of_copies", "rank_ceiling"]
-
 
 class Statement(NamedTuple):
     """(epsilon, delta)-differential privacy."""
@@ -34,15 +32,7 @@ class Statement(NamedTuple):
 
 
 def of_copies(statement: Statement, copies: int) -> Statement:
-    """Return what a statement about one sequence says about several together.
-
-    Args:
-        statement: epsilon from 0, delta from 0 to 1.
-        copies: at least 1.
-
-    Raises:
-        InputError: one is out of range.
-    """
+    """Return what a statement about one sequence says about several together."""
     epsilon, delta = statement
     if not (epsilon >= 0 and 0 <= delta <= 1 and copies >= 1):
         raise InputError(
@@ -58,24 +48,12 @@ def of_copies(statement: Statement, copies: int) -> Statement:
 
 
 def among_others(statement: Statement, space: int, others: int) -> Statement:
-    """Return the statement about a secret that differs from others, from which its rank among all has its ceilings.
-
-    Args:
-        statement: of all copies together.
-        space: |R|.
-        others: m, how many other secrets are drawn, from 0 to |R| - 1.
-    """
+    """Return the statement about a secret that differs from others, from which its rank among all has its ceilings."""
     return statement._replace(epsilon=statement.epsilon + math.log(space / (space - others)))
 
 
 def rank_ceiling(statements: Iterable[Statement], bits: float, space: int) -> float:
-    """Return the largest probability that a secret has an exposure of at least so many bits; 1 without statements.
-
-    Args:
-        statements: each of which holds, of all copies together.
-        bits: t, from 0.
-        space: |R|; a rank is a whole number, and no exposure is above log2 |R|.
-    """
+    """Return the largest probability that a secret has an exposure of at least so many bits; 1 without statements."""
     if bits > math.log2(space):
         return 0.0
     return min((_at_least(statement, bits) for statement in statements), default=1.0)

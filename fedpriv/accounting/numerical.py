@@ -15,8 +15,6 @@ from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair, interpolated
 
-__all__ = ["ComposedPair", "LossDistribution", "TooManyCellsError", "composed_epsilon"]
-
 Array = NDArray[np.float64]
 
 # Pairs end where their deltas are negligible, also of many releases.
@@ -47,9 +45,7 @@ def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: f
     """Return epsilon of releases that are dominated by pairs, adaptively composed.
 
     Args:
-        parts: pairs, and how many releases each dominates.
         delta: in (0, 1).
-        known: an epsilon that is proven already; where it is 0 or above 1e6, nothing is computed.
 
     Returns:
         Epsilon; None where the numbers are out of the range in which composition is accurate and fast.
@@ -148,9 +144,7 @@ class LossDistribution:
         """Return the loss whose delta is the largest convex function of exp(epsilon) that is at most this.
 
         Args:
-            lowest: the lowest epsilon, in intervals.
             deltas: (N,) upper bounds of delta from there on, N at least 2.
-            interval: of the grid.
         """
         odds = np.exp((lowest + np.arange(deltas.size)) * interval)
         widths = np.diff(odds, prepend=0.0)
@@ -210,11 +204,7 @@ class LossDistribution:
             return min(1.0, float(np.min(np.exp(self.losses) * baseline + self.deltas)))
 
     def repeated(self, count: int, most: int = _MOST_CELLS) -> "LossDistribution":
-        """Return the loss of ``count`` of these releases: infinite where it is finite with a negligible probability.
-
-        Raises:
-            TooManyCellsError: it takes more cells than ``most``.
-        """
+        """Return the loss of ``count`` of these releases: infinite where it is finite with a negligible probability."""
         if count == 1:
             return self
         low, high = self._bounds(count)
@@ -283,9 +273,6 @@ def _tilted_epsilon(laws: list[tuple[LossDistribution, int]], delta: float) -> f
     A Fourier transform rounds by about 1e-16 of the largest probability. So it composes the laws with the density
     exp(order * loss) / M, with the order of Chernoff's bound on the loss that is exceeded with probability delta: the
     sum then lies there. The density is taken back afterwards.
-
-    Raises:
-        TooManyCellsError: it takes too many cells.
     """
     infinite = -math.expm1(sum(count * math.log1p(-law.infinite) for law, count in laws))
     if infinite >= delta:
@@ -377,14 +364,7 @@ def _exceeded(grids: list[_Tilting], order: float, log_chance: float) -> float:
 
 
 def _best_order(grids: list[_Tilting], log_chance: float, interval: float | None = None) -> float:
-    """Return the order of the best of Chernoff's bounds, which are nearly flat around it.
-
-    Args:
-        grids: of all releases.
-        log_chance: logarithm of a probability; with an interval, of a delta (Canonne, Kamath and Steinke 2020, Prop.
-            12), which a loss has its share of only.
-        interval: of the grid.
-    """
+    """Return the order of the best of Chernoff's bounds, which are nearly flat around it."""
     lumped = [grid.lumped() for grid in grids]
     least = _LEAST_ORDER / sum(grid.count * float(np.ptp(grid.positions)) + 1 for grid in grids)
 

@@ -22,17 +22,6 @@ from typing_extensions import override
 from fedpriv.accounting.amplification import amplified_pure
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 
-__all__ = [
-    "DirectionalPair",
-    "GaussianPair",
-    "LaplacePair",
-    "Pair",
-    "SampledPair",
-    "TaggedPair",
-    "before_sampling",
-    "interpolated",
-]
-
 Array = NDArray[np.float64]
 
 _DEVIATIONS = 12.0  # beyond so many standard deviations a normal law has a probability of 1e-33

@@ -28,8 +28,6 @@ from typing_extensions import override
 
 from fedpriv.accounting.pairs import Pair
 
-__all__ = ["PoissonGaussianPair", "PoissonZeroOutPair", "poisson_replaced_rdp"]
-
 Array = NDArray[np.float64]
 
 _DEVIATIONS = 12.0  # beyond so many standard deviations a normal law has a probability of 1e-33
@@ -175,16 +173,11 @@ def poisson_replaced_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
     cancels. The trapezoidal rule converges geometrically on such a line (Trefethen and Weideman 2014, Theorem 5.1).
 
     Args:
-        orders: above 1.
-        sigma: noise standard deviation over the clipping norm.
         rate: q in (0, 1).
 
     Returns:
         Array of the shape of orders, rounded up; infinity at orders so large that a smaller one tells more, and for a
         sigma below 0.1.
-
-    Raises:
-        ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
     if not np.all(values > 1):

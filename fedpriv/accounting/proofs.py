@@ -15,18 +15,6 @@ from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
 
-__all__ = [
-    "CLIENTS",
-    "COMPOSED_NUMERICALLY",
-    "NO_NOMINAL",
-    "RENYI_TO_EPSILON",
-    "SAMPLED_RDP",
-    "Claim",
-    "NoProof",
-    "Proof",
-    "smallest",
-]
-
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
 NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
 RENYI_TO_EPSILON = ", converted by Canonne, Kamath and Steinke 2020, Prop. 12"

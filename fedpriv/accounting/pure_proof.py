@@ -29,8 +29,6 @@ from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsil
 from fedpriv.accounting.vmf_functions import mean_resultant_length
 from fedpriv.core.names import CalibrationName, SamplingName
 
-__all__ = ["DirectionalProof", "LaplaceProof"]
-
 Array = NDArray[np.float64]
 
 _TAGGED = (
@@ -335,13 +333,7 @@ class LaplaceProof(PureProof):
 
 @lru_cache(maxsize=256)
 def _directional_step_rdp(kappa: float, sizes: tuple[tuple[int, int], ...], rate: float) -> Array:
-    """Renyi privacy of one step.
-
-    Args:
-        kappa: concentration of every block.
-        sizes: pairs of a block's dimension and how many blocks have it.
-        rate: of fixed-size sampling; 1 without.
-    """
+    """Renyi privacy of one step."""
     once = 2 * kappa * sum(count for _, count in sizes)
 
     def base(orders: Array) -> Array:

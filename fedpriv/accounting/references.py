@@ -21,14 +21,6 @@ from fedpriv.accounting.pairs import DirectionalPair, Pair
 from fedpriv.accounting.renyi import gaussian_rdp, laplace_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 
-__all__ = [
-    "DirectionalReference",
-    "LaplaceReference",
-    "NormalReference",
-    "Reference",
-    "ReferencePair",
-]
-
 Array = NDArray[np.float64]
 
 _DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a probability of 1e-19

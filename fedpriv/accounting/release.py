@@ -9,8 +9,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, SamplingName, UnitName
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["KAPPA", "LARGEST_DIMENSION", "SCALE", "SIGMA", "NoiseParameter", "Release", "release_with"]
-
 SMALLEST_RATE = 1e-12
 LARGEST_PARTICIPATIONS = 10**15
 LARGEST_DIMENSION = 10**12

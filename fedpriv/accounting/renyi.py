@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.vmf_functions import log_mgf
 
-__all__ = ["ORDERS", "gaussian_rdp", "laplace_rdp", "pure_rdp", "rdp_to_epsilon", "read_only", "vmf_rdp"]
-
 Array = NDArray[np.float64]
 
 _TAYLOR_TERMS = 18  # of exp(x) - 1 - x for |x| <= 1: those after these are below 1e-17 of the sum

@@ -16,8 +16,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON, Adjacency
 from fedpriv.core.records import Guarantee
 
-__all__ = ["Response", "coin_response", "kept_response", "label_guarantee", "most_told"]
-
 Array = NDArray[np.float64]
 
 
@@ -28,9 +26,6 @@ class Response:
     Attributes:
         epsilon: from 1e-9 to 20.
         answers: K, at least 2.
-
-    Raises:
-        InputError: a number out of range.
     """
 
     epsilon: float
@@ -101,11 +96,7 @@ class Response:
 
 
 def kept_response(keep: float, answers: int) -> Response:
-    """Return the law that gives the true one of K answers with this probability, above 1/K.
-
-    Raises:
-        InputError: a number out of range.
-    """
+    """Return the law that gives the true one of K answers with this probability, above 1/K."""
     if not (answers >= 2 and 1 / answers < keep < 1):
         raise InputError(f"keep = {keep:g} of {answers} answers: allowed is above 1 / answers, below 1")
     return Response(math.log(keep * (answers - 1) / (1 - keep)), answers)
@@ -115,9 +106,6 @@ def coin_response(heads: float, answers: int) -> Response:
     """Return the law that answers truly with this probability, and else draws any of the K answers, the true one too.
 
     Epsilon is ln(1 + K heads / (1 - heads)): ln 3 for a fair coin and two answers.
-
-    Raises:
-        InputError: a number out of range.
     """
     if not 0 < heads < 1:
         raise InputError(f"coin = {heads:g}: allowed is above 0, below 1")
@@ -125,12 +113,7 @@ def coin_response(heads: float, answers: int) -> Response:
 
 
 def most_told(epsilon: float, baseline: float) -> float:
-    """Return how often anything is told of what epsilon-DP protects, at most: the odds of a guess grow by e^epsilon.
-
-    Args:
-        epsilon: pure.
-        baseline: the best guess's rate, from all else that is known.
-    """
+    """Return how often anything is told of what epsilon-DP protects, at most: the odds of a guess grow by e^epsilon."""
     return baseline / (baseline + (1 - baseline) * math.exp(-epsilon))
 
 

@@ -15,8 +15,6 @@ from fedpriv.accounting.proofs import RENYI_TO_EPSILON, Claim
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
 from fedpriv.core.errors import InputError
 
-__all__ = ["Sanitiser", "gnss_rdp"]
-
 Array = NDArray[np.float64]
 
 
@@ -31,11 +29,6 @@ def gnss_rdp(order: ArrayLike, beta: float, noise: float) -> Array:
         order m^2 / (2 noise^2 v) + log r - log(v / r^2) / (2 (order - 1)),   v = order r^2 + 1 - order.
 
     It is infinite where v is not positive. The other direction is the same with 1/r.
-
-    Args:
-        order: above 1.
-        beta: smoothness of the sensitivity, above 0.
-        noise: deviation of the noise, in smooth sensitivities, above 0.
     """
     orders = np.asarray(order, np.float64)
     cost: Array = np.maximum(_divergence(orders, -beta, noise), _divergence(orders, beta, noise))
@@ -61,9 +54,6 @@ class Sanitiser:
         order: of the Renyi divergence, above 1.
         beta: how fast the sensitivity may fall with distance; order < 1 / (2 beta).
         noise: deviation of the noise, in smooth sensitivities.
-
-    Raises:
-        InputError: one of them is out of range.
     """
 
     order: float
@@ -96,10 +86,7 @@ class Sanitiser:
         """Return the sanitised epsilon, its own cost included; an estimate, which is above the true one or below it.
 
         Args:
-            cost: data-dependent Renyi cost of all answers, at this order.
-            sensitivity: its smooth sensitivity.
             delta: in (0, 1).
-            normal: a standard normal number, drawn for this and for nothing else.
         """
         shown = max(cost + sensitivity * self.noise * normal, 0.0) + self.cost
         return rdp_to_epsilon([self.order], [shown], delta)

@@ -20,8 +20,6 @@ from fedpriv.accounting.proofs import NO_NOMINAL, RENYI_TO_EPSILON, Claim, Proof
 from fedpriv.accounting.release import NoiseParameter
 from fedpriv.accounting.renyi import rdp_to_epsilon
 
-__all__ = ["LEVELS", "SHARED_SIGMA", "SkellamProof", "padded", "rounded_norm", "skellam_rdp"]
-
 LEVELS = 1 << 16
 """Whole numbers that the bound of an update's norm is scaled to."""
 
@@ -53,9 +51,6 @@ def rounded_norm(dimension: int) -> float:
 
     Rounding is repeated until the norm is within this, so it bounds every update; the formula is such that this happens
     with probability 1 - 10^-4 or more each time.
-
-    Args:
-        dimension: of the flattened update, D.
     """
     root, scale = math.sqrt(dimension), float(LEVELS)
     likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / _RETRY)) * (scale + root / 2)
@@ -63,17 +58,7 @@ def rounded_norm(dimension: int) -> float:
 
 
 def skellam_rdp(orders: NDArray[np.float64], variance: float, l1: float, l2: float) -> NDArray[np.float64]:
-    """Return the Renyi privacy of whole vectors with Skellam noise.
-
-    Args:
-        orders: whole numbers from 2.
-        variance: mu, of the noise on each coordinate, above 0.
-        l1: sensitivity in the L1 norm.
-        l2: sensitivity in the Euclidean norm.
-
-    Raises:
-        ValueError: an order is no whole number from 2.
-    """
+    """Return the Renyi privacy of whole vectors with Skellam noise."""
     if np.any(orders < 2) or np.any(orders != np.rint(orders)):
         raise ValueError("the bound for Skellam noise holds at whole orders from 2")
     extra = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))

@@ -24,8 +24,6 @@ import scipy
 from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["log_mgf", "mean_resultant_length"]
-
 Array = NDArray[np.float64]
 
 _SERIES_INDEX = 30.0  # the series serves while its largest term comes before this index

@@ -24,22 +24,6 @@ from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim
 from fedpriv.accounting.renyi import gaussian_rdp, pure_rdp
 
-__all__ = [
-    "gaussian_mu",
-    "gaussian_votes_claim",
-    "is_smooth",
-    "laplace_max_log_q",
-    "laplace_max_rdp",
-    "noisy_max_cost",
-    "noisy_max_local_sensitivity",
-    "noisy_max_log_q",
-    "noisy_max_rdp",
-    "smooth_sensitivity",
-    "threshold_local_sensitivity",
-    "threshold_rdp",
-    "unlikely_rdp",
-]
-
 Array = NDArray[np.float64]
 
 _SQRT2 = math.sqrt(2.0)
@@ -53,11 +37,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu of Gaussian differential privacy that is (epsilon, delta)-DP.
 
     Args:
-        epsilon: at least 0.
         delta: in (0, 1).
-
-    Raises:
-        InputError: one of them is out of range.
     """
     return 1 / analytic_sigma(epsilon, delta)
 
@@ -82,7 +62,6 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
 
     Args:
         counts: (..., K) votes of K >= 2 classes.
-        sigma: deviation of the noise on each count, above 0.
 
     Returns:
         (...).
@@ -95,11 +74,6 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
 
 def unlikely_rdp(order: ArrayLike, log_q: ArrayLike, sigma: float) -> Array:
     """Return the Renyi cost of an answer that is the likeliest one but for a probability q (2018, Thm 6 and Prop. 10).
-
-    Args:
-        order: above 1.
-        log_q: log of a bound on the probability of all other answers, at most 0; broadcast against ``order``.
-        sigma: of noise with which any answer costs order / sigma^2: on counts of which one voter moves two.
 
     Returns:
         At most order / sigma^2.
@@ -128,14 +102,7 @@ def noisy_max_rdp(order: ArrayLike, counts: ArrayLike, sigma: float) -> Array:
 
 
 def threshold_rdp(order: ArrayLike, largest: ArrayLike, threshold: float, sigma: float) -> Array:
-    """Return the Renyi cost of learning whether the largest count with noise reaches a threshold: data-dependent.
-
-    Args:
-        order: above 1.
-        largest: the largest count; broadcast against ``order``.
-        threshold: in votes.
-        sigma: deviation of the noise, in votes, above 0; one voter moves the largest count by one.
-    """
+    """Return the Renyi cost of learning whether the largest count with noise reaches a threshold: data-dependent."""
     z = (np.asarray(largest, np.float64) - threshold) / sigma
     # The likelier of the two outcomes is the one; the other has probability Phi(-|z|).
     return unlikely_rdp(order, scipy.special.log_ndtr(-np.abs(z)), sigma * _SQRT2)
@@ -146,7 +113,6 @@ def laplace_max_log_q(counts: ArrayLike, scale: float) -> Array:
 
     Args:
         counts: (..., K) votes of K >= 2 classes.
-        scale: of the noise on each count, above 0.
 
     Returns:
         (...), at most log(1 - 1/K).
@@ -202,9 +168,6 @@ def noisy_max_local_sensitivity(counts: Sequence[int], voters: int, sigma: float
 
     Args:
         counts: (K,) votes.
-        voters: M, how many vote.
-        sigma: deviation of the noise on each count.
-        order: of the Renyi divergence.
 
     Returns:
         (M,), for d = 0 to M - 1.
@@ -233,10 +196,6 @@ def threshold_local_sensitivity(
 
     Args:
         counts: (K,) votes.
-        voters: M, how many vote: the largest count is from M / K to M.
-        threshold: in votes.
-        sigma: deviation of the noise on the largest count.
-        order: of the Renyi divergence.
 
     Returns:
         (M,), for d = 0 to M - 1; it does not fall.
@@ -254,12 +213,7 @@ def threshold_local_sensitivity(
 
 
 def smooth_sensitivity(local: Array, beta: float) -> float:
-    """Return the largest exp(-beta d) LS(d) (Nissim, Raskhodnikova and Smith 2007).
-
-    Args:
-        local: LS(d) for d = 0, 1, ..., of all answers together.
-        beta: above 0.
-    """
+    """Return the largest exp(-beta d) LS(d) (Nissim, Raskhodnikova and Smith 2007)."""
     return float(np.max(np.exp(-beta * np.arange(len(local))) * local))
 
 

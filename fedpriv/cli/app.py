@@ -49,8 +49,6 @@ from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Section
 from fedpriv.prompts.cli import icl
 
-__all__ = ["main"]
-
 _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(

@@ -31,8 +31,6 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.lab import Tuning
     from fedpriv.lab.tune import Trial
 
-__all__ = ["attack_app"]
-
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
 _ATTACKED = (
     "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "

@@ -13,8 +13,6 @@ from fedpriv.core.names import Adjacency
 if TYPE_CHECKING:
     from fedpriv.core.records import AnswersAudit, Membership, MembershipAttack, Memorisation
 
-__all__ = ["audit"]
-
 
 def audit(
     folder: Run,

@@ -13,8 +13,6 @@ from fedpriv.robustness.settings import CertifyConfig, RobustnessConfig
 if TYPE_CHECKING:
     from fedpriv.core.records import Robustness
 
-__all__ = ["certify"]
-
 _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 
 

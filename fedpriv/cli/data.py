@@ -12,8 +12,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
 
-__all__ = ["data"]
-
 _SEED, _PEOPLE = 0, 1000
 
 

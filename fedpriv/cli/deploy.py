@@ -31,8 +31,6 @@ from fedpriv.core.errors import InputError
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.deploy.up import ProcessStatus
 
-__all__ = ["deploy_app"]
-
 _INSECURE = (
     "INSECURE: nothing is encrypted and nobody authenticated; whoever listens reads every model and upload. "
     "Only for showing what a listener hears."

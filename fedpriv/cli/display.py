@@ -12,8 +12,6 @@ from fedpriv.cli.terminal import err, print_warning
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
 
-__all__ = ["Display", "shown"]
-
 _LINES_PER_RUN = 10
 _CLIENTS_NAMED = 8
 

@@ -12,18 +12,12 @@ from fedpriv.core.errors import RunFailedError
 from fedpriv.lab import Engine, start_run
 from fedpriv.server.app import Started, started_app
 
-__all__ = ["app"]
-
 _DOWNLOADED = "runtime-envs"  # where Flower installs what an app depends on
 _NO_DOWNLOAD = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
 def _run(started: Started) -> None:
-    """Do what `fedpriv run` does, on the clients that Flower has started.
-
-    Raises:
-        RunFailedError: there are fewer SuperNodes than the experiment has clients.
-    """
+    """Do what `fedpriv run` does, on the clients that Flower has started."""
     if _DOWNLOADED in os.environ.get("VIRTUAL_ENV", ""):
         print_warning(f"Flower has installed fedpriv's dependencies once more for this run; {_NO_DOWNLOAD} prevents it")
     experiment, engine = _placed(started)

@@ -16,8 +16,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import is_empty, write_whole, writing_to
 from fedpriv.core.registry import suggestion
 
-__all__ = ["init"]
-
 
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The example.")] = "quickstart",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from fedpriv.core.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness
     from fedpriv.core.runs import RunFolder
 
-__all__ = ["about_probes", "print_probes", "probe_app"]
-
 probe_app = typer.Typer(
     cls=FolderByDefault,
     help="Attack the finished model of a run, its answers or its inputs; or list these attacks.",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fedpriv.service.questions import Answers
     from fedpriv.service.served import Served
 
-__all__ = ["query", "serve"]
-
 _ADDRESS = "127.0.0.1"
 _SHOWN = 20  # rows of a table
 _NUMBER = re.compile(r"[0-9]{1,9}")  # str.isdigit would let through what int refuses

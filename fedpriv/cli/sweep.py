@@ -13,8 +13,6 @@ from fedpriv.cli.terminal import Json, Quiet, err, out, print_json, print_line, 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing, writing_to
 
-__all__ = ["compare", "sweep"]
-
 # In the heading of a comparison.
 _MOST_NAMES = 4
 

@@ -16,8 +16,6 @@ from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
 from fedpriv.sweep.sizes import certified_at, certified_size, right_at, right_size
 
-__all__ = ["SweepDisplay", "cost_sentences", "cost_table", "result_table"]
-
 _LAST_SHOWN = 10
 _REFRESH = 2.0
 _WORDS = ("settings", "first of its kind")  # columns that wrap
@@ -25,14 +23,7 @@ _SIZED = "{}\n{}"  # a heading of two lines: what, and at which size
 
 
 class SweepDisplay(SweepProgress):
-    """Shows a sweep on ``console``; use it as a context manager.
-
-    Args:
-        console: where to.
-        folder: of the sweep; looked into for how far running trials are.
-        total: how many trials the sweep has.
-        clock: seconds that go on.
-    """
+    """Shows a sweep on ``console``; use it as a context manager."""
 
     def __init__(
         self, console: Console, folder: SweepFolder, total: int, clock: Callable[[], float] = time.monotonic
@@ -153,13 +144,7 @@ def cost_table(kinds: Sequence[Kind]) -> Table:
 
 
 def cost_sentences(kinds: Sequence[Kind], untimed: Sequence[str], cores: int) -> list[str]:
-    """Say what all trials take together, and what is not in it.
-
-    Args:
-        kinds: of all trials.
-        untimed: what the trials do besides training.
-        cores: of this machine.
-    """
+    """Say what all trials take together, and what is not in it."""
     seconds, size = sum(kind.all.seconds for kind in kinds), sum(kind.all.size for kind in kinds)
     trials = sum(len(kind.trials) for kind in kinds)
     beside = [f"Not in it: {', '.join(untimed)}."] if untimed else []

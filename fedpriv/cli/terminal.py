@@ -19,30 +19,6 @@ from fedpriv.core.errors import InputError
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
     from fedpriv.core.records import Interval, Summary
 
-__all__ = [
-    "File",
-    "FolderByDefault",
-    "Json",
-    "Out",
-    "Quiet",
-    "Resume",
-    "Run",
-    "Set",
-    "check_resume",
-    "command_of",
-    "default_folder",
-    "err",
-    "out",
-    "plain",
-    "print_attack",
-    "print_json",
-    "print_line",
-    "print_sentences",
-    "print_summary",
-    "print_warning",
-    "share_words",
-]
-
 # What is printed quotes what was given: ":b:" in it is no picture.
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
@@ -83,11 +59,7 @@ def default_folder(name: str) -> Path:
 def check_resume(
     needed: str, file: Path | None, resume: Path | None, overrides: Sequence[str] | None, out_dir: Path | None
 ) -> None:
-    """Refuse a command that neither begins nor finishes a run, or both, or one with other settings.
-
-    Raises:
-        InputError: it does; ``needed`` says of the command what it needs.
-    """
+    """Refuse a command that neither begins nor finishes a run, or both, or one with other settings."""
     if (file is None) == (resume is None):
         raise InputError(needed)
     if resume is not None and (overrides or out_dir):

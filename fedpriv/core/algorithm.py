@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Answering, Message, Context], Message]
 
-__all__ = ["Algorithm", "algorithm_of", "refuse_keys"]
-
 
 class Algorithm(ABC):
     """What clients and server do, under the name that ``federation.algorithm`` has.

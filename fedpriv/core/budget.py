@@ -18,8 +18,6 @@ from fedpriv.core.plan import Plan, participants
 from fedpriv.core.plans import Schedule, kinds_of
 from fedpriv.core.records import Stop, members_text
 
-__all__ = ["Budget", "last_round"]
-
 
 @dataclass(eq=False)
 class _Account:
@@ -72,11 +70,7 @@ class Budget:
     """
 
     def __init__(self, experiment: Experiment, plans: Sequence[Plan]) -> None:
-        """Open the budget of a run in which nobody was asked yet.
-
-        Raises:
-            InputError: with federation.target_epsilon not even the first round is possible.
-        """
+        """Open the budget of a run in which nobody was asked yet."""
         self._federation = experiment.federation
         self._plans = plans
         self._kinds = kinds_of(plans)
@@ -157,11 +151,7 @@ class Budget:
             self._participations[client] = self._participations.get(client, 0) + further
 
     def replay(self, asked: Mapping[int, Sequence[int]]) -> None:
-        """Note rounds of the past.
-
-        Args:
-            asked: round -> the clients asked, as the run folder has it.
-        """
+        """Note rounds of the past."""
         for number, clients in sorted(asked.items()):
             self.left(number)
             self.spend(number, clients)
@@ -202,11 +192,7 @@ class Budget:
 
 
 def last_round(experiment: Experiment, plans: Sequence[Plan], latest: int) -> int:
-    """Return the last round, ``latest`` at most, that federation.target_epsilon leaves enough clients for.
-
-    Raises:
-        InputError: not even the first round is possible.
-    """
+    """Return the last round, ``latest`` at most, that federation.target_epsilon leaves enough clients for."""
     budget = Budget(experiment, plans)
     for number in range(1, latest + 1):
         if budget.is_used_up(number):

@@ -12,8 +12,6 @@ from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import refuse_mixed_examples
 from fedpriv.gradients.coupled import coupled_layers
 
-__all__ = ["LOSS", "check_fitness", "random_examples"]
-
 LOSS = example_losses
 
 # Random images with which own models are tried: most often the first few are enough.
@@ -21,16 +19,7 @@ _TRIED = 13
 
 
 def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
-    """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven.
-
-    Args:
-        experiment: the settings.
-        dataset: as loaded.
-        model: the network, on the CPU in float32.
-
-    Raises:
-        InputError: they do not fit.
-    """
+    """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven."""
     if dataset.classes < 2:
         raise InputError(f"data.name = {experiment.data.name!r}: the labels name one class; at least two are wanted")
     _refuse_few_test_examples(experiment, dataset)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MISSING", "OTHER", "Column", "cell_texts", "decode", "features_of", "groups", "slices", "worded"]
-
 MISSING, OTHER = "(missing)", "(other)"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -99,7 +97,6 @@ def decode(columns: Sequence[Column], rows: "NDArray[np.floating]") -> "NDArray[
     """Read cells off rows that need not be any that the table could hold, such as reconstructions.
 
     Args:
-        columns: of the table.
         rows: (N, features) on the [0, 1] scale; numbers outside are cut.
 
     Returns:

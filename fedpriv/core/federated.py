@@ -17,17 +17,6 @@ from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Vector
 
-__all__ = [
-    "batch_loss",
-    "client_weights",
-    "decayed",
-    "example_losses",
-    "masked_weights",
-    "train_locally",
-    "upload_sign",
-    "weighted_sum",
-]
-
 
 def upload_sign(algorithm: str) -> int:
     """Return by what an upload is multiplied to point along the gradient: 1 for fedsgd, -1 for fedavg."""
@@ -43,8 +32,6 @@ def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = N
     Args:
         outputs: logits (B, K), or (B, T, K) of sequences.
         labels: (B,), or (B, T), negative where nothing is predicted.
-        forward: how labels were changed, for the forward correction (Patrini et al. 2017, Theorem 2): then it is that
-            of the changed label, -log(q + (p - q) softmax(outputs)[label]); ``None``: labels are taken as they are.
     """
     precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if labels.ndim > 1:
@@ -63,8 +50,6 @@ def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:
     Args:
         losses: (..., B), each example's cross entropy.
         weights: (..., B), from 0; they sum to 1 for a full batch.
-        tilt: alpha of the risk-averting loss w log(sum_i w_i exp(alpha l_i) / w) / alpha, w = sum_i w_i, which is at
-            least the mean (Lu et al. 2022, Eq. 22; Li et al. 2021); ``None``: the weighted mean.
     """
     if tilt is None:
         return (losses * weights).sum(dim=-1)
@@ -106,14 +91,6 @@ def train_locally(
     descend: Callable[[int], None] | None = None,
 ) -> Vector:
     """Do a client's work of one round; an optimiser starts afresh.
-
-    Args:
-        experiment: the settings.
-        steps: the numbers of the round's gradient steps.
-        before: what the client was sent.
-        parameters: the same numbers, in the model; FedAvg moves them, in place.
-        gradient: from a step's number to the gradient at ``parameters``.
-        descend: takes one step of the optimiser in place, where there is a quicker way than by ``gradient``.
 
     Returns:
         The upload; for FedAvg on the devices of ``before``.

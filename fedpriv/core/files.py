@@ -20,26 +20,6 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError, RunFailedError
 
-__all__ = [
-    "WriteError",
-    "append_line",
-    "content_digest",
-    "drop_cut_line",
-    "is_disk",
-    "is_empty",
-    "is_part",
-    "locked",
-    "open_unlinked",
-    "remove_parts",
-    "stopped",
-    "sync",
-    "target_error",
-    "write_once",
-    "write_whole",
-    "writing",
-    "writing_to",
-]
-
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY
 _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 # Of the file's own name, so that the part's fits into the 255 bytes of a name in any alphabet.
@@ -62,16 +42,6 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
 
     A symbolic link of that name is replaced, and what it points to is left alone. What is neither a file nor a link,
     such as a device, is not replaced.
-
-    Args:
-        path: of the file; its folder exists.
-        content: all of it.
-        mode: permissions of the file, from its first byte on, less the process's umask.
-        durable: whether content and name are on the disk before this returns, for what a resumed run relies on: it
-            outlives a power failure then, and not only a kill.
-
-    Raises:
-        WriteError: it cannot be written; nothing is left behind, and what was there stays.
     """
     with _about(path):
         if not _may_be_replaced(path):
@@ -85,16 +55,8 @@ def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:
 
     It appears with all its content, and is on the disk before this returns.
 
-    Args:
-        path: of the file; its folder exists.
-        content: all of it.
-        mode: as of :func:`write_whole`.
-
     Returns:
         Whether this call wrote it.
-
-    Raises:
-        WriteError: it cannot be written; nothing is left behind.
     """
     try:
         with _part(path, content, mode, durable=True) as temporary:
@@ -108,11 +70,7 @@ def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file, which is made where there is none.
-
-    Raises:
-        WriteError: it cannot be written, or is a symbolic link; it ends with the line before.
-    """
+    """Add a line to a text file, which is made where there is none."""
     with _about(path):
         descriptor = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -127,11 +85,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Take the last line of a text file away if a kill cut it off; nobody else may be writing there.
-
-    Raises:
-        WriteError: it cannot be cut, or is a symbolic link.
-    """
+    """Take the last line of a text file away if a kill cut it off; nobody else may be writing there."""
     with _about(path):
         if not path.exists():
             return
@@ -144,11 +98,7 @@ def drop_cut_line(path: Path) -> None:
 
 
 def open_unlinked(path: Path, flags: int) -> int:
-    """Open a file with these flags of :func:`os.open`, unless it is a symbolic link, and return the descriptor.
-
-    Raises:
-        OSError: it cannot be opened, or is a link.
-    """
+    """Open a file with these flags of :func:`os.open`, unless it is a symbolic link, and return the descriptor."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, 0o666)
     except OSError as error:
@@ -162,9 +112,6 @@ def content_digest(path: Path) -> bytes:
 
     It is read again where its inode, size, or time of change differ from those when it was last read, or where it was
     changed too recently then for these to tell. Nobody can set the time of change, as the time of modification can be.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -182,11 +129,7 @@ def _digest(path: Path, _: tuple[int, ...]) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """Have a file on the disk before this returns.
-
-    Raises:
-        WriteError: it cannot be brought there.
-    """
+    """Have a file on the disk before this returns."""
     with _about(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -200,15 +143,6 @@ def locked(folder: Path, *, file: Path | None = None, wait: bool = False) -> Ite
     """Keep other processes from writing into a folder, until the block or this process ends.
 
     The operating system lets go where a process is killed; the file that it leaves locks nobody out.
-
-    Args:
-        folder: what is being written.
-        file: the lock, which is made here and holds the process's number; ``.lock`` in the folder, unless given.
-        wait: for another process that writes there, instead of being refused.
-
-    Raises:
-        InputError: another process is writing there, or the file cannot be made.
-        RunFailedError: the disk is full, or broken.
     """
     path = folder / ".lock" if file is None else file
     with writing_to(folder):
@@ -267,11 +201,7 @@ def is_empty(path: Path) -> bool:
 
 
 def remove_parts(*folders: Path) -> None:
-    """Remove what killed processes left in these folders, as far as they exist; nobody else may be writing there.
-
-    Raises:
-        OSError: a part cannot be removed.
-    """
+    """Remove what killed processes left in these folders, as far as they exist; nobody else may be writing there."""
     for path in (path for folder in folders for path in folder.glob(".*.part")):
         if is_part(path.name):
             path.unlink(missing_ok=True)
@@ -289,11 +219,7 @@ def stopped(error: OSError, command: str) -> RunFailedError:
 
 @contextmanager
 def writing(command: str) -> Iterator[None]:
-    """Turn whatever cannot be written in this block into one line that ends with ``command``, which goes on.
-
-    Raises:
-        RunFailedError: something cannot be written.
-    """
+    """Turn whatever cannot be written in this block into one line that ends with ``command``, which goes on."""
     try:
         yield
     except OSError as error:
@@ -308,12 +234,7 @@ def target_error(error: OSError, target: object) -> InputError | RunFailedError:
 
 @contextmanager
 def writing_to(target: object) -> Iterator[None]:
-    """Say of whatever cannot be written in this block that it is ``target``, which the user has named.
-
-    Raises:
-        InputError: the path is wrong: there is no such folder, or it may not be written.
-        RunFailedError: the disk is full, or broken.
-    """
+    """Say of whatever cannot be written in this block that it is ``target``, which the user has named."""
     try:
         yield
     except OSError as error:

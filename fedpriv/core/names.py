@@ -3,19 +3,6 @@
 from enum import StrEnum
 from typing import Literal, Self
 
-__all__ = [
-    "END",
-    "LEAST_LABEL_EPSILON",
-    "MOST_LABEL_EPSILON",
-    "PAD",
-    "START",
-    "Adjacency",
-    "AdjacencyName",
-    "CalibrationName",
-    "SamplingName",
-    "UnitName",
-]
-
 UnitName = Literal["example", "update"]
 SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
 AdjacencyName = Literal["replace-one", "zero-out"]

@@ -15,8 +15,6 @@ from fedpriv.models.machinery.build import build_model
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 
-__all__ = ["first_layer", "network_of", "precision_of", "redistribution_of", "smoothing_of"]
-
 
 def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""

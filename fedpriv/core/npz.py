@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DAMAGE", "HEADER_BYTES", "Header", "parse_header", "read_arrays", "read_headers"]
-
 HEADER_BYTES = 10_012
 """As much as :func:`parse_header` looks at: numpy's own limit for a header, and what stands before it."""
 
@@ -74,14 +72,7 @@ class _RefusedError(ValueError):
 
 
 def parse_header(start: bytes) -> Header:
-    """Read the header of an array in ``.npy`` format.
-
-    Args:
-        start: the first :data:`HEADER_BYTES` of it, or all where it has fewer.
-
-    Raises:
-        ValueError: it is none, or one of an array whose size cannot be told: of Python objects, say.
-    """
+    """Read the header of an array in ``.npy`` format."""
     import numpy as np
 
     stream = io.BytesIO(start)
@@ -108,12 +99,7 @@ def _not_a_header(version: tuple[int, int] | None, error: Exception) -> str:
 
 
 def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
-    """Return the headers of the named arrays of an ``.npz`` archive, of those that are in it.
-
-    Raises:
-        InputError: no such file, not an ``.npz`` archive, truncated, an array of Python objects, one whose header does
-            not say how much is there, or two of one name.
-    """
+    """Return the headers of the named arrays of an ``.npz`` archive, of those that are in it."""
     if not path.is_file():
         where = "" if path.is_absolute() else f" in the current folder, {Path.cwd()}, where relative paths begin"
         raise InputError(f"{path}: no such file{where}")
@@ -128,16 +114,7 @@ def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
 
 
 def read_arrays(path: Path, headers: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays of an ``.npz`` archive.
-
-    Args:
-        path: of the archive.
-        headers: from :func:`read_headers`, of which the caller has said that they do not ask for too much; or names
-            among them.
-
-    Raises:
-        InputError: truncated or damaged.
-    """
+    """Return arrays of an ``.npz`` archive."""
     import numpy as np
 
     arrays = {}

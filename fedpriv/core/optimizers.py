@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-__all__ = ["ADAM_BETAS", "ADAM_EPSILON", "Optimizer", "make_optimizer", "momentum_weights"]
-
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 
@@ -50,13 +48,7 @@ class Optimizer(ABC):
 
 
 def make_optimizer(name: str, rate: float, momentum: float) -> Optimizer:
-    """Return SGD or Adam as ``torch.optim`` has them, with the defaults that it has.
-
-    Args:
-        name: ``sgd`` or ``adam``.
-        rate: the learning rate.
-        momentum: of SGD; Adam has its own.
-    """
+    """Return SGD or Adam as ``torch.optim`` has them, with the defaults that it has."""
     return _Adam(rate) if name == "adam" else _Sgd(rate, momentum)
 
 

@@ -31,8 +31,6 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.mechanisms.machinery.settings import NoiseAt
 
-__all__ = ["Plan", "draft_plan", "participants", "plan_client", "with_noise"]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,10 +47,6 @@ class Plan:
         redistribution: r, for hgm.
         noise_places: where what this client releases gets noise before anybody else reads it. By default at the client
             alone: whoever masks it, or adds noise at the server, has to say so.
-
-    Raises:
-        InputError: the mechanism's noise is added at none of these places.
-        ValueError: the settings name a target instead of the noise, or the mechanism cannot be built from them.
     """
 
     client: int
@@ -81,27 +75,11 @@ class Plan:
         return self.sampling.batch(self.seed, self.client, step)
 
     def release_gradient(self, gradients: GradientOperator, noise: NoiseStream) -> Vector:
-        """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size.
-
-        Args:
-            gradients: of the batch.
-            noise: used for nothing else.
-
-        Raises:
-            ValueError: the gradients are not of the model that was planned for.
-        """
+        """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size."""
         return self._release(gradients, self.sampling.batch_size, noise)
 
     def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
-        """Privatise the batches of one step of M clients that do as this one does, (M, *shape).
-
-        Args:
-            gradients: of their batches.
-            noises: each client's own; used for nothing else.
-
-        Raises:
-            ValueError: the gradients are not of the model that was planned for.
-        """
+        """Privatise the batches of one step of M clients that do as this one does, (M, *shape)."""
         self._check_sizes(gradients)
         return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
 
@@ -123,12 +101,7 @@ class Plan:
         return self.sampling.participations([step for number in rounds for step in self.steps(number)])
 
     def further_participations(self, last_round: int, round_number: int) -> int:
-        """What one more round adds to :meth:`participations`.
-
-        Args:
-            last_round: the last round in which the client was asked; 0 if it never was.
-            round_number: the round in question, after ``last_round``.
-        """
+        """What one more round adds to :meth:`participations`."""
         if self.is_whole:
             return 1
         steps = self.steps(round_number)
@@ -161,11 +134,7 @@ class Plan:
 
     @property
     def share_of_noise(self) -> Share:
-        """What this client adds to its rounded update, where the noise is whole in the sum of a round alone.
-
-        Raises:
-            ValueError: the mechanism leaves no noise to the sum.
-        """
+        """What this client adds to its rounded update, where the noise is whole in the sum of a round alone."""
         if self.config.noise_at != "sum":
             raise ValueError(f"mechanism {self.config.name} has no noise in shares")
         bound = self.config.bound
@@ -210,14 +179,7 @@ class Plan:
 def participants(
     experiment: Experiment, round_number: int, left: Sequence[int] | None = None, secret: Secret | None = None
 ) -> tuple[int, ...]:
-    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``.
-
-    Args:
-        experiment: the experiment.
-        round_number: the round, from 1.
-        left: the clients that may still be asked, ascending; ``None``: all.
-        secret: the run's, which draws them where that may not be public; ``None``: all follows from the seed.
-    """
+    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``."""
     among = range(experiment.federation.clients) if left is None else left
     federation = experiment.federation
     asked = federation.clients_per_round
@@ -244,9 +206,6 @@ def plan_client(
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
 
     Arguments and errors are those of :func:`draft_plan`.
-
-    Raises:
-        InputError: no noise reaches the target.
     """
     draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
     numbers = range(1, experiment.federation.rounds + 1)
@@ -263,19 +222,7 @@ def draft_plan(
     redistribution: Redistribution | None = None,
     secret: Secret | None = None,
 ) -> Plan:
-    """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know.
-
-    Args:
-        experiment: the experiment.
-        client: the partition's number, from 0.
-        examples: the size of the client's partition.
-        tensors: the number of coordinates of each parameter tensor, in the model's order.
-        redistribution: r, for hgm.
-        secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
-
-    Raises:
-        InputError: the batch is larger than the client's data.
-    """
+    """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know."""
     training, config = experiment.training, experiment.mechanism
     batch_size = examples if algorithm_of(experiment).releases_models else training.batch_size
     if batch_size > examples:
@@ -292,17 +239,7 @@ def draft_plan(
 
 
 def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
-    """Return a plan with its noise, calibrated for these rounds where the settings ask for that.
-
-    Args:
-        experiment: the experiment.
-        draft: from :func:`draft_plan`.
-        rounds: that will ask the client; where one noise is for all clients of a sum, the one that is asked most often.
-            All rounds where a secret draws the clients: everybody learns the noise, and it may not tell of the draw.
-
-    Raises:
-        InputError: no noise reaches the target.
-    """
+    """Return a plan with its noise, calibrated for these rounds where the settings ask for that."""
     config = experiment.mechanism
     if config.parameter is None:
         return draft

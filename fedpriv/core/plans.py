@@ -14,8 +14,6 @@ from fedpriv.core.plan import Plan, draft_plan, participants, with_noise
 from fedpriv.core.randomness import Secret
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["Plans", "Schedule", "kinds_of", "with_seed"]
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -75,11 +73,7 @@ class Plans(Sequence[Plan]):
     seed: int | None = None
 
     def check(self) -> None:
-        """Make one plan of each kind, so that a run that could not go on does not begin.
-
-        Raises:
-            InputError: a batch is larger than a client's data, or no noise reaches the target.
-        """
+        """Make one plan of each kind, so that a run that could not go on does not begin."""
         for client in sorted(np.unique(self.kinds, return_index=True)[1].tolist()):
             self[client]
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from fedpriv.core.records import RoundRecord, Stop
 
-__all__ = ["Progress", "Silent"]
-
 
 class Progress:
     """The listener of a run: overrides what it shows."""

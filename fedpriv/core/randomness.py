@@ -24,9 +24,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from randomgen import AESCounter
 from torch import Tensor
 
-__all__ = ["BLOCK_BYTES", "NoiseStream", "NoiseStreams", "Secret", "generator_states", "keystream", "numpy_stream"]
-__all__ += ["seeded_generators", "torch_stream"]
-
 SECRET_BYTES = 32
 KEY_BYTES = BLOCK_BYTES = 16
 

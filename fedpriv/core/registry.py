@@ -23,25 +23,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.core.errors import InputError
 
-__all__ = [
-    "ALGORITHMS",
-    "ATTACKS",
-    "DATASETS",
-    "EVASIONS",
-    "FILES",
-    "MECHANISMS",
-    "MODELS",
-    "NOISELESS",
-    "POLICIES",
-    "PROBES",
-    "RULES",
-    "SECTIONS",
-    "Registry",
-    "capabilities",
-    "suggestion",
-]
-
-
 Kind = TypeVar("Kind", bound=type[Any])
 
 # Reading them goes through every installed package: once for all groups.

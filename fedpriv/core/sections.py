@@ -11,8 +11,6 @@ from fedpriv.core.settings import Section, absent
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
 
-__all__ = ["ExperimentSection", "given_sections", "section_fields"]
-
 
 class ExperimentSection(Section):
     """A section that an experiment has where its file has it.

@@ -19,8 +19,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.core.randomness import Secret
 
-__all__ = ["MEMORY", "SEEDS", "Kept", "forget_seed", "keep_seed", "kept_for", "without_seed"]
-
 SEEDS = "FEDPRIV_SEEDS"
 """The environment variable that names the folder with a run's seed."""
 
@@ -57,17 +55,7 @@ def without_seed(experiment: Experiment) -> Experiment:
 
 @lru_cache(maxsize=2)
 def kept_for(text: str, name: str, secret: Secret | None = None) -> Kept:
-    """Return the experiment with the seed and the secret that are kept on this machine under ``name``.
-
-    Args:
-        text: the experiment as JSON, from :func:`without_seed` or, where ``name`` is empty, with its seed. It is a
-            quicker key of this function's cache than the object.
-        name: from :func:`keep_seed`; it comes over the wire.
-        secret: where ``name`` is empty, the secret.
-
-    Raises:
-        InputError: this machine keeps nothing of that name.
-    """
+    """Return the experiment with the seed and the secret that are kept on this machine under ``name``."""
     experiment = Experiment.model_validate_json(text)
     if not name:
         return Kept(experiment, secret)

@@ -25,27 +25,6 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry, suggestion
 
-__all__ = [
-    "LEAST_EPSILON",
-    "MOST_EPSILON",
-    "Choice",
-    "Count",
-    "Epsilon",
-    "Extensible",
-    "Groups",
-    "Integer",
-    "Momentum",
-    "NonNegative",
-    "Positive",
-    "Real",
-    "Registered",
-    "Section",
-    "Steps",
-    "absent",
-    "allowed_words",
-    "enumerated",
-]
-
 
 def absent(value: Any) -> bool:
     """For ``Field(exclude_if=...)``: a key added later, where it is unset, leaves a file the bytes that it had before.

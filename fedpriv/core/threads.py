@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["cpu_threads", "keep_freed_memory"]
-
 _FREED = 31 << 20  # bytes
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from fedpriv.core.npz import HEADER_BYTES, parse_header
 from fedpriv.gradients import Vector
 
-__all__ = ["pack", "record_in", "unpack"]
-
 _NPY = "numpy.ndarray"
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -37,9 +35,6 @@ def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
 
     Flower's views, such as ``content.array_records``, copy all records of a kind each time, which for a small model
     takes longer than its gradient.
-
-    Raises:
-        KeyError: there is none, or one of another kind.
     """
     found = content.get(name)
     if not isinstance(found, kind):
@@ -48,11 +43,7 @@ def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
 
 
 def unpack(record: ArrayRecord) -> Vector:
-    """Return the tensors of a record, on the CPU, sharing no memory with it.
-
-    Raises:
-        ValueError: an array is no .npy, is cut off, or holds something else than its sender said.
-    """
+    """Return the tensors of a record, on the CPU, sharing no memory with it."""
     return {name: _to_tensor(array) for name, array in record.items()}
 
 

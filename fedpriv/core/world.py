@@ -34,16 +34,6 @@ from fedpriv.mechanisms.machinery.block_sum import makes_programs
 from fedpriv.models.machinery.build import model_digest
 from fedpriv.smoothing import Smoothing
 
-__all__ = [
-    "State",
-    "World",
-    "build_world",
-    "choose_device",
-    "tracked_buffers",
-    "trained_parameters",
-]
-
-
 T = TypeVar("T")
 
 
@@ -153,12 +143,7 @@ class World:
         return self.response if self.experiment.training.label_correction == "forward" else None
 
     def with_labels_changed(self, clients: Iterable[int], secret: Secret) -> "World":
-        """Return the world in which these clients' labels are changed, each by its own stream of the secret.
-
-        Args:
-            clients: partitions' numbers.
-            secret: the run's, or the client's own; the same one changes labels the same way.
-        """
+        """Return the world in which these clients' labels are changed, each by its own stream of the secret."""
         response = self.response
         if response is None:
             return self
@@ -172,10 +157,6 @@ class World:
         """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
 
         So what was edited between two answers gives the second one other noise.
-
-        Args:
-            client: the partition's number.
-            before: what the server sent it.
         """
         return sha256(self.sent(before) + self.built_from + _written(self.plans[client].config)).digest()
 
@@ -261,11 +242,7 @@ class World:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device that ``engine.device`` names; auto is CUDA where there is one, else the CPU.
-
-    Raises:
-        InputError: the device is not on this machine.
-    """
+    """Return the device that ``engine.device`` names; auto is CUDA where there is one, else the CPU."""
     present: Mapping[str, bool] = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
@@ -293,14 +270,6 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     """Load the data, share them out, build the network and plan every client.
 
     A process does so once, as long as the files that all of it is read from hold the same.
-
-    Args:
-        experiment: the settings.
-        secret: the run's; ``None``: it follows from the seed, as for noise = 'reproducible'.
-
-    Raises:
-        InputError: data, model, device, batch size or mechanism do not fit; or the network's code was changed since
-            this process imported it.
     """
     dataset = load_dataset(experiment.data, experiment.seed)
     weights = files_digest(experiment.model.files(place_of(experiment.data).root))

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 
-__all__ = ["EDGES", "estimated_bounds"]
-
 SMALLEST, LARGEST = -10, 50  # exponents of the edges
 _POSITIVE = 2.0 ** np.arange(SMALLEST, LARGEST + 1)
 EDGES: NDArray[np.float64] = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
@@ -31,11 +29,6 @@ def estimated_bounds(
 
     Args:
         numbers: name of a column -> (N,), NaN where a cell is empty.
-        epsilon: of all columns together, in equal parts.
-        secret: keys the noise.
-
-    Raises:
-        InputError: no bin stands out of the noise; the noisy counts alone decide that.
     """
     each = epsilon / len(numbers)
     scale = _SENSITIVITY / each

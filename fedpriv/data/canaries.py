@@ -18,8 +18,6 @@ from fedpriv.data.datasets import Dataset
 from fedpriv.data.sequences import NO_TARGET
 from fedpriv.data.tokenizers import Tokenizer
 
-__all__ = ["Canaries", "canary_rows", "drawn_canaries", "with_canaries"]
-
 Numbers = NDArray[np.int64]
 
 
@@ -51,16 +49,7 @@ class Canaries:
 
 
 def drawn_canaries(config: CanaryConfig, dataset: Dataset, seed: int) -> Canaries:
-    """Draw the secrets of an experiment, each uniform among those that are left.
-
-    Args:
-        config: which.
-        dataset: texts, whose next token is predicted.
-        seed: the experiment's.
-
-    Raises:
-        InputError: the data are others, a secret does not fit into a sequence, or a character is no token.
-    """
+    """Draw the secrets of an experiment, each uniform among those that are left."""
     if dataset.text is None or not dataset.is_next:
         raise InputError("data.canaries: canaries are for models that learn the next token (data.text.task = 'next')")
     tokenizer, length = dataset.text.tokenizer, dataset.shape[-1]
@@ -88,16 +77,7 @@ def _token(tokenizer: Tokenizer, character: str) -> int:
 
 
 def canary_rows(shares: Sequence[Numbers], config: CanaryConfig, seed: int) -> Numbers:
-    """Return which training sequences are replaced, secret by secret, as often as each is put in.
-
-    Args:
-        shares: which sequences each client holds.
-        config: which canaries.
-        seed: the experiment's.
-
-    Raises:
-        InputError: there is no such client, or it holds fewer sequences than are put in.
-    """
+    """Return which training sequences are replaced, secret by secret, as often as each is put in."""
     if config.client >= len(shares):
         raise InputError(f"data.canaries.client = {config.client}: there are clients 0 to {len(shares) - 1}")
     own = shares[config.client]
@@ -111,17 +91,7 @@ def canary_rows(shares: Sequence[Numbers], config: CanaryConfig, seed: int) -> N
 
 
 def with_canaries(dataset: Dataset, shares: Sequence[Numbers], config: CanaryConfig | None, seed: int) -> Dataset:
-    """Return the data set with the canaries in place of some of a client's sequences, which the seed draws.
-
-    Args:
-        dataset: without.
-        shares: which sequences each client holds.
-        config: which canaries; ``None``: none.
-        seed: the experiment's.
-
-    Raises:
-        InputError: as :func:`drawn_canaries` and :func:`canary_rows`.
-    """
+    """Return the data set with the canaries in place of some of a client's sequences, which the seed draws."""
     if config is None:
         return dataset
     canaries = drawn_canaries(config, dataset, seed)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Corpus", "Part", "arrays_of", "split_by_key"]
-
 PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the same for every experiment
 # A text becomes numbers of 64 bits, a token and its target, and is held as an object of Python's meanwhile.
 _MADE_OF_A_BYTE = 24
@@ -62,11 +60,7 @@ class Corpus(Source):
 
     @classmethod
     def found(cls, place: Place) -> Path:
-        """Return where the file is.
-
-        Raises:
-            InputError: it is not there.
-        """
+        """Return where the file is."""
         path = cls._path(place)
         if not path.is_file():
             raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.wanted()}")
@@ -92,11 +86,7 @@ class Corpus(Source):
 
     @classmethod
     def parts(cls, path: Path, config: CorpusConfig) -> Part:
-        """Return the texts of the file.
-
-        Raises:
-            InputError: as :func:`~fedpriv.data.texts.read_texts`.
-        """
+        """Return the texts of the file."""
         rows = read_texts(path, cls.columns)
         if cls.has_repeats:
             rows = list({row.text: row for row in reversed(rows)}.values())[::-1]
@@ -127,11 +117,7 @@ class Corpus(Source):
 
 
 def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> Part:
-    """Return the last texts of each key, or of all where there are no keys, as test texts.
-
-    Raises:
-        InputError: that leaves no training or no test text.
-    """
+    """Return the last texts of each key, or of all where there are no keys, as test texts."""
     counts = Counter(row.key for row in rows)
     firsts = {key: count - round(config.test_share * count) for key, count in counts.items()}
     seen: Counter[str | None] = Counter()
@@ -149,18 +135,7 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> Part:
 
 
 def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str) -> Arrays:
-    """Return texts as tokens.
-
-    Args:
-        part: training and test texts.
-        labels: names by what stands in the file; empty: texts have none.
-        config: the settings.
-        root: the folder of the data sets, for tokenizers.
-        where: names the file in errors.
-
-    Raises:
-        InputError: labels are asked for and there are none, a label is unknown.
-    """
+    """Return texts as tokens."""
     import numpy as np
 
     task = config.task or ("classify" if labels else "next")

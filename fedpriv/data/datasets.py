@@ -136,7 +136,6 @@ class Dataset:
 
         Args:
             images: (..., C, H, W), uint8 from 0 to 255 or floating point on [0, 1].
-            dtype: in which it is computed.
 
         Returns:
             (image - mean) / std, of the same shape and on the same device; of texts the tokens, int64 (B, T).
@@ -159,17 +158,7 @@ def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def load_dataset(config: DataConfig, seed: int) -> Dataset:
-    """Load the data set that the config names, once in a process as long as its files hold the same.
-
-    Args:
-        config: reads name, path, root, download, memory, table, train_examples and groups.
-        seed: draws the subset of ``train_examples`` training examples. The subset is public: the adversary may know it.
-
-    Raises:
-        InputError: nothing found, the download failed, a file is damaged or does not fit, it asks for more memory than
-            ``data.memory``, a file changed while it was read, fewer training examples than asked for, or a class in no
-            group.
-    """
+    """Load the data set that the config names, once in a process as long as its files hold the same."""
     place = place_of(config)
     files = DATASETS[config.name].files(place)
     complete = _complete(config.name, place, token_bytes(32) if files is None else files_digest(files))
@@ -189,16 +178,7 @@ def files_digest(files: Iterable[Path]) -> bytes:
 
 
 def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
-    """Return the group (classes,), int64, that each class is in.
-
-    Args:
-        groups: of classes; no class is in two of them.
-        classes: how many there are.
-        what: names the setting in the error.
-
-    Raises:
-        InputError: a class is in none of them, or there is no such class.
-    """
+    """Return the group (classes,), int64, that each class is in."""
     numbers = torch.full((classes,), -1)
     for number, group in enumerate(groups):
         if max(group) >= classes:

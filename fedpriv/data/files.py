@@ -18,8 +18,6 @@ from fedpriv.data.sequences import TextFacts
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Arrays", "check_labels", "check_memory", "checked", "read_labels", "read_npz"]
-
 IMAGE_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 # A label becomes a 64-bit number, and a name of a class an object of Python's.
 LABEL_BYTES, NAME_BYTES = 8, 100
@@ -54,16 +52,7 @@ class Arrays:
 
 
 def read_npz(path: Path, memory: int) -> Arrays:
-    """Read x_train, y_train, x_test, y_test and, where present, class_names.
-
-    Args:
-        path: of the .npz file.
-        memory: MiB that reading may take: the arrays, and the tensors that are made of them.
-
-    Raises:
-        InputError: as for :func:`~fedpriv.core.npz.read_headers` and :func:`checked`; an array is missing; or reading
-            takes more than ``memory``, which is told before anything is read.
-    """
+    """Read x_train, y_train, x_test, y_test and, where present, class_names."""
     headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))
     missing = [name for name in IMAGE_ARRAYS if name not in headers]
     if missing:
@@ -77,11 +66,7 @@ def read_npz(path: Path, memory: int) -> Arrays:
 
 
 def read_labels(path: Path, memory: int) -> np.ndarray:
-    """Read y_train and y_test of an .npz file, one after the other.
-
-    Raises:
-        InputError: as for :func:`read_npz`, of the labels.
-    """
+    """Read y_train and y_test of an .npz file, one after the other."""
     import numpy as np
 
     names = ("y_train", "y_test")
@@ -123,17 +108,7 @@ def _class_names(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, ..
 
 
 def checked(arrays: Arrays, where: str) -> Arrays:
-    """Return ``arrays`` if they fit together.
-
-    Args:
-        arrays: what was read.
-        where: names the file in the error.
-
-    Raises:
-        InputError: wrong dtype, rank or channels; no images; numbers of images and labels differ; training and test
-            images differ in shape; a label is negative or has no class; without class_names, a label below the
-            largest one occurs in no training example (labels that do not start at 0 show here).
-    """
+    """Return ``arrays`` if they fit together."""
     check = _check_rows if arrays.columns and arrays.x_train.dtype == "float32" else _check_images
     check(arrays.x_train, f"{where}: x_train")
     check(arrays.x_test, f"{where}: x_test")

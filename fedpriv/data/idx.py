@@ -17,8 +17,6 @@ from fedpriv.data.torchvision_files import Torchvision
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["IdxFiles", "read_idx", "read_idx_shape"]
-
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IDX_UINT8 = b"\x00\x00\x08"
 
@@ -55,9 +53,6 @@ def read_idx(path: Path) -> np.ndarray:
 
     Returns:
         uint8, of the shape that the file's header says; of a file that holds more, no more is unpacked.
-
-    Raises:
-        InputError: truncated, damaged, or not such a file.
     """
     import numpy as np
 
@@ -71,11 +66,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape that an idx file's header says, reading no further.
-
-    Raises:
-        InputError: truncated, damaged, or not such a file.
-    """
+    """Return the shape that an idx file's header says, reading no further."""
     return _idx_shape(_read_idx(path, 16), path)
 
 

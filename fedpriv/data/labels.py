@@ -6,16 +6,12 @@ from torch import Tensor
 from fedpriv.accounting.response import Response
 from fedpriv.core.randomness import NoiseStream
 
-__all__ = ["changed_labels"]
-
 
 def changed_labels(labels: Tensor, response: Response, noise: NoiseStream) -> Tensor:
     """Return labels of which each is the given one with probability p, else any other.
 
     Args:
         labels: (n,), int64, from 0 to K - 1.
-        response: of K answers.
-        noise: a client's own stream for its labels, used for nothing else: what is drawn twice is released twice.
     """
     kept = noise.uniform(len(labels)) < response.keep
     steps = 1 + (noise.uniform(len(labels)) * (response.answers - 1)).long().clamp(max=response.answers - 2)

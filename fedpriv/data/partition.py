@@ -16,8 +16,6 @@ from fedpriv.core.randomness import numpy_stream
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
-__all__ = ["Shares", "partition_indices"]
-
 _KEPT = 1024  # clients whose examples are at hand once they were looked up
 
 
@@ -71,17 +69,10 @@ def partition_indices(
 
     Args:
         labels: integers (N,).
-        config: reads partition, alpha, shards_per_client and examples_per_client.
-        clients: number of partitions.
-        seed: the experiment's seed.
         keys: whose each example is, (N,), numbers from 0; ``None``: nobody says.
 
     Returns:
         The shares; disjoint but for overlapping ones.
-
-    Raises:
-        InputError: fewer examples than clients or shards, or than a client is to hold, an alpha that leaves a client
-            without an example, or no keys or too few.
     """
     _check_enough(len(labels), config, clients)
     if config.partition == "overlapping":

@@ -14,8 +14,6 @@ import numpy as np
 
 from fedpriv.core.randomness import numpy_stream
 
-__all__ = ["Sampling"]
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -27,9 +25,6 @@ class Sampling:
             example on its own with probability ``rate``, so that a batch may have any size, zero included.
         batch_size: examples in a batch (poisson: on average), from 1 to ``examples``.
         examples: the client's number of examples n_k.
-
-    Raises:
-        ValueError: fewer examples than a batch holds, or a batch without examples.
     """
 
     kind: Literal["shuffled", "fixed", "poisson"]
@@ -64,11 +59,6 @@ class Sampling:
     def batch(self, seed: int, partition: int, step: int) -> np.ndarray:
         """Return the batch of a step.
 
-        Args:
-            seed: the experiment's seed.
-            partition: whose batch.
-            step: counted from 0 over the whole run.
-
         Returns:
             int64, distinct local indices from 0 to ``examples`` - 1; poisson: ascending and possibly none.
         """
@@ -83,9 +73,6 @@ class Sampling:
 
     def participations(self, steps: Sequence[int]) -> int:
         """Return the most often that one example can have been used over these steps.
-
-        Args:
-            steps: the steps whose gradients were released; one that was released twice is listed twice.
 
         Returns:
             shuffled: the number of passes touched, since the batches of one pass are disjoint (a pass counts as often

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["NO_TARGET", "TextFacts", "labelled", "next_tokens"]
-
 NO_TARGET = -100
 """What stands where nothing is predicted; torch's cross entropy leaves it out."""
 
@@ -54,16 +52,7 @@ def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers
 def next_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int], length: int, pack: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Return inputs (N, length), the token after each, (N, length), and whose a sequence is, (N,).
-
-    Args:
-        tokenizer: makes the tokens.
-        texts: each gets a beginning and an end.
-        owners: whose each text is; texts of several are never in one sequence.
-        length: of inputs.
-        pack: whether texts of one owner are laid end to end, and cut; each token is then predicted once, and the last
-            of a sequence is the first input of the next.
-    """
+    """Return inputs (N, length), the token after each, (N, length), and whose a sequence is, (N,)."""
     import numpy as np
 
     streams = _together(tokenizer, texts, owners) if pack else _apart(tokenizer, texts, owners)

@@ -16,8 +16,6 @@ from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.data.files import Arrays, checked
 
-__all__ = ["DatasetStatus", "Embedded", "Place", "SingleFile", "Source", "home"]
-
 
 @dataclass(frozen=True)
 class Place:

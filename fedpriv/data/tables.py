@@ -20,8 +20,6 @@ from fedpriv.data.files import check_memory
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Cells", "encode", "label_numbers", "number_cells", "read_cells", "rows_of"]
-
 PARQUET = (".parquet", ".pq")
 # What is made of the bytes of a cell's text: features, of a category one a value.
 _MADE_OF_A_BYTE = 8
@@ -52,11 +50,7 @@ class Cells:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> "pa.Array":
-        """The cells of one column.
-
-        Raises:
-            InputError: there is none of this name.
-        """
+        """The cells of one column."""
         if name not in self.names:
             raise InputError(f"{self.where}: there is no column {name!r}; its columns are {some_of(self.names)}")
         return self.table[name].combine_chunks()
@@ -67,18 +61,7 @@ class Cells:
 
 
 def read_cells(path: Path, delimiter: str, empty: Sequence[str], memory: int) -> Cells:
-    """Read a file whose name ends in .parquet or .pq, or else a CSV file with a header, compressed or not.
-
-    Args:
-        path: of the file.
-        delimiter: between the cells of a CSV file.
-        empty: texts that mean that a cell is empty; space around cells is taken off first.
-        memory: MiB that reading may take; more is refused while reading, so that no small file can unpack to a large
-            one.
-
-    Raises:
-        InputError: no such file, damaged, no rows, two columns of one name, or it takes more than ``memory``.
-    """
+    """Read a file whose name ends in .parquet or .pq, or else a CSV file with a header, compressed or not."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -110,16 +93,7 @@ def rows_of(cells: Cells, rows: NDArray[np.int64]) -> Cells:
 
 
 def number_cells(cells: Cells, name: str, inferred: bool = False) -> NDArray[np.float64]:
-    """Return a column of numbers, NaN where a cell is empty.
-
-    Args:
-        cells: the table.
-        name: of the column.
-        inferred: whether nobody has told that it holds numbers.
-
-    Raises:
-        InputError: a cell is no finite number.
-    """
+    """Return a column of numbers, NaN where a cell is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -139,11 +113,7 @@ def number_cells(cells: Cells, name: str, inferred: bool = False) -> NDArray[np.
 
 
 def label_numbers(cells: Cells, name: str, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the labels as numbers of ``classes``.
-
-    Raises:
-        InputError: no such column, an empty cell, or a label that is none of the classes.
-    """
+    """Return the labels as numbers of ``classes``."""
     numbers = _positions(cells.column(name), classes)
     bad = np.flatnonzero(numbers < 0)
     if len(bad):
@@ -154,17 +124,7 @@ def label_numbers(cells: Cells, name: str, classes: Sequence[str]) -> NDArray[np
 
 
 def encode(cells: Cells, columns: Sequence[Column], inferred: Collection[str] = ()) -> NDArray[np.float32]:
-    """Return rows as numbers from 0 to 1, (N, features), as the columns say.
-
-    Args:
-        cells: with these columns, and maybe others.
-        columns: what they are.
-        inferred: names of columns of which nobody has told what they are.
-
-    Raises:
-        InputError: a column is missing, a cell is empty where that is not provided for, a value is unknown, or a cell
-            of numbers holds none.
-    """
+    """Return rows as numbers from 0 to 1, (N, features), as the columns say."""
     features = np.zeros((len(cells), features_of(columns)), dtype=np.float32)
     for column, where in slices(columns):
         part = features[:, where]

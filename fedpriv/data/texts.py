@@ -14,8 +14,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import suggestion
 from fedpriv.data.source import home
 
-__all__ = ["SPLITS", "Columns", "Row", "check_splits", "csv_wanted", "read_texts", "text_root"]
-
 SPLITS = ("train", "test")
 """Parts of a file with a column for them: training and test data, or private examples and questions."""
 
@@ -59,13 +57,7 @@ def text_root(root: str) -> Path:
 
 
 def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:
-    """Return what the file of a known data set has to be, for whoever lacks it.
-
-    Args:
-        columns: of the file.
-        labels: what stands in the column of labels, where there is one.
-        splits: what the column split says; empty: there is no such column.
-    """
+    """Return what the file of a known data set has to be, for whoever lacks it."""
     values = {columns.label: tuple(labels), columns.split: splits}
     names = (*columns.needed, columns.split) if splits else columns.needed
     told = [f"{name} ({', '.join(values[name])})" if values.get(name) else name for name in names]
@@ -73,12 +65,7 @@ def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = 
 
 
 def read_texts(path: Path, columns: Columns) -> list[Row]:
-    """Read texts and what stands beside them; the file's name may end in .gz.
-
-    Raises:
-        InputError: the file or a column is not there, or two columns have its name; the file is no CSV or holds no JSON
-            objects, a cell is empty or one too many, or no text is there at all.
-    """
+    """Read texts and what stands beside them; the file's name may end in .gz."""
     read = _json_lines if path.name.removesuffix(".gz").endswith(JSON_LINES) else _csv
     try:
         opened = gzip.open if path.suffix == ".gz" else open
@@ -161,11 +148,7 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: Columns) -> Row
 
 
 def check_splits(path: Path, rows: Sequence[Row]) -> None:
-    """Refuse splits of one's own file that nobody would read.
-
-    Raises:
-        InputError: one is neither train nor test, or is missing where others are there.
-    """
+    """Refuse splits of one's own file that nobody would read."""
     given = any(row.split is not None for row in rows)
     for number, row in enumerate(rows, start=1):
         if given and row.split is None:

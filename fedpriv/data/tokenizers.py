@@ -75,12 +75,7 @@ class Bytes(Tokenizer):
 
 
 class Words(Tokenizer):
-    """Lower-case words, digits and marks; what is not among them is one token more.
-
-    Args:
-        words: by falling frequency, without the marks.
-        size: of the vocabulary.
-    """
+    """Lower-case words, digits and marks; what is not among them is one token more."""
 
     name = "word"
     _PIECES = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d|\S")
@@ -103,16 +98,7 @@ class Words(Tokenizer):
 
 
 class Pairs(Tokenizer):
-    """Pairs of bytes merged by frequency (Gage 1994; Sennrich et al. 2016), by the library ``tokenizers``.
-
-    Args:
-        texts: public ones, that merges are learnt from.
-        size: of the vocabulary.
-        path: of a tokenizer.json, instead; empty: none.
-
-    Raises:
-        InputError: the library is not installed, or the file is not one of its.
-    """
+    """Pairs of bytes merged by frequency (Gage 1994; Sennrich et al. 2016), by the library ``tokenizers``."""
 
     name = "bpe"
 
@@ -166,12 +152,7 @@ class Pairs(Tokenizer):
 
 
 class LlamaTokens(Tokenizer):
-    """The tokens of stories260k.npz: single characters, of which the best pair is merged until there is none.
-
-    Args:
-        vocabulary: the tokens' bytes.
-        scores: of each, higher for what is merged earlier.
-    """
+    """The tokens of stories260k.npz: single characters, of which the best pair is merged until there is none."""
 
     name = "llama"
     _BYTES = 3  # the first of the 256 bytes
@@ -186,11 +167,7 @@ class LlamaTokens(Tokenizer):
 
     @staticmethod
     def read(path: Path) -> "LlamaTokens":
-        """Return the tokenizer that the file of the model holds.
-
-        Raises:
-            InputError: it is not there, or not that file.
-        """
+        """Return the tokenizer that the file of the model holds."""
         headers = read_headers(path, ("vocab", "vocab_scores"))
         if len(headers) < 2:
             raise InputError(f"{path} holds no tokenizer: wanted are vocab and vocab_scores")
@@ -241,16 +218,7 @@ def tokenizer_files(config: CorpusConfig, root: Path) -> tuple[Path, ...]:
 
 
 def open_tokenizer(config: CorpusConfig, root: Path, public: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer that the settings name.
-
-    Args:
-        config: reads tokenizer, vocabulary and vocabulary_file.
-        root: the folder of the data sets.
-        public: texts that tell nothing of clients.
-
-    Raises:
-        InputError: a file is not there or not what it should be, or a library is not installed.
-    """
+    """Return the tokenizer that the settings name."""
     if config.tokenizer == "byte":
         return Bytes()
     if config.tokenizer == "word":

@@ -14,8 +14,6 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.data.files import Arrays, checked, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
 
-__all__ = ["PickledBatches", "Torchvision"]
-
 
 class Torchvision(Source):
     """A data set in the folder of the data sets: as torchvision's files, or as NAME.npz.
@@ -161,11 +159,7 @@ class PickledBatches(Torchvision):
 
 
 def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
-    """Put the images of several files together, in their order; one file's are as they were.
-
-    Raises:
-        InputError: they have other classes, or images of other shapes.
-    """
+    """Put the images of several files together, in their order; one file's are as they were."""
     import numpy as np
 
     first = parts[0]

@@ -10,8 +10,6 @@ import fedpriv
 from fedpriv.core.config import Experiment
 from fedpriv.core.seeds import without_seed
 
-__all__ = ["EXPERIMENT", "make_app"]
-
 EXPERIMENT = "experiment.toml"
 """The experiment's file inside the app."""
 

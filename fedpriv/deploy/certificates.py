@@ -20,8 +20,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.deploy.folder import PRIVATE
 
-__all__ = ["LIFETIME", "Authority", "check_host", "end_of", "is_valid", "make_node_key"]
-
 LIFETIME = timedelta(days=30)
 # Clocks of several machines differ a little.
 _EARLIER = timedelta(minutes=5)
@@ -35,12 +33,7 @@ class Authority:
     """Signs server certificates for as long as this object lives; its key is never written down."""
 
     def __init__(self, begin: datetime | None = None, lifetime: timedelta = LIFETIME) -> None:
-        """Make the authority.
-
-        Args:
-            begin: from when on its certificates are valid; now, unless given.
-            lifetime: for how long they are valid.
-        """
+        """Make the authority."""
         self._begin, self._lifetime = begin or datetime.now(UTC) - _EARLIER, lifetime
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedpriv throw-away authority")])
@@ -57,12 +50,7 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM)
 
     def certify(self, folder: Path, hosts: Sequence[str]) -> None:
-        """Write ``ca.pem``, ``server.pem`` and ``server.key`` (readable by the owner only) into ``folder``.
-
-        Args:
-            folder: an existing folder.
-            hosts: the names and addresses under which the server is reached.
-        """
+        """Write ``ca.pem``, ``server.pem`` and ``server.key`` (readable by the owner only) into ``folder``."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
         server = (
@@ -106,21 +94,12 @@ def is_valid(certificate: Path, until: datetime, hosts: Sequence[str]) -> bool:
 
 
 def end_of(certificate: Path) -> datetime:
-    """Until when a certificate is valid.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged.
-    """
+    """Until when a certificate is valid."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def check_host(host: str) -> None:
-    """Refuse what no certificate can be made for.
-
-    Raises:
-        InputError: it is neither a name nor an address.
-    """
+    """Refuse what no certificate can be made for."""
     _alternative(host)
 
 

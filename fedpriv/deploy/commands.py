@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-__all__ = ["LAUNCHED", "Command", "Keys", "executor", "launcher", "listener", "superlink", "supernode"]
-
 LAUNCHED = ("flwr", "flwr-clientapp", "flwr-serverapp")
 """Flower's programs that start for each message or question."""
 
@@ -47,14 +45,7 @@ class Keys:
 
 
 def superlink(host: str, port: int, database: PurePath, keys: Keys | None) -> Command:
-    """Return the server of a deployment.
-
-    Args:
-        host: the address that it listens on.
-        port: its one port, for everybody.
-        database: the file in which it keeps its state.
-        keys: without them everything is readable on the wire and anybody may take part.
-    """
+    """Return the server of a deployment."""
     arguments = ["--host", host, "--port", str(port), "--database", str(database)]
     arguments += ["--isolation", "process", "--disable-runtime-dependency-installation"]
     authentication = () if keys is None else ("--enable-supernode-auth",)
@@ -70,17 +61,7 @@ def supernode(
     keys: Keys | None,
     node_key: PurePath | None,
 ) -> Command:
-    """Return one client's node, which holds partition ``partition`` of ``partitions``.
-
-    Args:
-        partition: from 0.
-        partitions: how many there are.
-        server: the SuperLink, host:port.
-        host: the address that it listens on for its executor.
-        port: the port that it listens on for its executor.
-        keys: without them nothing is encrypted.
-        node_key: the private key that the SuperLink knows the public half of.
-    """
+    """Return one client's node, which holds partition ``partition`` of ``partitions``."""
     arguments = ["--superlink", server, "--host", host, "--port", str(port), "--isolation", "process"]
     arguments += ["--node-config", f"partition-id={partition} num-partitions={partitions}"]
     if keys is not None:
@@ -91,14 +72,7 @@ def supernode(
 
 
 def executor(name: str, served: str, keys: Keys | None, health: str | None = None) -> Command:
-    """Return the process that runs the apps of a SuperLink or SuperNode.
-
-    Args:
-        name: how people call it.
-        served: the SuperLink or SuperNode, host:port.
-        keys: without them nothing is encrypted.
-        health: host:port where it answers gRPC health checks, for whoever watches it.
-    """
+    """Return the process that runs the apps of a SuperLink or SuperNode."""
     arguments = ["--runtime-api-address", served]
     if health is not None:
         arguments += ["--health-server-address", health]
@@ -109,25 +83,14 @@ def executor(name: str, served: str, keys: Keys | None, health: str | None = Non
 
 
 def launcher(programs: PurePath) -> Command:
-    """Return the process that runs what starts for each message or question, without importing it every time.
-
-    Args:
-        programs: the folder of the programs that ask it.
-    """
+    """Return the process that runs what starts for each message or question, without importing it every time."""
     # -P: the modules beside the file are none of Python's.
     code = Path(__file__).with_name("launcher.py")
     return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED))
 
 
 def listener(host: str, port: int, server: str, heard: PurePath) -> Command:
-    """Return the eavesdropper between the SuperNodes, which take it for the SuperLink, and the SuperLink.
-
-    Args:
-        host: the address that it listens on.
-        port: the port that it listens on.
-        server: the SuperLink, host:port.
-        heard: the folder in which it stores what it can read.
-    """
+    """Return the eavesdropper between the SuperNodes, which take it for the SuperLink, and the SuperLink."""
     arguments = ("deploy", "listen", "--host", host, "--port", str(port), "--server", server, "--heard", str(heard))
     return Command("listener", "fedpriv", arguments)
 

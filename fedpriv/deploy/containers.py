@@ -18,8 +18,6 @@ from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_no
 from fedpriv.deploy.commands import Keys
 from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, Record
 
-__all__ = ["KEYS", "NODE_KEY", "Admission", "admit", "keys_in", "prepare"]
-
 KEYS = PurePosixPath("/keys")
 """Where a container sees its party's folder."""
 
@@ -41,21 +39,8 @@ def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, na
     What is there and valid is kept, so that this may run before every start; where anything of it is missing, ends soon
     or lacks one of ``names``, all is made anew.
 
-    Args:
-        path: the deployment's folder, which ``fedpriv deploy run`` reads.
-        volumes: the folder with one folder for each party; SuperNodes that have one already get keys, too, beyond
-            ``nodes``.
-        nodes: how many SuperNodes take part.
-        port: of the SuperLink, as this machine's users reach it.
-        insecure: no TLS and no keys.
-        names: further names and addresses under which the SuperLink is reached.
-
     Returns:
         Whether keys were made.
-
-    Raises:
-        InputError: a name is none, a folder cannot be written, or a deployment of processes is up in it.
-        RunFailedError: the disk is full.
     """
     for name in names:
         check_host(name)
@@ -114,16 +99,7 @@ class Admission:
 
 
 def admit(server: str, keys: Path) -> Admission:
-    """Let all SuperNodes take part whose public keys are in ``keys``.
-
-    Args:
-        server: the SuperLink, host:port.
-        keys: the folder ``admission``.
-
-    Raises:
-        InputError: there is no key.
-        RunFailedError: the SuperLink does not answer, or refuses.
-    """
+    """Let all SuperNodes take part whose public keys are in ``keys``."""
     # Flower's programs do not run in this folder.
     public = sorted(keys.absolute().glob(f"{_NODE}*.pub"), key=lambda each: (len(each.name), each.name))
     if not public:

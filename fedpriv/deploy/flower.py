@@ -20,19 +20,6 @@ from fedpriv.core.files import write_whole
 from fedpriv.core.seeds import MEMORY, SEEDS
 from fedpriv.deploy.folder import DeploymentFolder, Record
 
-__all__ = [
-    "RunStatus",
-    "connect",
-    "environment",
-    "list_runs",
-    "online_nodes",
-    "program",
-    "register",
-    "run_status",
-    "stop_run",
-]
-__all__ += ["submit", "write_connection"]
-
 _CONNECTION = "fedpriv"
 _PATIENCE_SECONDS = 60.0
 # Flower draws a frame around some of its complaints, and colours others.
@@ -65,11 +52,7 @@ class RunStatus:
 
 
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs: next to this Python, else on the search path.
-
-    Raises:
-        RunFailedError: it is nowhere.
-    """
+    """Return the path of one of Flower's programs: next to this Python, else on the search path."""
     own = Path(sysconfig.get_path("scripts")) / name
     path = str(own) if own.is_file() else which(name)
     if path is None:
@@ -124,17 +107,7 @@ def online_nodes(folder: DeploymentFolder) -> tuple[str, ...]:
 
 
 def submit(folder: DeploymentFolder, app: Path, settings: Mapping[str, str]) -> str:
-    """Send an app to the SuperLink and start it; returns the run's number.
-
-    Args:
-        folder: of the deployment.
-        app: the app's folder, with its pyproject.toml.
-        settings: run configuration; values without quotes.
-
-    Raises:
-        RunFailedError: the SuperLink does not take it.
-        KeyboardInterrupt: Ctrl-C; if the run had begun by then, it was stopped.
-    """
+    """Send an app to the SuperLink and start it; returns the run's number."""
     pairs = " ".join(f'{key}="{value}"' for key, value in settings.items())
     with ThreadPoolExecutor(max_workers=1) as thread:
         answer = thread.submit(_ask, folder, "run", str(app), _CONNECTION, "--run-config", pairs)
@@ -168,11 +141,7 @@ def _status(run: Mapping[str, Any]) -> RunStatus:
 
 
 def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
-    """Run ``flwr`` and return its answer.
-
-    Raises:
-        RunFailedError: it does not answer, or says that it could not do it.
-    """
+    """Run ``flwr`` and return its answer."""
     question = f"flwr {' '.join(arguments[:2])}"
     launched = folder.programs / "flwr"
     command = [str(launched) if launched.is_file() else program("flwr"), *arguments, "--format", "json"]

@@ -11,8 +11,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import is_part, remove_parts, write_whole, writing_to
 from fedpriv.deploy.processes import Started, is_alive
 
-__all__ = ["EXECUTABLE", "HOST", "PRIVATE", "DeploymentFolder", "Record", "is_free"]
-
 HOST = "127.0.0.1"
 
 PRIVATE = 0o600
@@ -104,12 +102,7 @@ class DeploymentFolder:
         self.database, self._record = self.path / "superlink.db", self.path / "deployment.json"
 
     def create(self) -> None:
-        """Make the folder and its parts, for the owner's eyes only.
-
-        Raises:
-            InputError: it cannot be made, or holds something else.
-            RunFailedError: the disk is full.
-        """
+        """Make the folder and its parts, for the owner's eyes only."""
         parts = (self.tls, self.keys, self.logs, self.runs, self.seeds, self.clients, self.flower, self.programs)
         known = {part.name for part in parts} | {self.database.name, self._record.name, self.heard.name, ".gitignore"}
         with writing_to(f"--dir {self.path}:"):
@@ -127,11 +120,7 @@ class DeploymentFolder:
         return self._record.is_file()
 
     def read(self) -> Record:
-        """Return what ``up`` wrote down.
-
-        Raises:
-            InputError: nothing is up here, or the record is damaged.
-        """
+        """Return what ``up`` wrote down."""
         try:
             return _RECORD.validate_json(self._record.read_bytes())
         except FileNotFoundError:
@@ -142,11 +131,7 @@ class DeploymentFolder:
             ) from None
 
     def write(self, record: Record) -> None:
-        """Write down what was started.
-
-        Raises:
-            WriteError: it cannot be written.
-        """
+        """Write down what was started."""
         write_whole(self._record, _RECORD.dump_json(record, indent=2), mode=PRIVATE)
 
     def forget(self) -> None:

@@ -10,8 +10,6 @@ from fedpriv.deploy.certificates import end_of
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import is_alive
 
-__all__ = ["answers", "check_certificates", "is_serving"]
-
 _SECONDS = 5.0
 
 
@@ -37,11 +35,7 @@ def is_serving(folder: DeploymentFolder, record: Record) -> bool:
 
 
 def check_certificates(folder: DeploymentFolder, record: Record) -> None:
-    """Say why nothing over TLS will work, before Flower says that the SuperLink is unavailable.
-
-    Raises:
-        RunFailedError: the authority's certificate is missing or damaged, or its time is over.
-    """
+    """Say why nothing over TLS will work, before Flower says that the SuperLink is unavailable."""
     if record.insecure:
         return
     path = folder.tls / "ca.pem"

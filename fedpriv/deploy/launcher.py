@@ -20,8 +20,6 @@ from io import BufferedReader
 from pathlib import Path
 from threading import Thread
 
-__all__ = ["stand_in"]
-
 # In the folder of the programs that ask.
 _SOCKET = "launcher.sock"
 # The first byte of an answer: from here on the program runs, and must not be started a second time.

@@ -14,8 +14,6 @@ import psutil
 
 from fedpriv.core.files import open_unlinked
 
-__all__ = ["Started", "is_alive", "start", "stop"]
-
 # The time of start is computed from the machine's clock, which may be set a little in between.
 _CLOCK_SECONDS = 2.0
 _PATIENCE_SECONDS = 10.0
@@ -37,18 +35,7 @@ class Started:
 
 
 def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Started:
-    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it.
-
-    Args:
-        name: how people call it.
-        command: program and arguments.
-        environment: its whole environment.
-        folder: where it runs.
-        log: the file that its output is added to.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it."""
     with os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         process = subprocess.Popen(
             list(command),

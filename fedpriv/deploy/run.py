@@ -20,8 +20,6 @@ from fedpriv.deploy.app import EXPERIMENT, make_app
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.health import check_certificates, is_serving
 
-__all__ = ["ROUND_SECONDS", "federate", "for_deployment"]
-
 ROUND_SECONDS = 600.0
 """How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""
 
@@ -33,12 +31,7 @@ _FILES = ("asked.jsonl", "metrics.jsonl", "labels.json", "observations/*", "chec
 
 
 def for_deployment(experiment: Experiment, path: Path) -> Experiment:
-    """Return the experiment as the deployment in ``path`` can run it: rounds that wait for a limited time.
-
-    Raises:
-        InputError: none is up there, or it has fewer SuperNodes than the experiment has clients.
-        RunFailedError: its server's processes have died, or its certificates are no longer valid.
-    """
+    """Return the experiment as the deployment in ``path`` can run it: rounds that wait for a limited time."""
     algorithm = algorithm_of(experiment)
     if algorithm.not_deployable:
         raise InputError(
@@ -76,16 +69,6 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
     """Run the federation on the deployment in ``path``.
 
     Whatever way it ends, what the server has written until then is in ``folder`` afterwards.
-
-    Args:
-        path: the deployment's folder.
-        world: the experiment, built.
-        folder: of the run.
-        progress: told about rounds and about processes that end.
-
-    Raises:
-        RunFailedError: the server's part failed, or its processes have died.
-        KeyboardInterrupt: Ctrl-C; the run was stopped.
     """
     deployment = DeploymentFolder(path)
     with _kept_seed(deployment, world) as seed, tempfile.TemporaryDirectory() as scratch:

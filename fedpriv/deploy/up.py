@@ -18,8 +18,6 @@ from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import Started, is_alive, start, stop
 
-__all__ = ["ProcessStatus", "Status", "commands_of", "keys_of", "look", "restart", "start_process", "take_down", "up"]
-
 _HEALTH_SECONDS = 120.0
 # Each question to Flower is a process.
 _LOOK_SECONDS = 3.0
@@ -67,21 +65,7 @@ def up(
     listens: bool = False,
     gpus: Sequence[str] = (),
 ) -> Record:
-    """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected.
-
-    Args:
-        path: the deployment's folder.
-        nodes: how many SuperNodes; node k holds partition k of ``nodes``.
-        port: of the SuperLink; the SuperNodes take the ``nodes`` ports after it, for their executors.
-        insecure: no TLS and no keys: for showing what a listener hears, and for nothing else.
-        tell: told what happens.
-        listens: an eavesdropper sits between the SuperNodes and the SuperLink, on one port more.
-        gpus: shared out among the clients' apps, by CUDA's names; none: every app sees every GPU.
-
-    Raises:
-        InputError: a deployment is up in this folder, or a port is not free.
-        RunFailedError: Flower is missing, or a process ended or did not answer in time; all were stopped again.
-    """
+    """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected."""
     folder = DeploymentFolder(path)
     if folder.is_up():
         _refuse_second(folder)
@@ -109,12 +93,7 @@ def up(
 
 
 def look(path: Path) -> Status:
-    """Say how a deployment is.
-
-    Raises:
-        InputError: none is up in this folder.
-        RunFailedError: the deployment's certificates are no longer valid, or the SuperLink does not answer.
-    """
+    """Say how a deployment is."""
     folder = DeploymentFolder(path)
     record = folder.read()
     living = [(process, is_alive(process)) for process in record.processes]
@@ -139,10 +118,6 @@ def restart(path: Path) -> tuple[str, ...]:
 
     Returns:
         The names of the processes that were started.
-
-    Raises:
-        InputError: none is up in this folder.
-        RunFailedError: the SuperLink does not notice that a SuperNode has ended.
     """
     folder = DeploymentFolder(path)
     record = _own(folder, "docker compose up --detach")
@@ -164,9 +139,6 @@ def take_down(path: Path) -> tuple[str, ...]:
 
     Returns:
         The names of the processes that still ran.
-
-    Raises:
-        InputError: none is up in this folder.
     """
     folder = DeploymentFolder(path)
     stopped = stop(_own(folder, "docker compose down").processes)

@@ -17,11 +17,7 @@ __all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Refuse settings that need Ray where it is not installed.
-
-    Raises:
-        InputError: they do, and it is not.
-    """
+    """Refuse settings that need Ray where it is not installed."""
     reasons = {
         "engine.name = 'ray'": config.name == "ray",
         f"engine.address = {config.address!r}": bool(config.address),
@@ -32,11 +28,7 @@ def check_engine(config: EngineConfig) -> None:
 
 
 def refuse_without_ray(setting: str, instead: str = "") -> None:
-    """Refuse a setting that needs Ray where it is not installed; ``instead``: what else the user can do.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Refuse a setting that needs Ray where it is not installed; ``instead``: what else the user can do."""
     if not _has_ray():
         raise InputError(f"{setting} needs Ray, which is not installed: pip install 'fedpriv[ray]'{instead}")
 
@@ -57,12 +49,7 @@ def _has_ray() -> bool:
 
 
 def run_engine(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
-    """Run the apps with ``clients`` clients until the server is done.
-
-    Raises:
-        RunFailedError: the engine or the run failed.
-        Exception: whatever else the ServerApp raised.
-    """
+    """Run the apps with ``clients`` clients until the server is done."""
     name = choose_engine(config)
     if name == "ray":
         from fedpriv.engines.ray import run_ray

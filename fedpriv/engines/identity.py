@@ -7,8 +7,6 @@ Since 1.40 a Flower Message reads the sender's ids from a process-wide class tha
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["assume_server_identity", "is_identified"]
-
 
 def assume_server_identity(run_id: int) -> None:
     """Make messages created in this process those of the server of ``run_id``."""

@@ -15,8 +15,6 @@ from typing_extensions import override
 
 from fedpriv.engines.identity import assume_server_identity, is_identified
 
-__all__ = ["RUN_ID", "InlineGrid", "answered", "run_inline", "run_server", "simulated"]
-
 RUN_ID = 1
 
 # Name, kind, keys and values of a record.

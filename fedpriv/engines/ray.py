@@ -25,19 +25,12 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, run_server
 
-__all__ = ["RayGrid", "Share", "connect", "run_ray"]
-
 _KNOCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 
 
 def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
-    """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one.
-
-    Raises:
-        InputError: no cluster answers at the address, or it cannot host one client.
-        Exception: whatever the ServerApp raised.
-    """
+    """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one."""
     cpus = Share("engine.cpus_per_client", "CPU", config.cpus_per_client)
     gpus = Share("engine.gpus_per_client", "GPU", config.gpus_per_client)
     connect(config.address, "engine.address", (cpus, gpus))
@@ -54,9 +47,6 @@ def _stoppable() -> Iterator[threading.Event]:
     """Have Ctrl-C set an event, which the grid looks at: the server's own code is not cut off in the middle.
 
     A second one ends it wherever it is.
-
-    Raises:
-        KeyboardInterrupt: the event is set in the end.
     """
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -78,11 +68,7 @@ def _stoppable() -> Iterator[threading.Event]:
 
 
 def _room(*shares: "Share") -> int:
-    """How many actors fit: an actor does not reach from one node to another.
-
-    Raises:
-        InputError: no node has room for one.
-    """
+    """How many actors fit: an actor does not reach from one node to another."""
     taken = [share for share in shares if share.amount > 0]
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(min(int(node.get(share.kind, 0.0) / share.amount + 1e-9) for share in taken) for node in nodes)
@@ -142,11 +128,7 @@ class RayGrid(InlineGrid):
         return [question.key for question in pushed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return those replies that are there, after a moment's wait for the next one.
-
-        Raises:
-            KeyboardInterrupt: the run was stopped.
-        """
+        """Return those replies that are there, after a moment's wait for the next one."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
         wanted = list(message_ids)
@@ -212,16 +194,7 @@ class Share(NamedTuple):
 
 
 def connect(address: str, key: str, shares: Sequence[Share]) -> None:
-    """Start or join Ray, so that a wrong address or share is one clear line.
-
-    Args:
-        address: of a running cluster; empty: that of ``RAY_ADDRESS``, and without one start one here.
-        key: of the settings that the address comes from, for people.
-        shares: of CPUs and GPUs that one unit of work takes.
-
-    Raises:
-        InputError: no cluster answers at the address, or it cannot host one unit.
-    """
+    """Start or join Ray, so that a wrong address or share is one clear line."""
     _set_environment()
     if not address and os.environ.get("RAY_ADDRESS"):
         address, key = os.environ["RAY_ADDRESS"], "RAY_ADDRESS"

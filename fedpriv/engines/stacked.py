@@ -11,8 +11,6 @@ from typing_extensions import override
 from fedpriv.clients.cohort import CohortApp
 from fedpriv.engines.inline import InlineGrid, run_server
 
-__all__ = ["StackedGrid", "run_stacked"]
-
 _TRAINS = ("train", "train.masked")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from fedpriv.core.errors import reason_of
 
-__all__ = ["Ended", "Started", "TaskResources", "run_tasks"]
-
 
 @dataclass(frozen=True)
 class TaskResources:
@@ -55,15 +53,6 @@ def run_tasks(
     """Call ``function`` on each argument, as many at once as fit; a task that fails or dies does not stop the others.
 
     Tasks are handed over as room becomes free, so that what has started runs, as far as nobody else uses the cluster.
-
-    Args:
-        function: importable by its name where the tasks run.
-        arguments: one for each task.
-        resources: of one task.
-        poll: seconds after which ``None`` is yielded where nothing happened.
-
-    Raises:
-        InputError: no cluster answers at the address, or it cannot host one task.
     """
     # Imported here: Ray takes a second, and most runs do without it.
     import ray

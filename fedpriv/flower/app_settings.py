@@ -10,8 +10,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Section
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 
-__all__ = ["FILE", "FlowerSettings", "PrivatiseSettings", "TapSettings", "read_settings"]
-
 FILE = "fedpriv.toml"
 
 _ABSOLUTE = (

@@ -10,8 +10,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.wire import unpack
 from fedpriv.gradients import Vector
 
-__all__ = ["STATISTICS", "arrays_of", "as_sent", "is_training", "moved", "round_of"]
-
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What PyTorch calls the running statistics of normalising layers."""
 

@@ -22,9 +22,6 @@ from fedpriv.core.records import LedgerLine, read_file
 from fedpriv.core.records.reading import Record
 from fedpriv.flower.watch import Seen
 
-__all__ = ["ABOUT", "LEDGER", "TRUTH", "Known", "Tapped", "built", "imported", "read_line", "read_tapped"]
-__all__ += ["read_truth", "write_truth"]
-
 ABOUT, TRUTH, LEDGER = "tap.json", "truth", "ledger"
 
 

@@ -20,8 +20,6 @@ from fedpriv.core.files import append_line, open_unlinked, write_once, write_who
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Ceiling, LedgerLine
 
-__all__ = ["AnswerLedger", "Limits"]
-
 TOLD = 1 / 100  # which of 100 images, as in the ledger of a run
 
 

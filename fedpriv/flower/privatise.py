@@ -23,8 +23,6 @@ from fedpriv.flower.ledger import AnswerLedger, Limits
 from fedpriv.flower.watch import Released, released
 from fedpriv.gradients import Vector
 
-__all__ = ["Privatiser", "privatise"]
-
 _LOG = logging.getLogger("fedpriv")
 WEIGHT = "num-examples"
 """By what Flower's strategies weight replies."""

@@ -22,8 +22,6 @@ from fedpriv.flower.watch import Seen, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 
-__all__ = ["Tap", "tap"]
-
 _LOG = logging.getLogger("fedpriv")
 _STATE = "fedpriv.tap"
 _LIKE: Mapping[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam", "adamw": "adam"}

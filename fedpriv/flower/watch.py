@@ -23,8 +23,6 @@ from torch.overrides import TorchFunctionMode
 from fedpriv.core.records import LedgerLine
 from fedpriv.mechanisms import MechanismSettings
 
-__all__ = ["MOST_IMAGES", "Released", "Seen", "Steps", "released", "watching"]
-
 MOST_IMAGES = 512
 """Of so many images at most an upload is kept for scoring, and attacked."""
 

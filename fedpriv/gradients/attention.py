@@ -15,8 +15,6 @@ from typing_extensions import TypeIs
 from fedpriv.gradients.factors import Factor, Memory, Stacked
 from fedpriv.gradients.rules import of_products, outer, summed_positions
 
-__all__ = ["Attended", "attend", "attention_factors", "is_usual"]
-
 
 @dataclass(frozen=True)
 class Attended:
@@ -67,15 +65,11 @@ def attend(
     """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand.
 
     Args:
-        module: batch first, see :func:`is_usual`.
         query: (B, T, width).
         key: (B, S, width).
         value: (B, S, width).
         key_padding_mask: (B, S); bool: true where a key is not attended to; else added to the scores.
-        need_weights: as the module's; nothing here depends on it.
         attn_mask: (T, S) or (B heads, T, S); as ``key_padding_mask``.
-        average_attn_weights: as ``need_weights``.
-        is_causal: a hint of what ``attn_mask`` is.
     """
     dtype = module.in_proj_weight.dtype
     inputs = tuple(given.to(dtype) for given in (query, key, value))
@@ -120,10 +114,7 @@ def attention_factors(
     """Return the factors of the module's parameters by their names in it.
 
     Args:
-        module: see :func:`is_usual`.
-        attended: what it computed.
         error: the gradients of its output, (B, T, width).
-        memory: what is left.
     """
     error = error.to(attended.output.dtype)
     factors = {"out_proj.weight": of_products(attended.heads.detach(), error, memory)}

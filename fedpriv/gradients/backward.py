@@ -13,8 +13,6 @@ from torch.autograd.function import BackwardCFunction
 from fedpriv.gradients.calls import reached, until_the_end
 from fedpriv.gradients.operator import Vector
 
-__all__ = ["hidden_parameters", "plain_gradient"]
-
 
 def plain_gradient(total: Tensor, trained: Mapping[str, Tensor], *, retain_graph: bool = False) -> Vector:
     """Return the gradients that ``total.backward()`` computes, zero where it reaches nothing; ``.grad`` is left as is.
@@ -42,10 +40,6 @@ def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]
     """Return the parameters that a backward pass reaches past autograd's graph; the graph is kept.
 
     Autograd adds to the gradient of a leaf once. Only a function written in Python can run a backward pass of its own.
-
-    Args:
-        total: the sum of the losses.
-        trained: leaves of autograd's graph by name.
     """
     graph = reached(total, ())
     if not any(isinstance(node, BackwardCFunction) for node in graph.nodes):

@@ -12,19 +12,6 @@ from torch.utils.hooks import RemovableHandle
 
 from fedpriv.gradients.rules import has_rule
 
-__all__ = [
-    "Call",
-    "Output",
-    "Part",
-    "Reached",
-    "find_parts",
-    "lengths_seen",
-    "reached",
-    "recorded",
-    "spread",
-    "until_the_end",
-]
-
 
 class Output(NamedTuple):
     """A tensor that a call returned and that has a gradient.
@@ -71,11 +58,7 @@ class Call:
         return any(value._version != version for value, version in zip(self.tensors, self.versions, strict=True))
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and named arguments with other tensors in place of those that were given.
-
-        Raises:
-            ValueError: this is a call of a layer with a rule.
-        """
+        """Return positional and named arguments with other tensors in place of those that were given."""
         if self.form is None:
             raise ValueError("the arguments of a layer with a rule are not put together again")
         new = iter(tensors)
@@ -149,11 +132,6 @@ def spread(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -
 
     So networks look up positions: once, (T,) or (1, T), for a whole batch. A vector that all examples share has no
     gradient of a single one; the same vector, looked up for each, has. Embeddings for which that happened are marked.
-
-    Args:
-        parts: of the model.
-        examples: B.
-        shared: names of the embeddings to do so with; ``None``: those whose indices are not as many as the examples.
     """
     tables = [part for part in parts if part.ruled and isinstance(part.module, nn.Embedding)]
     known = [part for part in tables if shared is None or part.name in shared]

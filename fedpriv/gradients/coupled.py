@@ -2,8 +2,6 @@
 
 from torch import nn
 
-__all__ = ["RandomLayer", "coupled_layers", "dropout_layers"]
-
 
 class RandomLayer(nn.Module):
     """A layer of ours that draws random numbers in every forward pass of training."""

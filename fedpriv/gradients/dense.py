@@ -19,8 +19,6 @@ from fedpriv.gradients.factored import FactoredGradients
 from fedpriv.gradients.factors import Memory, Rows, Zero, slices
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line
 
-__all__ = ["DenseGradients", "Forward", "Loss", "check_losses", "dense_gradients", "dense_rows", "zero_gradients"]
-
 # Addressed to torch's developers, and about a kernel of attention that is as fast with it as without.
 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented the batching rule")
 
@@ -86,11 +84,6 @@ def dense_gradients(
         loss: (outputs, targets) -> losses of shape (B,).
         x: inputs, (B, ...).
         y: targets, (B, ...).
-        reason: why they are dense, for people.
-        chunk_bytes: what may be taken beyond the B x K numbers that are kept.
-
-    Raises:
-        InputError: the loss does not return one number an example.
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not len(x):
@@ -164,11 +157,7 @@ def dense_rows(
     kernels that have no rule for it), one example comes after the other.
 
     Args:
-        module: holds the parameters.
-        trained: its parameters by name, those to differentiate by.
-        value: the number.
         columns: tensors (B, ...), B at least 1.
-        chunk_bytes: what may be taken beyond what is returned; one example is computed even when it takes more.
     """
     try:
         return _mapped(module, trained, value, columns, chunk_bytes)

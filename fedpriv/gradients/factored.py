@@ -10,21 +10,9 @@ from fedpriv.gradients.factors import Factor
 from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.operator import Block, GradientOperator, Vector, full_precision, in_double
 
-__all__ = ["FactoredGradients"]
-
 
 class FactoredGradients(GradientOperator):
-    """Gradients held as one factor a parameter; products keep their precision where autocast is on.
-
-    Args:
-        factors: parameter's name -> the gradients with respect to it, in the model's order.
-        examples: B.
-        shapes: the shape of each parameter.
-        dtype: of the parameters.
-        device: where they are.
-        routes: layer's name -> how its gradients were computed.
-        chunk_bytes: what a call may take beyond what it returns.
-    """
+    """Gradients held as one factor a parameter; products keep their precision where autocast is on."""
 
     def __init__(
         self,

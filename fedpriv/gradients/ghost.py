@@ -74,14 +74,6 @@ def ghost_gradients(
         loss: (outputs, targets) -> losses of shape (B,).
         x: inputs, (B, ...), B at least 1.
         y: targets, (B, ...).
-        chunk_bytes: what may be taken beyond the inputs and the output gradients of the layers, and beyond the rows of
-            layers without a rule.
-        route: what was found out on other examples (``find_route``); the model is then called once. ``None``: it is
-            looked at here. That layers without a rule repeat their numbers depends on all examples of the batch; where
-            one must not decide for the others, it is to be found out beforehand.
-
-    Raises:
-        InputError: the loss does not return one number an example.
     """
     parts = list(find_parts(model))
     problem = problem_of_model(model, parts)
@@ -96,16 +88,9 @@ def gradients_of_parts(
     """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
 
     Args:
-        model: as for :func:`ghost_gradients`, and so the others.
-        parts: of the model, from ``find_parts``; without calls.
         loss: (outputs, targets) -> losses of shape (B,).
         x: inputs, (B, ...).
         y: targets, (B, ...).
-        memory: what may be taken.
-        route: as for :func:`ghost_gradients`.
-
-    Raises:
-        InputError: the loss does not return one number an example.
     """
     chunk_bytes = 2 * memory.scratch
     try:

@@ -25,8 +25,6 @@ from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.operator import Vector
 from fedpriv.gradients.per_example import Route, find_route, layer_of, per_example_gradients
 
-__all__ = ["refuse_mixed_examples"]
-
 # Between batches of different sizes, rounding changes the gradient of one example by no more than this share of the
 # largest one. Between batches of the same size it changes nothing: whatever stands in the other rows, the kernels do
 # the same sums for an example.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fedpriv.core.randomness import BLOCK_BYTES, NoiseStream, keystream
 
-__all__ = ["fill_normal", "standard_normal"]
-
 # Points of the plane that a core handles at once: they stay in its cache, and torch gives no core fewer.
 POINTS = 1 << 15
 
@@ -31,12 +29,6 @@ def standard_normal(count: int, noise: NoiseStream, dtype: torch.dtype, device: 
     They are a function of the stream's state alone, not of how many threads there are, and each is off by a few
     roundings of its type from a number whose law is exactly normal. The bits are the same on every device; what the
     device's own logarithm and cosine round differently makes the only difference.
-
-    Args:
-        count: how many.
-        noise: the only source of randomness; its state moves on.
-        dtype: float32 or float64.
-        device: where they are made of the cipher's bits, which come from the CPU.
     """
     return fill_normal(torch.empty(count, dtype=dtype, device=device), noise)
 
@@ -55,14 +47,7 @@ def fill_normal(numbers: Tensor, noise: NoiseStream) -> Tensor:
 
 
 class _Points:
-    """Normally distributed points of the plane, one after the other.
-
-    Args:
-        key: of the cipher.
-        most: how many are drawn at once at most.
-        dtype: of their coordinates.
-        device: where they are made.
-    """
+    """Normally distributed points of the plane, one after the other."""
 
     def __init__(self, key: bytes, most: int, dtype: torch.dtype, device: torch.device) -> None:
         # Three streams, so that what is drawn of one does not depend on how much was drawn of another.

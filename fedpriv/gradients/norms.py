@@ -10,8 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["lengths", "row_norms", "scaled_norms", "within"]
-
 # Coordinates whose sum is torch's: in float32 Euclidean norms are off by about 2e-7 then, L1 norms by 3e-6.
 PIECE = 1 << 12
 

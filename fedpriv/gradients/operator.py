@@ -16,17 +16,6 @@ from torch import Tensor
 from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients.normal import standard_normal
 
-__all__ = [
-    "DEFAULT_CHUNK_BYTES",
-    "Block",
-    "GradientOperator",
-    "Vector",
-    "first_line",
-    "flattened",
-    "full_precision",
-    "in_double",
-]
-
 Vector = dict[str, Tensor]
 """A vector in parameter space: the parameter's name -> a tensor of its shape, in the model's order."""
 

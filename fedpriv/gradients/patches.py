@@ -6,17 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Patches", "most_uses", "padded", "padded_sides", "patches"]
-
 
 class Patches:
     """The patches as the rows of a matrix, copied out for the examples that are asked for: they take many times x.
 
     Args:
-        layer: the convolution.
         x: its input, (B, in, *size).
-        positions: T, to how many patches the kernel is applied.
-        group: of which channels.
     """
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, positions: int, group: int) -> None:
@@ -47,7 +42,6 @@ def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view.
 
     Args:
-        layer: the convolution.
         x: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
     """
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]

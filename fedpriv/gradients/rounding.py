@@ -11,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["ACCURACY", "LOST", "SMALLEST_SIDE", "of_products", "of_sums", "reaches", "roundoff", "without_extremes"]
-
 # What is combined of a gradient may be off by this share of its norm; where it may be off by more, it has no direction.
 ACCURACY = 1e-3
 

@@ -27,8 +27,6 @@ from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.patches import Patches, most_uses, padded, patches
 from fedpriv.gradients.rounding import without_extremes
 
-__all__ = ["Rule", "has_rule", "is_ambiguous", "of_products", "outer", "rule_of", "summed_positions", "tied_weight"]
-
 Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
 """(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
 
@@ -50,13 +48,7 @@ def rule_of(layer: nn.Module) -> Rule | None:
 
 
 def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
-    """Tell whether the first axis of a layer's input cannot be that of the examples.
-
-    Args:
-        layer: with a rule.
-        x: its input.
-        examples: B.
-    """
+    """Tell whether the first axis of a layer's input cannot be that of the examples."""
     if x.ndim < 1 or len(x) != examples or not x.numel():
         return True
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
@@ -100,11 +92,9 @@ def tied_weight(
     """The gradients of a weight that an embedding and a Linear layer share.
 
     Args:
-        table: the embedding.
         indices: what it looked up, (B, ...).
         looked_up: the gradients of its outputs, (B, ..., width).
         given: the Linear layer's input (B, ..., width) and the gradients of its outputs (B, ..., words).
-        memory: what is left.
     """
     first = _embedding(table, indices, looked_up, memory)["weight"]
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
@@ -213,14 +203,7 @@ NAMED_RULES: dict[str, Rule] = {
 
 
 def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
-    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits.
-
-    Args:
-        inputs: B, T and the numbers of an input of one group.
-        error: its numbers are let go in exchange.
-        memory: what is left.
-        groups: of matrices, for which the other way is slow: one after the other.
-    """
+    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits."""
     examples, positions, wide = inputs
     tall = error.numel() // max(1, examples * positions)
     cheaper = groups > 1 or rows_are_cheaper(examples // memory.models, positions, wide, tall)

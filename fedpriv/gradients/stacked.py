@@ -27,8 +27,6 @@ from fedpriv.gradients.normal import fill_normal
 from fedpriv.gradients.operator import Block, GradientOperator, Vector
 from fedpriv.gradients.stacked_layers import STACKED_LAYERS
 
-__all__ = ["StackedGradients", "StackedModel", "stacked_model"]
-
 
 class StackedGradients(GradientOperator):
     """The gradients of M models, B examples each, for mechanisms that do the same to every model.
@@ -126,12 +124,7 @@ class _LinearCall(NamedTuple):
 
 
 class StackedModel:
-    """A network whose numbers are given with every call, for M models at once; made by :func:`stacked_model`.
-
-    Args:
-        model: the network; it is no use alone afterwards.
-        parts: all that holds parameters in it.
-    """
+    """A network whose numbers are given with every call, for M models at once; made by :func:`stacked_model`."""
 
     def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
         self._model, self._parts = model, tuple(parts)
@@ -151,7 +144,6 @@ class StackedModel:
         Args:
             parameters: name -> (M, *shape).
             x: (M, B, ...), each model's own examples.
-            generators: on the device of ``x``; what each model's dropout is drawn from, where there is any.
         """
         self._numbers, self._generators = dict(parameters), tuple(generators)
         outputs: Tensor = self._model(_laid_out(x))
@@ -168,11 +160,8 @@ class StackedModel:
         """Return each model's gradient of the objective of its batch, name -> (M, *shape).
 
         Args:
-            parameters: as for :meth:`outputs`, and so the others.
             x: (M, B, ...).
             y: targets (M, B).
-            objective: from outputs (M B, ...) and targets (M B,) to the sum of the models' objectives.
-            generators: for dropout.
         """
         with torch.enable_grad():
             tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -230,12 +219,9 @@ class StackedModel:
         """Return the per-example gradients of all models, for a mechanism, or why they cannot be computed so.
 
         Args:
-            parameters: as for :meth:`outputs`, and so the others.
             x: (M, B, ...).
             y: targets (M, B).
             loss: (outputs, targets) -> one loss an example.
-            chunk_bytes: what each of the operator's calls may take.
-            generators: for dropout.
         """
         for part in self._parts:
             part.calls.clear()
@@ -271,9 +257,6 @@ def stacked_model(model: nn.Module) -> StackedModel | Entangled:
     """Return a network as a stack, or say why its models have to be trained one after the other.
 
     Whether the network's own code does what it does alone is seen only where both are compared.
-
-    Args:
-        model: in the mode in which it is to run; it is copied.
     """
     for what, names in (
         ("mixes the examples of a batch", coupled_layers(model)),

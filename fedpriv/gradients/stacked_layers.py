@@ -10,8 +10,6 @@ from torch.nn import functional
 from fedpriv.gradients.operator import Vector
 from fedpriv.gradients.patches import padded, patches
 
-__all__ = ["STACKED_LAYERS", "as_groups", "of_patches", "one_by_one"]
-
 Convolution = nn.Conv1d | nn.Conv2d
 Layer = Callable[[Any, Tensor, Vector], Tensor]
 """(layer, input (M B, ...), its parameters (M, *shape) by their names in it) -> output (M B, ...)."""

@@ -12,8 +12,6 @@ from fedpriv.gradients.dense import DenseRows, Forward, dense_rows
 from fedpriv.gradients.factors import Factor, Memory, Rows
 from fedpriv.gradients.operator import Vector, first_line, flattened, full_precision
 
-__all__ = ["TOLERANCE", "Entangled", "Errors", "Made", "is_column", "repeats", "subtree"]
-
 # A subtree that is computed again, one example at a time, has to give the batch's outputs and the batch's gradient, up
 # to this share of the largest output and of the gradient's norm; where autocast is on, up to the other one, a few times
 # the precision of its type.

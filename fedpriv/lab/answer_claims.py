@@ -10,8 +10,6 @@ from fedpriv.core.world import World
 from fedpriv.service.policies import AnswerPolicy, Facts
 from fedpriv.service.policies.votes import NoisyVotes
 
-__all__ = ["REPRODUCIBLE", "check_answers", "with_earlier"]
-
 REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
     "holds against everybody else"
@@ -19,16 +17,7 @@ REPRODUCIBLE = (
 
 
 def check_answers(policy: AnswerPolicy, world: World, ledger: Ledger) -> None:
-    """Refuse a run whose answers could not be what the policy says they are.
-
-    Args:
-        policy: of the endpoint.
-        world: the run's experiment, built.
-        ledger: of the run.
-
-    Raises:
-        InputError: they could not, or the policy protects whole clients, which an estimate of bounds does not.
-    """
+    """Refuse a run whose answers could not be what the policy says they are."""
     policy.check(ledger)
     if world.experiment.data.bounds_epsilon and isinstance(policy, NoisyVotes) and not policy.shards:
         raise InputError(
@@ -42,15 +31,6 @@ def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts
 
     That is the network that gives the convex head's features, and an estimate of the table's bounds: heads and voters
     are trained on rows that were scaled by them. The run's own ledger has the estimate already.
-
-    Args:
-        guarantee: of the answers alone.
-        policy: of the endpoint.
-        world: the run's experiment, built.
-        facts: what the guarantee rests on.
-
-    Raises:
-        InputError: as of :func:`fedpriv.accounting.answers.with_run`.
     """
     if facts.learnt is not None:
         guarantee = with_run(guarantee, facts.learnt)

@@ -10,8 +10,6 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.records import AnswersCurve, CurvePoint
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores, rivals
 
-__all__ = ["Trial", "answer_curves"]
-
 _BUDGETS = 1, 10, 100, 1000
 _LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
 
@@ -39,12 +37,6 @@ def answer_curves(policy: AnswerPolicy, planned: int, epsilon: float | None, tri
     """Return the share of right answers by the number of questions that epsilon has to last for, under each policy.
 
     Compared are all policies with the same source, keys and epsilon. Noise is of this measurement alone.
-
-    Args:
-        policy: of the endpoint.
-        planned: answers of the endpoint.
-        epsilon: of all answers together; ``None``: nothing is proven, and there is nothing to compare.
-        trial: what it is measured on.
     """
     if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
         return ()

@@ -34,8 +34,6 @@ from fedpriv.lab.summary import verdict
 from fedpriv.lab.victims import Target, chosen, read_target, targets
 from fedpriv.listener import LISTENED, read_listened
 
-__all__ = ["attack_command", "attack_run", "copy_run", "plan_attacks", "write_attacked"]
-
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
 # of the same examples are attacked together.
 _FREE = ("adversary.counterfactual", "adversary.join_uploads", "engine.device", "engine.threads")
@@ -110,16 +108,7 @@ def attack_command(
 
 
 def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str]) -> tuple[PlannedAttack, ...]:
-    """Name the attacks to make; one whose settings differ from the run's says in what.
-
-    Args:
-        before: the settings of the run.
-        experiment: the same with overrides.
-        names: of attacks; none: those of the run.
-
-    Raises:
-        InputError: there is no attack of a name, or it is named twice.
-    """
+    """Name the attacks to make; one whose settings differ from the run's says in what."""
     for number, name in enumerate(names):
         known_attack(name)
         if reason := unsuited(before, name):
@@ -220,17 +209,7 @@ def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]
 
 
 def copy_run(source: RunFolder, out: Path, leave_out: Sequence[str] = ()) -> RunFolder:
-    """Copy the folder of a run, whole or not at all.
-
-    Args:
-        source: of the run.
-        out: the copy, which must not hold anything yet.
-        leave_out: names in the run's folder that are not copied.
-
-    Raises:
-        InputError: ``out`` holds something, is inside of ``source``, or cannot be made.
-        RunFailedError: a file cannot be copied: the disk is full, say.
-    """
+    """Copy the folder of a run, whole or not at all."""
     if out.exists() and not is_empty(out):
         raise InputError(f"{out} exists already; choose another --out")
     if out.resolve().is_relative_to(source.path.resolve()):
@@ -270,20 +249,7 @@ def write_attacked(
     leakage: Leakage,
     warnings: Sequence[str] = (),
 ) -> Summary:
-    """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it.
-
-    Args:
-        folder: of the run.
-        experiment: its settings.
-        earlier: what it wrote about itself.
-        command: what is done now.
-        leakage: what the attacks found.
-        warnings: of the attacks.
-
-    Raises:
-        WriteError: a file cannot be written.
-        RunFailedError: an attack succeeded more often than is claimed to be possible; all is written.
-    """
+    """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it."""
     _append_command(folder, command)
     threshold, scores = experiment.adversary.success_ssim, leakage.scores
     sentences = verdict(

@@ -13,8 +13,6 @@ from fedpriv.core.config import EngineConfig
 from fedpriv.core.threads import cpu_threads
 from fedpriv.engines.tasks import Ended, TaskResources, run_tasks
 
-__all__ = ["attack_on_ray"]
-
 _POLL_SECONDS = 1.0
 _KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
 
@@ -33,9 +31,6 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
 
     The result is that of :func:`fedpriv.attacks.campaign.attack_each`. Who is attacked together changes results by
     rounding only. A task that dies takes its own uploads with it and no others.
-
-    Raises:
-        InputError: no cluster answers at ``engine.address``, or it cannot host one task.
     """
     count = min(engine.attack_tasks, len(job.observations))
     if count < 2:

@@ -14,8 +14,6 @@ from fedpriv.core.columns import Column, cell_texts
 from fedpriv.core.runs import RunFolder, picture_name
 from fedpriv.data.tokenizers import Tokenizer
 
-__all__ = ["png", "save_pictures", "save_shared"]
-
 
 def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
     """Write images (C, H, W) on [0, 1] as PNG, or rows and sentences as JSON, numbered where a client has several."""

@@ -59,8 +59,6 @@ from fedpriv.lab.victims import (
 )
 from fedpriv.server.released import rounds_by_client
 
-__all__ = ["PlannedAttack", "attack_observations", "planned_attacks"]
-
 PROTECTED, UNPROTECTED = "protected", "unprotected"
 
 
@@ -120,18 +118,7 @@ def attack_observations(
     progress: Progress,
     victims: Sequence[str] = (),
 ) -> Leakage:
-    """Attack what was heard, score the results, and add scores and pictures to those of the folder.
-
-    Args:
-        world: the experiment, built.
-        folder: of the run.
-        attacks: what to try.
-        progress: told what happens.
-        victims: names of the observations to attack (see :func:`fedpriv.lab.victims.chosen`); none: all.
-
-    Raises:
-        InputError: a victim was not heard, or the folder is damaged.
-    """
+    """Attack what was heard, score the results, and add scores and pictures to those of the folder."""
     with cpu_threads(world.experiment.engine.threads):
         return _attack_observations(world, folder, attacks, progress, victims)
 

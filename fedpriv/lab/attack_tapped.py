@@ -32,8 +32,6 @@ from fedpriv.lab.attack_pictures import png
 from fedpriv.lab.results import attack_results
 from fedpriv.mechanisms import recorded_mechanism
 
-__all__ = ["TappedSummary", "attack_tapped"]
-
 _RESULT = "attacks.json"
 _NO_LPIPS = "not computed for a tap's pictures"
 
@@ -72,20 +70,7 @@ class _Upload:
 def attack_tapped(
     folder: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str], progress: Progress
 ) -> TappedSummary:
-    """Attack the uploads in the folder of a tap, and write pictures and attacks.json there.
-
-    Args:
-        folder: of the tap.
-        names: of attacks; none: iga.
-        victims: such as 1-3 for round 1, client 3; none: all.
-        overrides: ``adversary.NAME.KEY=VALUE``, settings of attacks.
-        progress: told what happens.
-
-    Raises:
-        InputError: the folder is damaged or holds no upload, or a name or setting is not known; an attack cannot be
-            made.
-        RunFailedError: the results cannot be written.
-    """
+    """Attack the uploads in the folder of a tap, and write pictures and attacks.json there."""
     tapped = read_tapped(folder)
     if tapped is None:
         raise InputError(f"{folder} is not the folder of a tap")

@@ -21,8 +21,6 @@ from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.victims import Target
 from fedpriv.listener import LISTENED, Listened, read_listened
 
-__all__ = ["attack_heard"]
-
 # What a copy does not take over: what the server heard, and what came of it.
 _LEFT_OUT = ("observations", "reconstructions", "report.html")
 

@@ -30,8 +30,6 @@ from fedpriv.core.world import World
 from fedpriv.gradients import Vector
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 
-__all__ = ["audit_run"]
-
 _GAME = (
     "Candidates: as many members, drawn from all clients' data, as test images. References: the same training on the "
     "same data, but for each pair of candidates a coin decides which of the two is in. The adversary knows all other "
@@ -42,20 +40,8 @@ _GAME = (
 def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> Membership:
     """Attack the membership in a run's training data.
 
-    Args:
-        folder: the run's.
-        references: how many reference models are trained, even, from 6.
-        pairs: of a member and a non-member, at most.
-        progress: told what happens.
-
     Returns:
         What is written to membership.json.
-
-    Raises:
-        InputError: the run is not finished or its folder is damaged, the network cannot be trained in stacks, or a
-            number is out of range.
-        RunFailedError: a reference diverged, the results cannot be written, or they refute the ledger (they are written
-            before that is told).
     """
     if references < 6 or references % 2:
         raise InputError(f"--references {references}: an even number from 6 is wanted")

@@ -37,8 +37,6 @@ from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.settings import ServiceConfig
 
-__all__ = ["audit_answers", "refuse_refuted"]
-
 _CONFIDENCE = 0.999
 _TRIALS = 2000  # answers of each neighbour
 _RECOVERED = 500  # questions that are asked twice
@@ -79,17 +77,7 @@ class _Neighbours:
 
 
 def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> AnswersAudit:
-    """Audit the endpoint of a run, and write service/audit.json.
-
-    Args:
-        folder: of a completed run whose endpoint was made.
-        replaced: how many examples are replaced, one at a time, from 1.
-        progress: told what happens.
-
-    Raises:
-        InputError: there is no endpoint, or it claims nothing, or the network cannot be trained anew in stacks.
-        RunFailedError: the result cannot be written.
-    """
+    """Audit the endpoint of a run, and write service/audit.json."""
     completed_summary(folder)
     service = made_service(folder.path)
     policy: AnswerPolicy = ServiceConfig.model_validate(service.settings).policy
@@ -114,11 +102,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
 
 
 def refuse_refuted(audit: AnswersAudit) -> None:
-    """Raise where answers refute what is claimed to be proven.
-
-    Raises:
-        RunFailedError: they do.
-    """
+    """Raise where answers refute what is claimed to be proven."""
     if audit.proven and audit.refutes and audit.bound is not None:
         raise RunFailedError(
             f"answers show epsilon of at least {audit.bound.epsilon:.4g} of one answer, and {audit.claimed:.4g} is "

@@ -26,8 +26,6 @@ from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
 
-__all__ = ["certificate", "certify_run", "check_noise"]
-
 # Numbers to draw from which on the time is told before; about 4e7 are drawn in a second.
 _MANY = 2e10
 _PER_SECOND = 4e7
@@ -37,20 +35,8 @@ _AT_ONCE = 10
 def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | None, progress: Progress) -> Robustness:
     """Certify a run's final model on test images.
 
-    Args:
-        folder: the run's.
-        config: how many images and votes, and the confidence.
-        afterwards: deviation of even noise on the image, in pixels from 0 to 1, in place of the run's own noise;
-            ``None``: the run's own.
-        progress: told what happens.
-
     Returns:
         What is written to robustness.json.
-
-    Raises:
-        InputError: the run is not finished, its folder is damaged, it has no model or no noise, or there are fewer test
-            images than are asked for. Nothing was written.
-        RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
     summary = completed_summary(folder)
@@ -84,16 +70,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
 def certificate(
     image: int, label: int, chosen: int, counts: Sequence[int], config: CertifyConfig, norms: LayerNorms
 ) -> Certificate:
-    """Return the certificate of one image.
-
-    Args:
-        image: its row in the test set.
-        label: its class.
-        chosen: the class that other votes than these chose.
-        counts: votes of each class.
-        config: the confidence.
-        norms: of the first layer, in units of the noise.
-    """
+    """Return the certificate of one image."""
     bounds = vote_bounds(counts, chosen, config.alpha, config.rivals)
     proven = margins(bounds, hoeffding_bounds(counts, chosen, config.alpha))
     return Certificate(
@@ -184,11 +161,7 @@ def _tell_time(model: SmoothedModel, config: CertifyConfig, progress: Progress) 
 
 
 def check_noise(noise: float | None, place: str | None) -> None:
-    """Refuse options of noise that is added afterwards and cannot be.
-
-    Raises:
-        InputError: the deviation is none that float32 can add, or the place is not the image.
-    """
+    """Refuse options of noise that is added afterwards and cannot be."""
     if noise is None and place is not None:
         raise InputError(f"--place {place} is for --noise; without it the run's own noise is certified")
     if place not in (None, "input"):

@@ -13,8 +13,6 @@ from fedpriv.lab.sweep import kinds_of
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep import Sweep, Trial
 
-__all__ = ["Cost", "Kind", "estimate", "untimed"]
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -63,10 +61,6 @@ def estimate(sweep: Sweep) -> Iterator[Kind]:
 
     A trial is linear in its rounds and in the passes of a round: preparation, an exchange and an evaluation a round,
     and the passes. So three short runs tell it: one round of one pass, a round more, a pass more.
-
-    Raises:
-        InputError: a trial cannot run.
-        RunFailedError: a first round failed.
     """
     _timed(_shortened(sweep.trials[0].experiment, 1, 1))  # what a process does once is no part of a trial
     for trials in kinds_of(sweep.trials).values():

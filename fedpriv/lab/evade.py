@@ -28,26 +28,14 @@ from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 from fedpriv.smoothing import certified_rows
 
-__all__ = ["evade_run", "refuse_broken"]
-
 
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
     """Attack test images that a run's final model has right, and write what came of it.
 
     Whether certificates are broken is for :func:`refuse_broken` to say.
 
-    Args:
-        folder: the run's.
-        config: which attacks, how strong, on how many images.
-        progress: told what happens.
-
     Returns:
         What is written to evasion.json.
-
-    Raises:
-        InputError: the run is not finished, its folder is damaged, it has no model, or there are fewer test images than
-            are asked for. Nothing was written.
-        RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
     summary = completed_summary(folder)
@@ -74,11 +62,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
 
 
 def refuse_broken(evasion: Evasion) -> None:
-    """Raise where attacks refute what is claimed to be proven.
-
-    Raises:
-        RunFailedError: a certificate is broken.
-    """
+    """Raise where attacks refute what is claimed to be proven."""
     if evasion.broken:
         raise RunFailedError(
             f"attacks broke {evasion.broken} of the certificates. By chance at most {evasion.wrong_at_most} may be "

@@ -8,16 +8,11 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.world import State, World, build_world
 from fedpriv.server.released import check_data
 
-__all__ = ["completed_summary", "final_checkpoint", "final_state", "finished_world", "rebuilt_world"]
-
 
 def completed_summary(folder: RunFolder) -> Summary:
     """Return the summary of a run that came to its end.
 
     Figures of an earlier model would be next to those of the run that was finished later.
-
-    Raises:
-        InputError: it did not, or the folder is damaged.
     """
     summary = folder.final_summary()
     if summary.status != COMPLETED:
@@ -28,40 +23,20 @@ def completed_summary(folder: RunFolder) -> Summary:
 
 
 def finished_world(folder: RunFolder, experiment: Experiment) -> World:
-    """Build the experiment of a run whose model is looked at, as :func:`rebuilt_world`.
-
-    Raises:
-        InputError: as there, or its data are texts.
-    """
+    """Build the experiment of a run whose model is looked at, as :func:`rebuilt_world`."""
     refuse_texts(experiment, "asking a trained model (probe, certify, serve)")
     return rebuilt_world(folder, experiment)
 
 
 def rebuilt_world(folder: RunFolder, experiment: Experiment) -> World:
-    """Build the experiment of a run that is looked at again, on the data that it was made with.
-
-    Args:
-        folder: the run's.
-        experiment: its settings.
-
-    Raises:
-        InputError: its secret is needed and not there, its data were changed, or something does not fit.
-    """
+    """Build the experiment of a run that is looked at again, on the data that it was made with."""
     world = build_world(experiment, folder.world_secret(experiment))
     check_data(world, folder)
     return world
 
 
 def final_checkpoint(folder: RunFolder, purpose: str) -> Checkpoint:
-    """Return the checkpoint of a run, after at least one round.
-
-    Args:
-        folder: the run's.
-        purpose: what there would be nothing to do, for people, such as ``audit``.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
+    """Return the checkpoint of a run, after at least one round."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is None or checkpoint.round < 1:
         raise InputError(f"{folder.path} holds no model after a round: there is nothing to {purpose}")
@@ -69,16 +44,7 @@ def final_checkpoint(folder: RunFolder, purpose: str) -> Checkpoint:
 
 
 def final_state(folder: RunFolder, world: World, checkpoint: Checkpoint) -> State:
-    """Return the numbers of the model in a checkpoint.
-
-    Args:
-        folder: the run's, for people.
-        world: its experiment, built.
-        checkpoint: of the run.
-
-    Raises:
-        InputError: they are not of this model.
-    """
+    """Return the numbers of the model in a checkpoint."""
     tensors = {}
     for kind, wanted in (("parameters", world.initial.parameters), ("buffers", world.initial.buffers)):
         tensors[kind] = {

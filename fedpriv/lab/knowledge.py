@@ -2,8 +2,6 @@
 
 from fedpriv.core.records import Knowledge, shown_epsilon
 
-__all__ = ["knowledge_sentences"]
-
 
 def knowledge_sentences(knowledge: Knowledge) -> list[str]:
     """Say what was asked and answered, and what the answers are worth."""

@@ -10,8 +10,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.server.survey import survey_of
 
-__all__ = ["label_line", "label_sentences", "with_referee"]
-
 
 def label_line(world: World) -> Guarantee | None:
     """Return the ledger's line about labels; ``None`` where clients use them as they are."""

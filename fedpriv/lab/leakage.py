@@ -7,8 +7,6 @@ from fedpriv.attacks.truth import Scores
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import LeakageRate, Score
 
-__all__ = ["Leakage", "Refusal"]
-
 
 @dataclass(frozen=True)
 class Refusal:

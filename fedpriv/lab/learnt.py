@@ -33,8 +33,6 @@ from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
 
-__all__ = ["STORED", "Learnt", "head_features", "learnt_network", "stored_network"]
-
 STORED = "features.safetensors"
 
 
@@ -54,13 +52,7 @@ class Learnt:
 
 
 def head_features(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Features:
-    """Return the features that a policy's convex head is trained on.
-
-    Args:
-        world: the run's experiment, built.
-        policy: which features, of which length.
-        learnt: from :func:`learnt_network`, or :func:`stored_network`.
-    """
+    """Return the features that a policy's convex head is trained on."""
     if learnt is None:
         return public_features(policy.pooled, policy.feature_norm)
     # Networks of this project are known to treat examples separately; others could mix those of a batch.
@@ -69,18 +61,7 @@ def head_features(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Fe
 
 
 def learnt_network(place: Path, world: World, policy: HeadPolicy, known: Service | None) -> Learnt | None:
-    """Return the network that a policy's features come from; ``None``: they are public.
-
-    Args:
-        place: service/ of the run.
-        world: the run's experiment, built.
-        policy: which features.
-        known: what the run's endpoint is; where it has this network already, that is the one; ``None``: none was made.
-
-    Raises:
-        InputError: the other run is not finished, of other data, what is proven of it cannot be added, or its network's
-            features are no fixed function of an image; or the endpoint's file is damaged.
-    """
+    """Return the network that a policy's features come from; ``None``: they are public."""
     if not policy.learnt:
         return None
     if known is not None and known.settings.get("features") == policy.features:
@@ -92,17 +73,7 @@ def learnt_network(place: Path, world: World, policy: HeadPolicy, known: Service
 
 
 def stored_network(place: Path, world: World, policy: HeadPolicy, service: Service) -> Learnt | None:
-    """Return the network that an endpoint keeps; ``None``: its features are public.
-
-    Args:
-        place: service/ of the run.
-        world: the run's experiment, built.
-        policy: of the endpoint.
-        service: the endpoint.
-
-    Raises:
-        InputError: the file is damaged, or the network's own code is no longer there.
-    """
+    """Return the network that an endpoint keeps; ``None``: its features are public."""
     if not policy.learnt:
         return None
     facts, path, dataset = service.learnt, place / STORED, world.dataset

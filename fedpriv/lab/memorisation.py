@@ -36,8 +36,6 @@ from fedpriv.core.world import State, World
 from fedpriv.data.canaries import Canaries, canary_rows, drawn_canaries
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
 
-__all__ = ["audit_memorisation", "refuse_refuted"]
-
 # A ceiling is refuted where what was measured has, under it, at most this probability, all canaries together.
 _IMPOSSIBLE = 1e-3
 
@@ -45,19 +43,8 @@ _IMPOSSIBLE = 1e-3
 def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: Progress) -> Memorisation:
     """Measure what a run's final model remembers.
 
-    Args:
-        folder: of a completed run on texts, whose next token is learnt.
-        samples: texts that the model writes.
-        tokens: how many in a row have to stand in the training data.
-        progress: told what happens.
-
     Returns:
         What is written to memorisation.json.
-
-    Raises:
-        InputError: the run is not finished, its folder is damaged, it learns no next token, or a number is out of
-            range.
-        RunFailedError: the results cannot be written.
     """
     summary = completed_summary(folder)
     experiment = folder.experiment()
@@ -86,11 +73,7 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
 
 
 def refuse_refuted(memorisation: Memorisation) -> None:
-    """Raise where exposures refute what is claimed to be proven.
-
-    Raises:
-        RunFailedError: they do.
-    """
+    """Raise where exposures refute what is claimed to be proven."""
     if memorisation.refuted:
         raise RunFailedError(
             "canaries refute the ledger: an exposure as large as measured has a probability below 0.1 % under what is "

@@ -18,15 +18,9 @@ from fedpriv.gradients.ghost import Entangled
 from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.server.tap import public_settings
 
-__all__ = ["attack_warnings", "warnings_for"]
-
 
 def warnings_for(world: World) -> tuple[str, ...]:
-    """Return one line for each setting that has no effect or makes a result mean less than it seems to.
-
-    Raises:
-        InputError: the algorithm, or an attack, does not work with these settings.
-    """
+    """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
     algorithm = algorithm_of(world.experiment)
     lines = (*_read_off(world), *_copies(world), *algorithm.warnings(world), *_one_at_a_time(world))
     return (*lines, *attack_warnings(world, world.experiment.adversary.attacks)) if algorithm.trains_in_steps else lines

@@ -35,8 +35,6 @@ from fedpriv.models.machinery.build import build_model
 from fedpriv.service.endpoint import Endpoint
 from fedpriv.service.settings import ServiceConfig
 
-__all__ = ["probe_run"]
-
 _FEWEST_QUESTIONS = 2500
 _MOST_IMAGES = 2000  # that are public, and that copies are compared on
 _AT_ONCE = 4096
@@ -52,23 +50,8 @@ def probe_run(
 ) -> Probe:
     """Attack the finished model of a run, and write what came of it.
 
-    Args:
-        folder: the run's.
-        attacks: with their settings, at least one.
-        answers: the endpoint's policy in its short form; ``None``: the run's own, or exact answers.
-        questions: that it answers in one variant of an attack, at least 1; ``None``: the run's service.answers, or what
-            extraction takes: 2,500, or twice the numbers of an image.
-        adversary: a row of the threat models of a finished model; ``None``: whom the attacks are of, else whoever gets
-            the model.
-        progress: told what happens.
-
     Returns:
         What is written to probe.json.
-
-    Raises:
-        InputError: the run is not finished, its folder is damaged, there is no such policy or adversary, or none of the
-            attacks can be made. Nothing was written.
-        RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
     summary = completed_summary(folder)

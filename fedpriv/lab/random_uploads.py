@@ -17,8 +17,6 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import State, World
 from fedpriv.gradients import Vector
 
-__all__ = ["simulation_check"]
-
 
 def simulation_check(world: World) -> SimulationCheck:
     """Return what compares attacks on a run with its clients; the model is put into training mode."""

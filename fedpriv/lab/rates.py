@@ -20,8 +20,6 @@ from fedpriv.core.errors import RunFailedError
 from fedpriv.core.records import Interval, LeakageRate, Score, sentence_result
 from fedpriv.core.world import World
 
-__all__ = ["is_above_guess", "leakage_rates", "recovery_rates", "refuse_exceeded"]
-
 # A rate is above its ceiling where the lower limit of this one-sided confidence is.
 _CONFIDENCE = 0.999
 # What chance alone does in fewer than one run of a hundred is more than a guess.
@@ -40,13 +38,7 @@ class _Trial:
 
 
 def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, ...]:
-    """Return for each attack how often it picked the original out of others, and how often it named the label.
-
-    Args:
-        world: the experiment, built.
-        scores: of the run, and of the images for which an attack offered nothing (see
-            :func:`fedpriv.attacks.referee.missed`): there it failed.
-    """
+    """Return for each attack how often it picked the original out of others, and how often it named the label."""
     limit = _limits(world)
     rates = []
     for group in _groups(scores):
@@ -62,13 +54,7 @@ def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, .
 
 
 def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tuple[LeakageRate, ...]:
-    """Return for each attack how often it recovered an image, with an estimated baseline.
-
-    Args:
-        world: the experiment, built.
-        scores: of the run.
-        chance: k0, estimated; see :func:`fedpriv.attacks.baselines.recovery_chance`.
-    """
+    """Return for each attack how often it recovered an image, with an estimated baseline."""
     limit = _limits(world)
     groups = [group for group in _groups(scores) if not group[0].picked]
     rates = []
@@ -82,13 +68,7 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
 
 
 def is_above_guess(rates: Iterable[LeakageRate], scores: Sequence[Score], guesses: Sequence[Score]) -> bool:
-    """Say whether an attack recovered anything: an example, or more than somebody who never saw an upload.
-
-    Args:
-        rates: of the attack, on one kind of upload.
-        scores: its chosen lines.
-        guesses: what the guesses score on the same examples.
-    """
+    """Say whether an attack recovered anything: an example, or more than somebody who never saw an upload."""
     if any(score.recovered for score in scores):
         return True
     for rate in rates:
@@ -104,11 +84,7 @@ def is_above_guess(rates: Iterable[LeakageRate], scores: Sequence[Score], guesse
 
 
 def refuse_exceeded(rates: Iterable[LeakageRate]) -> None:
-    """Raise where an attack succeeded more often than is claimed to be possible.
-
-    Raises:
-        RunFailedError: a measured rate is above its proven ceiling, with 99.9 % confidence.
-    """
+    """Raise where an attack succeeded more often than is claimed to be possible."""
     for rate in rates:
         if rate.exceeded:
             raise RunFailedError(

@@ -25,8 +25,6 @@ from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
 
-__all__ = ["rehearse"]
-
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _TEXTS = 16  # public ones, for attacks on texts
 _CLIENT, _ROUND = 0, 1
@@ -37,9 +35,6 @@ def rehearse(world: World) -> tuple[str, ...]:
 
     Returns:
         One line for each attack that refuses such an upload, although nothing protects it.
-
-    Raises:
-        InputError: the network, the mechanism or an attack raises.
     """
     experiment = world.experiment
     stage = _stage(world)

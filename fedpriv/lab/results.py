@@ -8,22 +8,13 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import AttackResult, RowResult, Score, sentence_result
 
-__all__ = ["attack_results", "row_result"]
-
 _MEDIANS = ("mse", "mse_normalised", "psnr", "ssim", "lpips")
 
 
 def attack_results(
     scores: Iterable[Score], success_ssim: float, lpips_reason: str | None, seed: int = 0
 ) -> tuple[AttackResult, ...]:
-    """Condense the chosen reconstructions' scores, one row for each attack and kind of upload.
-
-    Args:
-        scores: of one run.
-        success_ssim: the threshold by which images count as recovered.
-        lpips_reason: why there is no LPIPS, where there is none.
-        seed: of the resamples of the bootstrap.
-    """
+    """Condense the chosen reconstructions' scores, one row for each attack and kind of upload."""
     chosen = [score for score in scores if score.chosen]
     groups: dict[tuple[str, str], list[Score]] = {}
     for score in chosen:

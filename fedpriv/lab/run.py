@@ -45,8 +45,6 @@ from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
 from fedpriv.server.released import check_complete, check_unchanged, replay
 
-__all__ = ["Engine", "check_experiment", "resume_run", "start_run"]
-
 _SHOWN_CLIENTS = 1000  # clients of whom referee/partition.json says how many examples of each class they hold
 
 

@@ -44,8 +44,6 @@ from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
 
-__all__ = ["add_user", "in_process", "open_service"]
-
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared
 _EXACT = (
@@ -59,18 +57,7 @@ _UNASKED = (
 
 
 def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Progress) -> Served:
-    """Return the endpoint of a finished run; it is made first where there is none yet.
-
-    Args:
-        folder: of a completed run.
-        config: what it is to be; ``None``: what it is already, or the run's own section, or exact answers.
-        progress: told what happens.
-
-    Raises:
-        InputError: the run is not finished, what is asked for cannot be proven of it, or another endpoint was made
-            before: its query ledger is for that one.
-        RunFailedError: it cannot be written, or the convex head cannot be certified.
-    """
+    """Return the endpoint of a finished run; it is made first where there is none yet."""
     completed_summary(folder)
     experiment = folder.experiment()
     wanted = config or ServiceConfig.of(experiment) or ServiceConfig()
@@ -103,15 +90,6 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
     """Return an endpoint in this process with noise of its own, which charges no query ledger.
 
     For attacks and sweeps of whoever has the folder. The final model is loaded into the world.
-
-    Args:
-        folder: of a completed run.
-        world: its experiment, built.
-        config: policy and budget, which its noise is for.
-        most: images that are answered at most; ``None``: any number.
-
-    Raises:
-        InputError: as of :func:`open_service`.
     """
     policy: AnswerPolicy = config.policy
     ledger = folder.final_ledger()
@@ -125,16 +103,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
 
 
 def add_user(folder: RunFolder, name: str, answers: int) -> str:
-    """Give a user a key and a budget, and return the key; only its hash is kept.
-
-    Args:
-        folder: of a run whose endpoint was made.
-        name: in the query ledger.
-        answers: images that are answered for this user in all, at least 1.
-
-    Raises:
-        InputError: there is a user of that name, or the name or the budget is none, or there is no endpoint.
-    """
+    """Give a user a key and a budget, and return the key; only its hash is kept."""
     made_service(folder.path)
     if not (name.isidentifier() and name != OWNER) or answers < 1:
         raise InputError(f"user {name!r} with {answers} answers: a name of letters, digits and _, and a number from 1")

@@ -30,8 +30,6 @@ from fedpriv.smoothing import (
     with_noise,
 )
 
-__all__ = ["SmoothedModel", "pixel_images", "read_smoothed", "smoothed_model", "write_noise"]
-
 _NOISE = "robustness/noise.safetensors"
 
 
@@ -68,14 +66,6 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
     """Return the final model with the noise that it was trained with, or with other noise.
 
     The noise is scaled by an upper bound of the layer's norm, so that a margin m certifies the radius sigma m.
-
-    Args:
-        folder: of a completed run.
-        world: its experiment, built; the model in it is changed.
-        afterwards: deviation of even noise on the image instead, in pixels, above 0; ``None``: the run's own noise.
-
-    Raises:
-        InputError: there is no model, or no noise.
     """
     state = final_state(folder, world, final_checkpoint(folder, "certify"))
     state.load_into(world.model)
@@ -100,15 +90,7 @@ def write_noise(folder: RunFolder, model: SmoothedModel) -> None:
 
 
 def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
-    """Return the network that the certificates in a folder are about.
-
-    Args:
-        folder: of a run that was certified.
-        world: its experiment, built; the model in it is changed.
-
-    Raises:
-        InputError: there are no certificates, the file is damaged, or the model is another one by now.
-    """
+    """Return the network that the certificates in a folder are about."""
     path = folder.path / _NOISE
     if not path.exists():
         raise InputError(f"{folder.path} has no certificates: make them with fedpriv certify {folder.path}")

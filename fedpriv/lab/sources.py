@@ -18,8 +18,6 @@ from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes
 
-__all__ = ["Head", "Source", "made_source", "network_facts", "service_facts"]
-
 
 @dataclass(frozen=True, eq=False)
 class Head:
@@ -54,19 +52,7 @@ class Source:
 
 
 def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service | None) -> Source:
-    """Make what a policy answers from.
-
-    Args:
-        place: service/ of the run.
-        world: the run's experiment, built.
-        policy: of the endpoint.
-        known: what the run's endpoint is; ``None``: none was made.
-
-    Raises:
-        InputError: the policy needs something that the run, or the run that its features are of, does not have, or the
-            solver of a convex head might not reach its tolerance.
-        RunFailedError: a voter diverged.
-    """
+    """Make what a policy answers from."""
     if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
         raise InputError(
             f"service.method = {policy.name!r}: what is proven of its answers takes each example to be there once, and "
@@ -104,12 +90,7 @@ def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
 
 
 def network_facts(world: World, policy: AnswerPolicy) -> Facts:
-    """Return sizes of the run's network, with what Lu et al. claim of it where their formulas are for such a network.
-
-    Args:
-        world: the run's experiment, built.
-        policy: its ``regularisation``, where it has one, is the formulas' lambda.
-    """
+    """Return sizes of the run's network, with what Lu et al. claim of it where their formulas are for such a network."""
     hidden: tuple[int, ...] = getattr(world.experiment.model, "hidden", ())
     regularisation = getattr(policy, "regularisation", None)
     if regularisation is None or len(hidden) != 1:

@@ -38,8 +38,6 @@ from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import row_result
 from fedpriv.mechanisms.machinery.settings import NoiseAt
 
-__all__ = ["early_end", "verdict", "versions"]
-
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 
 
@@ -68,23 +66,7 @@ def verdict(
     *,
     next_token: bool = False,
 ) -> tuple[str, ...]:
-    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it.
-
-    Args:
-        experiment: the settings.
-        status: completed, failed or interrupted.
-        last: the last evaluated round; a run that came to its end has evaluated its last one.
-        worst: what is proven about the worst client.
-        scores: of the attacks and guesses.
-        stops: clients that are no longer asked.
-        unattacked: uploads that were heard and that no attack could work on.
-        refusals: what was not attacked, and why.
-        rates: how often attacks succeeded, between guess and ceiling.
-        knowledge: what answers by vote are worth; ``None`` where there are none.
-        labels: what changed labels tell; ``None`` where none were changed.
-        about_accuracy: sentences that belong directly after the model's accuracy.
-        next_token: whether the model predicts the next token of texts.
-    """
+    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it."""
     finished = status == COMPLETED
     parts = by_conduct(scores)
     adversary = experiment.adversary

@@ -33,8 +33,6 @@ from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial,
 from fedpriv.sweep.file import plain_settings, refuse_trials
 from fedpriv.sweep.record import failed_record
 
-__all__ = ["TrialTask", "check_resources", "check_trials", "kinds_of", "run_sweep", "run_trial"]
-
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
 _REPLACED = 6  # training examples, one at a time, where a claim that nothing proves is audited
@@ -56,11 +54,7 @@ class TrialTask:
 
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:
-    """Build data, network and plans of every kind of trial, with any noise and seed, and return what misleads.
-
-    Raises:
-        InputError: some trials cannot run; all of them are named.
-    """
+    """Build data, network and plans of every kind of trial, with any noise and seed, and return what misleads."""
     refused: dict[str, list[str]] = {}
     warnings: dict[str, None] = {}
     for experiment, trials in kinds_of(sweep.trials).items():
@@ -75,11 +69,7 @@ def check_trials(sweep: Sweep) -> tuple[str, ...]:
 
 
 def check_resources(sweep: Sweep) -> None:
-    """Refuse a sweep on Ray where there is none.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Refuse a sweep on Ray where there is none."""
     if sweep.resources.engine == "ray":
         refuse_without_ray("resources.engine = 'ray'", ", or run one trial after the other with --inline")
 
@@ -93,19 +83,7 @@ def kinds_of(trials: Sequence[Trial]) -> dict[Experiment, list[Trial]]:
 
 
 def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry: bool = False) -> list[TrialRecord]:
-    """Run the trials that are not over and write the tables after each.
-
-    Args:
-        sweep: what is to be run.
-        folder: of :meth:`SweepFolder.prepare`.
-        progress: told what happens.
-        retry: whether trials that failed are made again.
-
-    Raises:
-        InputError: another process runs the same sweep, or the resources are not there.
-        RunFailedError: the results cannot be written.
-        RunInterruptedError: Ctrl-C; what is over stays over.
-    """
+    """Run the trials that are not over and write the tables after each."""
     with folder.at_work():
         records = _earlier(sweep, folder, retry)
         progress.found(list(records.values()))
@@ -226,12 +204,7 @@ def _check_images(trials: Sequence[Trial], world: World) -> None:
 
 
 def run_trial(task: TrialTask) -> TrialRecord:
-    """Bring a trial to its record, from where an earlier start left it.
-
-    Raises:
-        InputError: the settings do not fit, or the sweep's folder is not on this machine.
-        RunFailedError: run, audit, certificates or attacks could not be finished.
-    """
+    """Bring a trial to its record, from where an earlier start left it."""
     folder, number = SweepFolder.open(task.folder), task.trial.number
     with folder.trial_at_work(number), folder.traceback_kept(number):
         done = folder.record(number)

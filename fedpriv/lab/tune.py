@@ -45,8 +45,6 @@ from fedpriv.lab.victims import Target, truth
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe, public_settings
 
-__all__ = ["Trial", "Tuning", "tune_attack"]
-
 # Weights of priors act over orders of magnitude; zero is the attack without the prior.
 DEFAULT_GRID = ("0", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
 MOST_TRIALS = 200

@@ -33,18 +33,6 @@ from fedpriv.data.datasets import unit_scale
 from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
 
-__all__ = [
-    "Target",
-    "approximation",
-    "candidates",
-    "chosen",
-    "read_target",
-    "surplus",
-    "targets",
-    "truth",
-    "without_mechanism",
-]
-
 _LISTED = 12
 
 
@@ -101,15 +89,7 @@ def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
 
 
 def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
-    """Return those of the targets that a user names; all, where none is named.
-
-    Args:
-        heard: what there is.
-        names: ``ROUND-CLIENT``, such as 1-3, or ``ROUND-sum``.
-
-    Raises:
-        InputError: one of them was not heard.
-    """
+    """Return those of the targets that a user names; all, where none is named."""
     known = {target.name: target for target in heard}
     for name in names:
         if name not in known:
@@ -120,11 +100,7 @@ def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
 
 
 def read_target(world: World, folder: RunFolder, target: Target) -> Observation:
-    """Read what was heard.
-
-    Raises:
-        InputError: a file is missing or damaged, or it is about something else than its name and the run's data say.
-    """
+    """Read what was heard."""
     path = folder.observations / f"{target.stem}.safetensors"
     observation = read_observation(path)
     about = (observation.round, observation.client, observation.settings.clients)
@@ -146,13 +122,7 @@ def surplus(folder: RunFolder, wanted: Sequence[Target]) -> tuple[str, ...]:
 
 
 def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | None = None) -> Truth:
-    """Rebuild the images behind what was heard, and draw the others from which they are to be told.
-
-    Args:
-        world: the experiment, built.
-        target: what was heard.
-        asked: client -> the rounds in which it was asked; ``None``: how often images were used is not counted.
-    """
+    """Rebuild the images behind what was heard, and draw the others from which they are to be told."""
     rows = [world.uploaded_rows(client, target.round) for client in target.clients]
     owners = [
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))

@@ -20,8 +20,6 @@ from fedpriv.service.features import public_features
 from fedpriv.service.policies import HeadKeys, Scores
 from fedpriv.service.policies.votes import NoisyVotes
 
-__all__ = ["CLIENT", "Voters", "refuse_unsolvable_head", "shards_of", "train_voters", "vote_counts"]
-
 CLIENT = Adjacency.REPLACE_ONE.worded("all data of one client are others; their number is public")
 
 _AT_ONCE = 256  # images
@@ -40,15 +38,7 @@ class Voters:
 
 
 def shards_of(world: World, count: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the training rows of each model; who is in which does not depend on the data.
-
-    Args:
-        world: the run's experiment, built.
-        count: of shards of equal size, one more or less; 0: the clients' own data.
-
-    Raises:
-        InputError: there are fewer examples than shards, or fewer than two models.
-    """
+    """Return the training rows of each model; who is in which does not depend on the data."""
     if count == 0:
         shards = [np.asarray(rows, dtype=np.int64) for rows in world.partitions]
     else:
@@ -62,17 +52,7 @@ def shards_of(world: World, count: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def train_voters(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
-    """Train a model on each share.
-
-    Args:
-        world: the run's experiment, built; [training] says how networks are trained.
-        policy: which models.
-        shards: the training rows of each.
-
-    Raises:
-        InputError: the network cannot be trained in stacks, or the solver of a head might not reach its tolerance.
-        RunFailedError: a model diverged.
-    """
+    """Train a model on each share."""
     return _networks(world, policy, shards) if policy.voters == "network" else _heads(world, policy, shards)
 
 
@@ -113,11 +93,7 @@ def _heads(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]
 
 
 def refuse_unsolvable_head(policy: HeadKeys, examples: int, features: int, classes: int) -> None:
-    """Refuse public sizes with which the solver of a convex head might not reach its tolerance.
-
-    Raises:
-        InputError: naming the key and a value that is allowed.
-    """
+    """Refuse public sizes with which the solver of a convex head might not reach its tolerance."""
 
     def of_length_one(problem: Problem) -> tuple[Problem, float]:
         # The weights times R are those of features of length 1, with a regularisation of lambda / R^2.

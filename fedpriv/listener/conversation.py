@@ -5,8 +5,6 @@ from enum import StrEnum
 
 import h11
 
-__all__ = ["Conversation", "Kind", "Spoken"]
-
 # The first byte of every TLS connection announces a handshake; no HTTP request begins with it.
 _TLS = b"\x16"
 

@@ -8,8 +8,6 @@ from fedpriv.listener.conversation import Conversation, Kind, Spoken
 from fedpriv.listener.messages import Messages
 from fedpriv.listener.notes import Listened, Notes, write_listened
 
-__all__ = ["Ear"]
-
 
 class Ear:
     """Follows all connections of one listener, which adds to what passed before. Not for several threads at once."""

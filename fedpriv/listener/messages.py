@@ -17,8 +17,6 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from fedpriv.listener.conversation import Spoken
 
-__all__ = ["Exchange", "Messages"]
-
 _FLEET = "/v1/fleet/"
 # Empty records and single numbers: Flower sends them once and refers to them from then on.
 _SMALL = 4096
@@ -71,11 +69,7 @@ class Messages:
         self._small: dict[str, bytes] = {}
 
     def hear(self, spoken: Spoken) -> tuple[Exchange, ...]:
-        """Take one request and its reply; returns the exchanges that are complete now.
-
-        Raises:
-            ValueError: it is not what Flower would send.
-        """
+        """Take one request and its reply; returns the exchanges that are complete now."""
         if spoken.status != _OK or not spoken.path.startswith(_FLEET):
             return ()
         match spoken.path.removeprefix(_FLEET):

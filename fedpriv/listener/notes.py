@@ -24,8 +24,6 @@ from fedpriv.listener.messages import Exchange
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.server.tap import public_settings
 
-__all__ = ["EXPERIMENT", "LISTENED", "Listened", "NotReadableError", "Notes", "read_listened", "write_listened"]
-
 LISTENED = "listener.json"
 EXPERIMENT = "experiment.json"
 _MOST_REASONS = 20
@@ -87,20 +85,12 @@ _LISTENED = TypeAdapter(Listened)
 
 
 def write_listened(folder: Path, listened: Listened) -> None:
-    """Write ``listener.json`` whole.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Write ``listener.json`` whole."""
     write_whole(folder / LISTENED, _LISTENED.dump_json(listened, indent=2) + b"\n")
 
 
 def read_listened(folder: Path) -> Listened:
-    """Read ``listener.json``.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """Read ``listener.json``."""
     listened = read_file(folder / LISTENED, _LISTENED)
     if listened is None:
         raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}")

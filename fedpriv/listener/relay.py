@@ -21,8 +21,6 @@ from fedpriv.core.files import writing, writing_to
 from fedpriv.listener.ear import Ear
 from fedpriv.listener.notes import LISTENED, Listened, read_listened
 
-__all__ = ["Address", "listen"]
-
 _PIECE = 1 << 16
 _WRITE_SECONDS = 1.0
 
@@ -32,18 +30,8 @@ Address = tuple[str, int]
 def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], None]) -> Listened:
     """Pass on connections until Ctrl-C (or SIGTERM), and write down what can be read.
 
-    Args:
-        at: host and port to listen on.
-        server: host and port of the SuperLink.
-        folder: where to write; made here. What a listener has stored there before stays, and is added to.
-        tell: told when it listens, and when there is no SuperLink.
-
     Returns:
         What passed.
-
-    Raises:
-        InputError: it cannot listen there, or the folder cannot be written.
-        RunFailedError: the folder can no longer be written, or the disk is full.
     """
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

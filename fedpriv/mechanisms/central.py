@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["CentralSettings"]
-
 
 @MECHANISMS.register
 class CentralSettings(GaussianFamily):

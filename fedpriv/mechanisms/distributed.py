@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["DistributedSettings", "ShareOfNoise"]
-
 
 @MECHANISMS.register
 class DistributedSettings(NoisySettings):

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["GaussianFamily", "GaussianMechanism", "GaussianSettings", "NormalNoise"]
-
 
 class GaussianFamily(NoisySettings):
     """Settings of mechanisms whose noise is normal, and for which the Gaussian mechanism's theorems hold."""

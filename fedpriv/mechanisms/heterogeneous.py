@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["HeterogeneousGaussianMechanism", "HeterogeneousGaussianSettings"]
-
 
 @MECHANISMS.register
 class HeterogeneousGaussianSettings(GaussianFamily):

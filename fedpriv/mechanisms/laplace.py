@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["LaplaceMechanism", "LaplaceSettings"]
-
 
 @MECHANISMS.register
 class LaplaceSettings(NoisySettings):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["NoMechanism", "NoneSettings"]
-
 
 @MECHANISMS.register
 class NoneSettings(MechanismSettings):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fedpriv.accounting.erm import Problem
     from fedpriv.accounting.proofs import Proof
 
-__all__ = ["ObjectiveSettings"]
-
 
 @MECHANISMS.register
 class ObjectiveSettings(ModelNoiseSettings):

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedpriv.accounting.erm import Problem
     from fedpriv.accounting.proofs import Proof
 
-__all__ = ["OutputSettings"]
-
 
 @MECHANISMS.register
 class OutputSettings(ModelNoiseSettings):

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["MOST_KAPPA", "VmfMechanism", "VmfSettings"]
-
 MOST_KAPPA = 1e7
 
 

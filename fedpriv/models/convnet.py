@@ -11,8 +11,6 @@ from fedpriv.models.machinery.settings import ModelSettings, Shape
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ConvnetSettings"]
-
 
 @MODELS.register
 class ConvnetSettings(ModelSettings):

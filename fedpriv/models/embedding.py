@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from fedpriv.core.columns import Column
 
-__all__ = ["EmbeddingSettings"]
-
 
 @MODELS.register
 class EmbeddingSettings(TableModelSettings):

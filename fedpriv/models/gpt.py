@@ -13,8 +13,6 @@ from fedpriv.models.machinery.texts import TextModelSettings
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["GptSettings"]
-
 
 @MODELS.register
 class GptSettings(TextModelSettings):

@@ -13,8 +13,6 @@ from fedpriv.models.machinery.texts import TextModelSettings
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["LlamaSettings"]
-
 _FILE = "stories260k.npz"
 
 

@@ -12,8 +12,6 @@ from fedpriv.models.machinery.settings import ModelSettings, Shape
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["LogisticSettings"]
-
 
 @MODELS.register
 class LogisticSettings(ModelSettings):

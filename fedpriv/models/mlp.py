@@ -13,8 +13,6 @@ from fedpriv.models.machinery.settings import ModelSettings, Shape
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MlpSettings"]
-
 
 @MODELS.register
 class MlpSettings(ModelSettings):

@@ -16,8 +16,6 @@ from fedpriv.models.machinery.settings import MODEL, ModelSettings, SequenceShap
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["OwnSettings"]
-
 
 @MODELS.register
 class OwnSettings(ModelSettings):

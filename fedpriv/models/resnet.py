@@ -11,8 +11,6 @@ from fedpriv.models.machinery.settings import ModelSettings, Shape
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ResnetSettings"]
-
 
 @MODELS.register
 class ResnetSettings(ModelSettings):

@@ -23,8 +23,6 @@ from fedpriv.prompts.texts import Example
 from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
 from fedpriv.votes import NoisyMax, SampledUse, least_sigma
 
-__all__ = ["SENSITIVITY", "Classifier", "Noise", "answers", "noise_of", "together"]
-
 SENSITIVITY = math.sqrt(2)
 """One voter moves two counts by one; of two probability vectors the largest Euclidean distance is the same."""
 
@@ -63,13 +61,7 @@ class Classifier:
         return scores
 
     def votes(self, number: int, question: str, client: int | None = None) -> NDArray[np.int64]:
-        """Return what each prompt votes for, (voters,); voters of one client stand together.
-
-        Args:
-            number: of the question; each has draws of its own.
-            question: its text.
-            client: whose prompts; ``None``: everybody's.
-        """
+        """Return what each prompt votes for, (voters,); voters of one client stand together."""
         clients = range(self.config.clients) if client is None else (client,)
         prefixes = [self.wording.prefix(examples) for each in clients for examples in self._prompts(number, each)]
         named: NDArray[np.int64] = self.scores(prefixes, question).argmax(axis=1)
@@ -112,16 +104,7 @@ class Noise:
 
 
 def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:
-    """Return the least noise with which all answers keep to ``epsilon``.
-
-    Args:
-        config: how many answers of how many prompts, what is protected, and delta.
-        examples: how many there are, which is public.
-        epsilon: of all answers together.
-
-    Raises:
-        InputError: there are too few examples, or no noise in range fits.
-    """
+    """Return the least noise with which all answers keep to ``epsilon``."""
     if config.unit == "client":
         check_enough(examples // config.clients, config.prompts, config.shots, f" for each of {config.clients} clients")
         sigma = least_sigma(config.queries, epsilon, config.delta, config.prompts)
@@ -145,10 +128,6 @@ def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret,
 
     Args:
         votes: (questions, voters).
-        labels: how many there are.
-        sigma: deviation of the noise on each count; 0: none.
-        secret: draws the noise.
-        level: which noise this is; each has draws of its own.
 
     Returns:
         (questions,), the label of each.

@@ -25,8 +25,6 @@ from fedpriv.prompts.settings import load_prompting
 if TYPE_CHECKING:
     from fedpriv.prompts.records import PromptLeak, Prompts
 
-__all__ = ["icl"]
-
 
 def icl(
     file: Annotated[

@@ -21,8 +21,6 @@ from fedpriv.core.randomness import Secret
 from fedpriv.masking import masked_counts
 from fedpriv.shamir import least_survivors
 
-__all__ = ["Prompter", "prompter_app"]
-
 _ROUND = 1
 
 
@@ -56,11 +54,7 @@ def prompter_app(prompter: Prompter) -> ClientApp:
 
     @app.train("masked_votes")
     def vote(message: Message, context: Context) -> Message:
-        """Vote on the questions in the message, and reply with noisy counts of which the server can read the sum only.
-
-        Raises:
-            RuntimeError: whatever goes wrong, in words that say nothing of the data.
-        """
+        """Vote on the questions in the message, and reply with noisy counts of which the server can read the sum only."""
         client = int(context.node_config["partition-id"])
         with discreet(client):
             questions = _questions(message)
@@ -79,11 +73,7 @@ def prompter_app(prompter: Prompter) -> ClientApp:
 
 
 def _questions(message: Message) -> list[str]:
-    """What is asked in the one round that there is.
-
-    Raises:
-        RefusedError: it is about another round, or no questions are asked.
-    """
+    """What is asked in the one round that there is."""
     task = message.content.config_records["task"]
     questions = task["questions"]
     if task["round"] != _ROUND or not isinstance(questions, list) or not questions:

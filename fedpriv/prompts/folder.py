@@ -23,8 +23,6 @@ from fedpriv.prompts.records import Prompts
 from fedpriv.prompts.settings import Prompting, load_prompting
 from fedpriv.prompts.texts import Texts
 
-__all__ = ["FILE", "NoisyCounts", "PromptFolder", "Votes"]
-
 T = TypeVar("T")
 
 FILE = "icl.toml"
@@ -90,17 +88,7 @@ class PromptFolder:
 
     @staticmethod
     def create(path: Path, settings: Prompting, texts: Texts) -> "PromptFolder":
-        """Make the folder, with settings, secret and the digests of what the run rests on in it.
-
-        Args:
-            path: the folder.
-            settings: the resolved ones.
-            texts: that they name.
-
-        Raises:
-            InputError: the folder exists and is not empty, or cannot be made.
-            RunFailedError: the disk is full.
-        """
+        """Make the folder, with settings, secret and the digests of what the run rests on in it."""
         with writing_to(path):
             if path.exists() and not is_empty(path):
                 raise InputError(f"{path} exists already; choose another --out, or finish it with --resume {path}")
@@ -117,11 +105,7 @@ class PromptFolder:
 
     @staticmethod
     def open(path: Path) -> "PromptFolder":
-        """Return the folder of an earlier run.
-
-        Raises:
-            InputError: it is none, or its settings are damaged.
-        """
+        """Return the folder of an earlier run."""
         if not (path / FILE).is_file():
             raise InputError(f"{path} is not the folder of fedpriv icl: it has no {FILE}")
         return PromptFolder(path, load_prompting(path / FILE))
@@ -132,11 +116,7 @@ class PromptFolder:
         return shlex.join(["fedpriv", "icl", "--resume", str(self.path)])
 
     def secret(self) -> Secret:
-        """Return what draws noise and prompts.
-
-        Raises:
-            InputError: it is no longer here.
-        """
+        """Return what draws noise and prompts."""
         if self.settings.noise == "reproducible":
             return Secret.of_seed(self.settings.seed)
         path = self.path / _SECRET
@@ -146,14 +126,7 @@ class PromptFolder:
             raise InputError(f"{path} is not there, or damaged: noise cannot be drawn again without it") from None
 
     def check_unchanged(self, texts: Texts) -> None:
-        """Refuse to go on with a run in which something was changed that decides what is released.
-
-        Args:
-            texts: that the settings name now.
-
-        Raises:
-            InputError: settings, model, secret or texts are others than at the beginning, or nobody wrote them down.
-        """
+        """Refuse to go on with a run in which something was changed that decides what is released."""
         was = read_file(self.path / _ORIGIN, _ORIGINS)
         if was is None:
             raise InputError(
@@ -163,11 +136,7 @@ class PromptFolder:
         self._compare(was, self._origin(texts), tuple(_PARTS))
 
     def check_settings(self) -> None:
-        """Refuse to show results beside settings that they are not of; who was not given private/ cannot tell.
-
-        Raises:
-            InputError: settings or model are others than at the beginning.
-        """
+        """Refuse to show results beside settings that they are not of; who was not given private/ cannot tell."""
         was = read_file(self.path / _ORIGIN, _ORIGINS)
         if was is not None:
             self._compare(was, replace(was, **self._digests()), ("settings", "model"))
@@ -192,16 +161,7 @@ class PromptFolder:
         )
 
     def votes(self, questions: int, voters: int, labels: int) -> list[Votes]:
-        """Return the votes so far, a cut-off last line left out.
-
-        Args:
-            questions: how many are asked at most.
-            voters: how many prompts vote on each.
-            labels: how many there are.
-
-        Raises:
-            InputError: the file is damaged, or of another run.
-        """
+        """Return the votes so far, a cut-off last line left out."""
         lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
         where = str(self.path / _VOTES)
         kept = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
@@ -217,11 +177,7 @@ class PromptFolder:
         return kept
 
     def counts(self, questions: int, labels: int) -> NoisyCounts | None:
-        """Return the sum of noisy counts; ``None``: clients were not asked yet.
-
-        Raises:
-            InputError: the file is damaged, or of another run.
-        """
+        """Return the sum of noisy counts; ``None``: clients were not asked yet."""
         known = read_file(self.path / _COUNTS, _COUNTS_RECORD)
         if known is not None and [len(row) for row in known.counts] != [labels] * questions:
             raise InputError(f"{self.path / _COUNTS} is damaged: wanted are {questions} questions of {labels} counts")
@@ -250,19 +206,11 @@ class PromptFolder:
         write_whole(self.path / name, text.encode())
 
     def ledger(self) -> Ledger:
-        """What is proven.
-
-        Raises:
-            InputError: the run is not finished.
-        """
+        """What is proven."""
         return self._needed("ledger.json", read_file(self.path / "ledger.json", _LEDGER))
 
     def prompts(self) -> Prompts:
-        """What the run found.
-
-        Raises:
-            InputError: the run is not finished.
-        """
+        """What the run found."""
         return self._needed("icl.json", read_file(self.path / "icl.json", _PROMPTS))
 
     def _needed(self, name: str, record: T | None) -> T:

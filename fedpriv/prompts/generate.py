@@ -21,8 +21,6 @@ from fedpriv.prompts.texts import Example, Texts
 from fedpriv.prompts.wording import Wording, check_enough, drawn
 from fedpriv.votes import SampledUse
 
-__all__ = ["Writer", "noise_of_label"]
-
 _ENDS = ("\n", "")  # an example is one line
 
 
@@ -43,13 +41,7 @@ class Writer:
     secret: Secret
 
     def example(self, label: int, number: int, sigma: float) -> Example:
-        """Write one synthetic example.
-
-        Args:
-            label: of what it is to be an example.
-            number: of this one among those of its label; each has draws of its own.
-            sigma: deviation of the noise on each sum of M probabilities; 0: none.
-        """
+        """Write one synthetic example."""
         own = [example for example in self.wording.texts.examples if example.label == label]
         public, written = self._instruction(label), ""
         for token in range(self.config.tokens):
@@ -80,14 +72,6 @@ def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
     """Return the least noise with which all synthetic examples of a label keep to the target.
 
     Labels are public and each has examples of its own, so that what is proven for each is proven for all.
-
-    Args:
-        config: how many tokens of how many prompts, and the target.
-        texts: how many examples the label has, which is public.
-        label: which one.
-
-    Raises:
-        InputError: the label has too few examples, or no noise in range fits.
     """
     count = sum(example.label == label for example in texts.examples)
     check_enough(count, config.prompts, config.shots)
@@ -97,13 +81,7 @@ def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
 
 
 def _decided(scores: Floats, sigma: float, generator: np.random.Generator) -> int:
-    """The candidate with the largest sum of probabilities after noise.
-
-    Args:
-        scores: (prompts, candidates), log-probabilities; each row is made to add up to 1.
-        sigma: deviation of the noise on each sum.
-        generator: draws it.
-    """
+    """The candidate with the largest sum of probabilities after noise."""
     shares = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
     return int(np.argmax(shares.sum(axis=0) + generator.normal(0.0, sigma, shares.shape[1])))
 

@@ -21,8 +21,6 @@ from fedpriv.prompts.settings import LanguageConfig
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Counting", "Floats", "Language", "Transformer", "open_language"]
-
 Floats = NDArray[np.float64]
 
 
@@ -41,15 +39,8 @@ class Language(ABC):
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
         """Return the log-probability that each prompt goes on with the first token of each candidate.
 
-        Args:
-            prompts: texts.
-            candidates: continuations, such as ``" positive"``; the empty one is the end of the text.
-
         Returns:
             (prompts, candidates), at most 0; over the whole vocabulary, so that a row need not add up to 1.
-
-        Raises:
-            InputError: the model cannot be asked.
         """
 
     @abstractmethod
@@ -57,11 +48,7 @@ class Language(ABC):
         """Return the first token of a candidate, or what tells it from others."""
 
     def check(self, candidates: Sequence[str]) -> None:
-        """Refuse candidates that begin with the same token.
-
-        Raises:
-            InputError: two do.
-        """
+        """Refuse candidates that begin with the same token."""
         by_token: dict[int | str, str] = {}
         for candidate in candidates:
             other = by_token.setdefault(self.token(candidate), candidate)
@@ -81,9 +68,6 @@ class Language(ABC):
         """Return the texts of the ``count`` likeliest next tokens, fewer where the model knows fewer, likeliest first.
 
         The end of the text is a token whose text is empty.
-
-        Raises:
-            InputError: the model cannot write.
         """
 
     def write(self, prompt: str, tokens: int) -> str:
@@ -140,15 +124,7 @@ def _words(text: str) -> set[str]:
 
 
 class Transformer(Language):
-    """A local folder as transformers writes them: config.json, model.safetensors, tokenizer.json. Nothing is fetched.
-
-    Args:
-        folder: the folder.
-        batch: prompts that are read at a time.
-
-    Raises:
-        InputError: transformers is not installed, or the folder holds no model.
-    """
+    """A local folder as transformers writes them: config.json, model.safetensors, tokenizer.json. Nothing is fetched."""
 
     def __init__(self, folder: Path, batch: int) -> None:
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
@@ -247,15 +223,7 @@ class Transformer(Language):
 
 
 def open_language(config: LanguageConfig, root: Path) -> Language:
-    """Return the language model of the settings.
-
-    Args:
-        config: which one.
-        root: folder of the data sets, where ``stories`` lies.
-
-    Raises:
-        InputError: it cannot be read, or its endpoint may not be asked.
-    """
+    """Return the language model of the settings."""
     match config.name:
         case "counting":
             return Counting()

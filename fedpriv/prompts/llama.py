@@ -16,18 +16,9 @@ from fedpriv.data.tokenizers import LlamaTokens
 from fedpriv.models.machinery.llama import Llama
 from fedpriv.prompts.language import Floats, Language
 
-__all__ = ["Stories"]
-
 
 class Stories(Language):
-    """The model and its tokenizer.
-
-    Args:
-        path: of stories260k.npz.
-
-    Raises:
-        InputError: it is not there, or not that file.
-    """
+    """The model and its tokenizer."""
 
     def __init__(self, path: Path) -> None:
         self._network = Llama.read(path).double().eval()

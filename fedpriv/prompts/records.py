@@ -7,8 +7,6 @@ from fedpriv.core.records.probe import ProbeFigure
 from fedpriv.core.records.reading import Model, Record
 from fedpriv.core.records.rounds import Failure
 
-__all__ = ["PromptLeak", "PromptLevel", "Prompts", "Synthetic"]
-
 
 @dataclass(frozen=True)
 class PromptLevel(Record):

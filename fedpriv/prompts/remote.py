@@ -22,8 +22,6 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.prompts.language import Floats, Language
 from fedpriv.prompts.settings import LanguageConfig
 
-__all__ = ["Http"]
-
 _LARGEST = 16 << 20  # bytes of an answer
 
 
@@ -32,12 +30,6 @@ class Http(Language):
 
     It says how likely its ``top`` likeliest tokens are. A candidate that is not among them gets the log-probability of
     the least likely one, which it does not exceed.
-
-    Args:
-        config: its address.
-
-    Raises:
-        InputError: the address is not on the loopback and ``remote`` is not set, or it is no address.
     """
 
     def __init__(self, config: LanguageConfig) -> None:

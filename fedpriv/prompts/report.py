@@ -13,16 +13,9 @@ from fedpriv.report.filters import plain, template
 from fedpriv.report.numbers import figure, percent
 from fedpriv.report.probe import probe_value
 
-__all__ = ["write_icl_report"]
-
 
 def write_icl_report(path: Path) -> Path:
-    """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes.
-
-    Raises:
-        InputError: it is no such folder, the run is not finished, a file is damaged, or icl.toml was changed since.
-        WriteError: the report cannot be written.
-    """
+    """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes."""
     folder = PromptFolder.open(path)
     folder.check_settings()
     prompts, ledger = folder.prompts(), folder.ledger()

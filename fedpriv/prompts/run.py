@@ -32,8 +32,6 @@ from fedpriv.prompts.texts import Example, Texts, load_texts
 from fedpriv.prompts.wording import Wording
 from fedpriv.shamir import least_survivors
 
-__all__ = ["resume_icl", "start_icl"]
-
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
 _SEEN = "The claim is against whoever sees what is released; the model, and whoever runs it, reads the examples."
 
@@ -41,18 +39,8 @@ _SEEN = "The claim is against whoever sees what is released; the model, and whoe
 def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
     """Carry out a file of settings in a new folder.
 
-    Args:
-        settings: the resolved ones.
-        path: the folder.
-        progress: told what happens.
-
     Returns:
         What is written to icl.json.
-
-    Raises:
-        InputError: texts or model cannot be read, the settings do not fit them, or the folder is taken. Nothing was
-            written.
-        RunFailedError: the results cannot be written.
     """
     began = time.monotonic()
     texts = load_texts(settings.data, settings.seed)
@@ -63,13 +51,7 @@ def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
 
 
 def resume_icl(path: Path, progress: Progress) -> Prompts:
-    """Finish a run that was interrupted; one that is finished is scored again from the same votes.
-
-    Raises:
-        InputError: it is no such folder, one of its files is damaged, or settings, texts, model or secret are not
-            those that it was begun with. Nothing was written.
-        RunFailedError: the results cannot be written.
-    """
+    """Finish a run that was interrupted; one that is finished is scored again from the same votes."""
     began = time.monotonic()
     folder = PromptFolder.open(path)
     with locked(folder.path):

@@ -21,22 +21,11 @@ from fedpriv.server.exchange import exchanged
 from fedpriv.server.secure import VotesSum, ask_for_votes
 from fedpriv.server.uploads import Allowed
 
-__all__ = ["Prompters", "ask_prompters", "noisy_counts"]
-
 _ROUND = 1
 
 
 def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float) -> NoisyCounts:
-    """Have all clients vote on all questions, once.
-
-    Args:
-        classifier: whose examples, prompts and secret they are.
-        questions: texts.
-        sigma: deviation of the noise on each count of the sum, in votes.
-
-    Raises:
-        RunFailedError: fewer than two thirds of the clients voted.
-    """
+    """Have all clients vote on all questions, once."""
     labels, config = len(classifier.wording.texts.labels), classifier.config
     sizes = tuple(len(share) for share in classifier.shares())
 
@@ -76,18 +65,8 @@ class Prompters:
 def ask_prompters(prompters: Prompters, questions: Sequence[str], labels: int, prompts: int, sigma: float) -> VotesSum:
     """Have all clients vote on all questions at once, under masks.
 
-    Args:
-        prompters: the clients.
-        questions: Q texts.
-        labels: K.
-        prompts: votes of a client.
-        sigma: deviation of the noise on each count of the sum, in votes.
-
     Returns:
         Their sum, and who is in it.
-
-    Raises:
-        RunFailedError: too few clients are left for the sum to be unmasked, or their shares do not fit.
     """
     clients = len(prompters.examples)
     asked = RecordDict({"task": ConfigRecord({"questions": list(questions), "round": _ROUND})})

@@ -19,8 +19,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Count, Epsilon, Integer, Real, Section
 
-__all__ = ["IclConfig", "LanguageConfig", "LeaksConfig", "Prompting", "TextConfig", "load_prompting"]
-
 _MOST_LEVELS = 20
 
 
@@ -200,11 +198,7 @@ class Prompting(Section):
 
 
 def load_prompting(path: Path, overrides: Sequence[str] = ()) -> Prompting:
-    """Read a TOML file of ``fedpriv icl`` and apply ``key=value`` overrides.
-
-    Raises:
-        InputError: the file cannot be read or parsed, is an experiment, or a key or value is not allowed.
-    """
+    """Read a TOML file of ``fedpriv icl`` and apply ``key=value`` overrides."""
     tree = read_toml(path)
     if PromptFiles.name not in tree and tree.keys() & (Experiment.model_fields.keys() - Prompting.model_fields.keys()):
         raise InputError(f"{path} is an experiment, and has no section [icl]; run fedpriv run {path}")

@@ -12,8 +12,6 @@ from fedpriv.data.source import home
 from fedpriv.data.texts import SPLITS, Columns, Row, check_splits, csv_wanted, read_texts, text_root
 from fedpriv.prompts.settings import TextConfig
 
-__all__ = ["Example", "Texts", "load_texts"]
-
 _TEST_SHARE = 0.2  # of files without a column "split"
 
 
@@ -79,10 +77,6 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
     A column ``split`` says which rows are private (train) and which are questions (test); a file that is known by name
     may have others, which are left out. Without one a fifth of the rows, drawn by the seed, are questions. Which rows
     are private depends on no text, so neighbours have as many.
-
-    Raises:
-        InputError: the file or a column is not there, or two columns have its name; the file is no CSV, a cell is empty
-            or one too many, a split or a label is unknown, or there are fewer examples than asked for.
     """
     known = _KNOWN.get(config.name)
     path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.prompts.texts import Example, Texts
 
-__all__ = ["CONTENT_FREE", "Wording", "check_enough", "drawn"]
-
 CONTENT_FREE = "N/A"
 """A question without content (Zhao et al. 2021)."""
 
@@ -57,20 +55,13 @@ def drawn(available: int, prompts: int, shots: int, generator: np.random.Generat
 
     Returns:
         (prompts, shots), numbers of examples; none twice, so that one example is in one prompt at most.
-
-    Raises:
-        InputError: there are too few examples.
     """
     check_enough(available, prompts, shots)
     return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)
 
 
 def check_enough(available: int, prompts: int, shots: int, whose: str = "") -> None:
-    """Refuse more examples in prompts than there are.
-
-    Raises:
-        InputError: there are too few.
-    """
+    """Refuse more examples in prompts than there are."""
     if prompts * shots > available:
         raise InputError(
             f"icl.prompts = {prompts} with icl.shots = {shots} take {prompts * shots} examples, and there are "

@@ -7,8 +7,6 @@ from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import Endpoint
 from fedpriv.service.ledger import OWNER
 
-__all__ = ["answers_plot", "endpoint_facts", "endpoint_notes", "endpoint_refuted"]
-
 Fact = tuple[str, str]
 
 _CUT_OFF = "lines that were cut off"

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from markupsafe import Markup, escape
 
-__all__ = ["PAPERS", "cited"]
-
 PAPERS: Mapping[str, str] = {
     "Agarwal, Kairouz and Liu 2021": "https://arxiv.org/abs/2110.04995",
     "Balle and Wang 2018": "https://arxiv.org/abs/1805.06530",

@@ -17,18 +17,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
 from fedpriv.sweep.sizes import Size, certified_at, certified_size, right_at, right_size
 
-__all__ = [
-    "Chosen",
-    "Setting",
-    "choose_attacks",
-    "differing_keys",
-    "estimate",
-    "pareto_front",
-    "read_folders",
-    "settings_of",
-    "sources_of",
-]
-
 # From so many seeds on their spread is shown; from fewer, what each run knows about its own figure.
 SEEDS_FOR_SPREAD = 3
 
@@ -94,9 +82,6 @@ def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
     """Read sweeps and single runs; the trials are numbered through.
 
     Of single runs the settings in which they differ take the place of what a sweep sets.
-
-    Raises:
-        InputError: a folder is neither or is given twice, or a file is damaged, or there is not one trial.
     """
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     runs = [path for path in paths if path not in sweeps]
@@ -155,9 +140,6 @@ def choose_attacks(records: Sequence[TrialRecord], reconstruction: str = "", mem
     """Choose what the plots show: as asked, else the strongest attack on average over the trials that most trials have.
 
     One attack for all trials: the best of several in each trial would look better by chance alone.
-
-    Raises:
-        InputError: no trial has an attack of that name.
     """
     errors: dict[str, list[float]] = {}
     areas: dict[str, list[float]] = {}
@@ -235,7 +217,6 @@ def estimate(
 
     Args:
         figures: (value, low, high) of each run; values from 0 to ``most``.
-        most: the largest value that there can be.
     """
     known = [figure for figure in figures if figure[0] is not None]
     values = [value for value, _, _ in known if value is not None]

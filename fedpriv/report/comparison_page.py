@@ -25,8 +25,6 @@ from fedpriv.report.filters import plain, template
 from fedpriv.report.tradeoffs import TRADEOFFS, series_name, tradeoff_plot
 from fedpriv.sweep import SweepFolder, TrialRecord
 
-__all__ = ["render_comparison", "write_comparison", "write_sweep_report"]
-
 # Tables longer than this are folded.
 _FOLDED_FROM = 61
 

@@ -20,8 +20,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
-__all__ = ["DARK", "LIGHT", "Plot", "Theme", "dress", "level", "plot", "recoloured", "to_svg"]
-
 PIXELS_PER_INCH = 96
 _MATPLOTLIB_FONT = "font-family: 'DejaVu Sans', sans-serif"
 _READERS_FONT = "font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -88,13 +86,7 @@ def dress(axes: Axes, theme: Theme) -> None:
 
 
 def plot(build: Callable[[Theme], Figure], alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:
-    """Draw in the light theme, and recolour that for the dark one, which takes a fiftieth of the time of a drawing.
-
-    Args:
-        build: draws; the dark version is right if it tells colours of the theme by nothing but their place in it.
-        alt: what the drawing says in words.
-        colours: those of the light drawing that are not the theme's, and what takes their place in the dark one.
-    """
+    """Draw in the light theme, and recolour that for the dark one, which takes a fiftieth of the time of a drawing."""
     light, width, height = to_svg(build, LIGHT)
     themes = dict(zip(asdict(LIGHT).values(), asdict(DARK).values(), strict=True))
     return Plot(light, recoloured(light, {**colours, **themes}), alt, width, height)
@@ -120,12 +112,7 @@ def to_svg(build: Callable[[Theme], Figure], theme: Theme, *, transparent: bool 
 
 
 def recoloured(svg: bytes, colours: Mapping[str, str]) -> bytes:
-    """Return a drawing with other colours, those of the pixels of pictures in it included.
-
-    Args:
-        svg: with colours as ``#rrggbb``, and with pictures as PNG in base64.
-        colours: such as ``{"#ffffff": "#16191d"}``, one at least; colours that are not in it stay.
-    """
+    """Return a drawing with other colours, those of the pixels of pictures in it included."""
     wanted = {key.lower(): value.lower() for key, value in colours.items()}
 
     def colour(match: re.Match[bytes]) -> bytes:

@@ -14,9 +14,6 @@ from fedpriv.core.records import CurvePoint, MembershipAttack, Partition, RoundR
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 
-__all__ = ["accuracy_plot", "epsilon_plot", "loss_plot", "partition_plot", "questions_plot", "roc_plot"]
-
-
 _LONGEST = 16
 _DRAWN = 1000  # clients that a drawing has columns for
 _CLEARLY = 1.25  # classes that are as even as those of most image data count as even
@@ -95,14 +92,7 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
 def questions_plot(
     curves: Sequence[tuple[str, Sequence[CurvePoint]]], across: tuple[float, str] | None, measured: str, said: str
 ) -> Plot:
-    """Draw shares against numbers of questions, on a logarithmic scale.
-
-    Args:
-        curves: each with its name.
-        across: a level and its name; ``None``: there is none.
-        measured: what the shares are, in a few words.
-        said: what the drawing shows, in one sentence without its end.
-    """
+    """Draw shares against numbers of questions, on a logarithmic scale."""
 
     def build(theme: Theme) -> Figure:
         drawing = Figure(figsize=(7.2, 4.6), layout="constrained")

@@ -9,8 +9,6 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 from fedpriv.report import numbers
 from fedpriv.report.citations import cited
 
-__all__ = ["plain", "template"]
-
 
 def template(name: str, **filters: Callable[..., Any]) -> Template:
     """Return a page of this package, or below fedpriv: it escapes everything, with the common filters and these."""

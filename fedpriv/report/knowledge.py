@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from fedpriv.core.records import Guarantee, Knowledge, VotedAnswer
 from fedpriv.report.numbers import count, figure, percent
 
-__all__ = ["ClassRow", "class_rows", "knowledge_facts", "knowledge_notes"]
-
 _AGGREGATORS = {
     "confident": "where the largest count with noise reaches a threshold, the class with the largest noisy count",
     "gnmax": "the class with the largest count after normal noise",
@@ -30,12 +28,7 @@ def class_rows(answers: Sequence[VotedAnswer]) -> list[ClassRow]:
 
 
 def knowledge_facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str]]:
-    """Return what was asked, answered and learnt, as (name, text).
-
-    Args:
-        knowledge: of the run.
-        worst: what the ledger claims; ``None``: there is none yet.
-    """
+    """Return what was asked, answered and learnt, as (name, text)."""
     facts = [
         ("Teachers", f"{count(knowledge.voted)} of {count(knowledge.teachers)} voted"),
         ("Public images", f"{count(knowledge.planned)} test images, drawn by the seed"),

@@ -6,8 +6,6 @@ from fedpriv.accounting.response import most_told
 from fedpriv.core.records import LabelSurvey, Partition
 from fedpriv.report.numbers import count, figure, percent
 
-__all__ = ["LabelRow", "label_facts", "label_notes", "label_rows"]
-
 _FROM_FEATURES = (0.5, 0.9, 0.99)  # how often somebody is right who has the features
 
 

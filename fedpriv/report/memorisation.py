@@ -9,8 +9,6 @@ from fedpriv.core.records import CanaryGroup, Extraction, Memorisation
 from fedpriv.report.drawing import Plot, Theme, dress, plot
 from fedpriv.report.numbers import count, decimal, figure, percent
 
-__all__ = ["MemorisationPart", "memorisation_part"]
-
 _NOTHING = "nothing"
 
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ALL", "bytes_text", "count", "decibel", "decimal", "duration", "figure", "percent"]
-
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LARGEST_PLAIN, _SMALLEST_PLAIN = 1e7, 1e-3
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")

@@ -44,8 +44,6 @@ from fedpriv.report.sentences import sentence_lines
 from fedpriv.report.tiles import mechanism_name, tiles, worst_line
 from fedpriv.report.view import Candidate, Picture, View, load_view
 
-__all__ = ["render_page", "reported", "write_report"]
-
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
 FOLDED_FROM = 21

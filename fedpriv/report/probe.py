@@ -10,8 +10,6 @@ from fedpriv.report.figures import questions_plot
 from fedpriv.report.numbers import decibel, figure, percent
 from fedpriv.report.view import Picture
 
-__all__ = ["ADVERSARIES", "Gallery", "extraction_plot", "galleries", "probe_title", "probe_value"]
-
 ADVERSARIES: Mapping[str, str] = {
     "participant": "The adversary is a client, or whoever else has the model, and may ask its endpoint, too.",
     "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",

@@ -11,9 +11,6 @@ from fedpriv.core.registry import EVASIONS, NOISELESS
 from fedpriv.report.numbers import count, duration, figure, percent
 from fedpriv.report.view import View
 
-__all__ = ["AXES", "NORMS", "BoundRow", "Sandwich", "SizeRow", "bound_rows", "evasion_title", "sandwich"]
-__all__ += ["robustness_facts", "robustness_notes", "share_ends", "size_rows", "truth"]
-
 NORMS: Mapping[str, str] = {"l2": "ℓ₂", "linf": "ℓ∞"}
 AXES: Mapping[str, str] = {
     "l2": "Euclidean size of the change (ℓ₂), inputs from 0 to 1",

@@ -7,8 +7,6 @@ from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
 from fedpriv.report.numbers import percent
 from fedpriv.report.view import Candidate, Victim
 
-__all__ = ["Cell", "RowTable", "column_table", "row_table"]
-
 MOST_COLUMNS = 40  # that are shown of one row
 
 

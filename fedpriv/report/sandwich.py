@@ -12,8 +12,6 @@ from fedpriv.report.drawing import Plot, Theme, dress, level, plot
 from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.robustness import AXES, NORMS, Sandwich
 
-__all__ = ["sandwich_plot"]
-
 # The extended mechanism with exact bounds is in the table only: it lies beside the classic one.
 _WEAKER: tuple[tuple[str, str, Any], ...] = (
     ("renyi", "Renyi", (0, (6, 2))),

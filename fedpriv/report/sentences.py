@@ -9,8 +9,6 @@ from itertools import groupby
 from fedpriv.report.numbers import decimal, percent
 from fedpriv.report.view import Candidate, Victim
 
-__all__ = ["Run", "SentenceLine", "sentence_lines"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -26,8 +26,6 @@ from fedpriv.report.numbers import count, decimal, figure, percent
 from fedpriv.report.robustness import NORMS, share_ends
 from fedpriv.report.view import View
 
-__all__ = ["Tile", "mechanism_name", "tiles", "worst_line"]
-
 WEAK = (
     "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
     "this run shows nothing about it."

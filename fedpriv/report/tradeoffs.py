@@ -21,8 +21,6 @@ from fedpriv.report.comparison import Setting, pareto_front
 from fedpriv.report.drawing import LIGHT, Plot, Theme, dress, plot
 from fedpriv.report.numbers import figure
 
-__all__ = ["TRADEOFFS", "Tradeoff", "draw_tradeoff", "series_name", "tradeoff_plot"]
-
 # An axis whose figures differ by less than this factor is widened to it on either side.
 _NARROW = 2.0
 _BLOCK_MARKERS = ("^", "v", "<", ">", "p", "h", "*", "d")
@@ -95,13 +93,7 @@ def series_name(series: tuple[str, str]) -> str:
 
 
 def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]) -> Plot | None:
-    """Draw one trade-off of one data set and network; ``None`` where no setting has both figures.
-
-    Args:
-        settings: of one facet.
-        tradeoff: which.
-        series: of the whole comparison, so that a mechanism looks the same in all its plots.
-    """
+    """Draw one trade-off of one data set and network; ``None`` where no setting has both figures."""
     present = Counter(setting.series for setting, _, _ in _points(settings, tradeoff))
     if not present:
         return None
@@ -123,14 +115,7 @@ def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Seque
 def draw_tradeoff(
     axes: Axes, settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]
 ) -> None:
-    """Draw one trade-off into axes, in the light theme.
-
-    Args:
-        axes: where.
-        settings: of one facet; at least one has both figures.
-        tradeoff: which.
-        series: of the whole comparison.
-    """
+    """Draw one trade-off into axes, in the light theme."""
     points = _points(settings, tradeoff)
     dress(axes, LIGHT)
     axes.grid(color=LIGHT.grid, linewidth=0.8)

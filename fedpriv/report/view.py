@@ -41,8 +41,6 @@ from fedpriv.core.records import (
 )
 from fedpriv.core.runs import RunFolder, picture_name
 
-__all__ = ["Candidate", "Endpoint", "Picture", "Victim", "View", "load_view"]
-
 
 @dataclass(frozen=True)
 class Picture:

@@ -13,8 +13,6 @@ from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
 
-__all__ = ["LEAST_NOISE", "MOST_NOISE", "CertifyConfig", "EvadeConfig", "RobustnessConfig"]
-
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """In pixels from 0 to 1. Smaller noise is lost in the rounding of float32, and what it would prove with it."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.core.records import Guarantee
 
-__all__ = ["EXAMPLE", "Draws", "ExactDraws", "Facts", "Scores", "on_grid", "one_a_row", "opendp"]
-
 _GRID = 20  # bits of the noise's scale that an answer shows
 
 Array = TypeAliasType("Array", "NDArray[np.float64]")
@@ -76,13 +74,7 @@ class Draws:
     facts: Facts | None = None
 
     def spread(self, distribution: str, values: Array) -> Array:
-        """Return arrays (n, ...) with noise on each.
-
-        Args:
-            distribution: gaussian: normal, of deviation ``scale`` on each number; laplace: of density proportional to
-                exp(-length / scale).
-            values: without it.
-        """
+        """Return arrays (n, ...) with noise on each."""
         import numpy as np
 
         shape = values.shape[1:]
@@ -112,11 +104,7 @@ class ExactDraws(Draws):
 
     @override
     def spread(self, distribution: str, values: Array) -> Array:
-        """Return arrays with normal noise; see :meth:`Draws.spread`.
-
-        Raises:
-            ValueError: other noise is wanted, which OpenDP does not have.
-        """
+        """Return arrays with normal noise; see :meth:`Draws.spread`."""
         import numpy as np
 
         if distribution != "gaussian":
@@ -150,11 +138,7 @@ class ExactDraws(Draws):
 
 @cache
 def opendp() -> Any:
-    """Return OpenDP, with what it calls contributed: proofs of its noise that were not all vetted yet.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Return OpenDP, with what it calls contributed: proofs of its noise that were not all vetted yet."""
     try:
         import opendp.prelude as dp
     except ImportError as error:
@@ -180,10 +164,6 @@ def on_grid(noisy: Array, scale: float) -> Array:
 
     Noise in floating point is no normal or Laplace noise to its last bits, and these tell which number it was added to
     (Mironov 2012). Rounding afterwards is post-processing: no figure changes, and those bits are gone.
-
-    Args:
-        noisy: of any shape.
-        scale: of the noise, above 0.
     """
     import numpy as np
 

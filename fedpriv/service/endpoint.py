@@ -17,8 +17,6 @@ from fedpriv.service.features import Features, pixels
 from fedpriv.service.policies import AnswerPolicy, Facts, Scores
 from fedpriv.service.questions import Answers
 
-__all__ = ["Endpoint", "Oracle", "UsedUpError", "checked_images", "digest", "head_scores", "network_scores"]
-
 _AT_ONCE = 256  # images of one forward pass
 
 
@@ -54,7 +52,6 @@ class Oracle:
 
         Args:
             images: (n, C, H, W), from :func:`checked_images`.
-            numbers: n of them.
         """
         draws = self.policy.draws_of(self.scale, self._streams(images, numbers), self.facts)
         return self.policy.answer(self.scores(images), draws)
@@ -82,12 +79,7 @@ class Endpoint:
     """
 
     def __init__(self, oracle: Oracle, most: int | None = None) -> None:
-        """Open it.
-
-        Args:
-            oracle: what answers; its secret is for this endpoint alone.
-            most: images that are answered at most; ``None``: any number.
-        """
+        """Open it."""
         self.classes, self.shape = oracle.facts.classes, oracle.shape
         self._oracle, self._most, self._asked = oracle, math.inf if most is None else most, 0
 
@@ -128,9 +120,6 @@ def checked_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     Args:
         images: (n, C, H, W), uint8 or floating point on [0, 1].
         shape: (C, H, W).
-
-    Raises:
-        InputError: there is none, the shape or the type is another, or a pixel is out of range.
     """
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
         wanted = " x ".join(str(size) for size in ("n", *shape))
@@ -163,7 +152,6 @@ def head_scores(weights: Scores, features: Features) -> Callable[[Tensor], Score
 
     Args:
         weights: (classes, d).
-        features: that it was trained on.
     """
 
     def scores(images: Tensor) -> Scores:

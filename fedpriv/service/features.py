@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset
 
-__all__ = ["Features", "check_fixed", "learnt_features", "pixels", "pooled_features", "public_features"]
-
 _AT_ONCE = 256  # images of one forward pass
 _TRIED = 5  # random images that are shown twice
 _TRIAL = 20261125  # their seed; it decides nothing else
@@ -43,11 +41,6 @@ def pooled_features(images: Array, size: int | None, norm: float) -> Array:
 
     Args:
         images: (n, C, H, W) on [0, 1].
-        size: of the averaged image's sides; ``None``: as the images are.
-        norm: the length of each example's features; a black image's are zero.
-
-    Raises:
-        InputError: the sides are not multiples of ``size``.
     """
     count, channels, height, width = images.shape
     if size is not None:
@@ -62,12 +55,6 @@ def learnt_features(network: nn.Module, dataset: Dataset, norm: float, *, at_onc
     """Return the input of a network's last linear layer, flat and scaled to one length.
 
     What is not finite makes an example's features zero: nothing is refused because of one example.
-
-    Args:
-        network: in evaluation mode; from now on it must not change.
-        dataset: that says how images are normalised.
-        norm: the length of each example's features.
-        at_once: images of one forward pass; 1 for networks that may mix the examples of a batch.
     """
 
     def features(images: Tensor) -> Array:
@@ -78,15 +65,7 @@ def learnt_features(network: nn.Module, dataset: Dataset, norm: float, *, at_onc
 
 
 def check_fixed(network: nn.Module, dataset: Dataset) -> None:
-    """Refuse a network whose features are no fixed function of an image, as far as random images show it.
-
-    Args:
-        network: in evaluation mode.
-        dataset: whose images it takes.
-
-    Raises:
-        InputError: it has no linear layer that gives the logits, or gives other features each time.
-    """
+    """Refuse a network whose features are no fixed function of an image, as far as random images show it."""
     images, _ = dataset.random(_TRIED, torch.Generator().manual_seed(_TRIAL))
     there = [_heard(network, dataset, image) for image in images.split(1)]
     back = [_heard(network, dataset, image) for image in reversed(images.split(1))]

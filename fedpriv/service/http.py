@@ -28,8 +28,6 @@ from fedpriv.service.endpoint import checked_images
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.served import Outcome, Question, Served
 
-__all__ = ["LARGEST_BODY", "MOST_IMAGES", "Refused", "build_app"]
-
 _LOG = logging.getLogger(__name__)
 
 LARGEST_BODY = 16 << 20
@@ -69,11 +67,7 @@ class _Batches:
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(_WAITING)
 
     async def answered(self, question: Question) -> Outcome:
-        """Wait for the answer to a question.
-
-        Raises:
-            Refused: too many wait already, or the ledger cannot be written.
-        """
+        """Wait for the answer to a question."""
         waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
@@ -108,13 +102,7 @@ class _Batches:
 
 
 def build_app(served: Served, users: tuple[UserFacts, ...], about: Mapping[str, Any]) -> FastAPI:
-    """Return the application.
-
-    Args:
-        served: what answers; from here on nobody else in this process may use it.
-        users: who has a key; empty: whoever reaches the address asks as the folder's owner.
-        about: what ``/health`` says of the endpoint.
-    """
+    """Return the application."""
     batches = _Batches(served)
     keys = {user.key: user.name for user in users}
 

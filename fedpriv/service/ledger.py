@@ -25,8 +25,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import open_unlinked, write_once
 
-__all__ = ["OWNER", "Charge", "Opening", "QueryLedger", "Request"]
-
 OWNER = "owner"
 """The user of questions that need no key: those of whoever has the folder."""
 
@@ -104,17 +102,7 @@ class QueryLedger:
     """
 
     def __init__(self, path: Path, opening: Opening, limits: Mapping[str, int]) -> None:
-        """Open the ledger, or begin it where there is none.
-
-        Args:
-            path: of the file; its folder exists.
-            opening: what the first line has to say.
-            limits: for each user how many answers are theirs.
-
-        Raises:
-            InputError: it is another endpoint's, or damaged.
-            WriteError: it cannot be begun.
-        """
+        """Open the ledger, or begin it where there is none."""
         self.path, self.answers, self.limits = path, opening.answers, dict(limits)
         write_once(path, _line(opening))
         self._descriptor = open_unlinked(path, os.O_RDWR | os.O_APPEND)
@@ -138,26 +126,15 @@ class QueryLedger:
         return self._charges[number].question if 0 <= number < len(self._charges) else None
 
     def refresh(self) -> None:
-        """Look at what other processes have charged.
-
-        Raises:
-            InputError: the file was changed, or replaced.
-        """
+        """Look at what other processes have charged."""
         with self._locked():
             pass
 
     def charge(self, requests: Sequence[Request]) -> list[range | str]:
         """Charge for requests, in their order, and have that on the disk before this returns.
 
-        Args:
-            requests: of any users.
-
         Returns:
             For each request the numbers of its answers, or why it is refused: nothing of it was charged.
-
-        Raises:
-            InputError: the file was changed, or replaced.
-            RunFailedError: it cannot be written; nothing of all this may be answered.
         """
         with self._locked():
             charges: list[_Entry] = []
@@ -268,11 +245,7 @@ class QueryLedger:
         return InputError(f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered")
 
     def _append(self, content: bytes) -> None:
-        """Have it all on the disk before this returns.
-
-        Raises:
-            RunFailedError: it cannot be written, or only a part of it; that counts, once it is read.
-        """
+        """Have it all on the disk before this returns."""
         try:
             written = os.write(self._descriptor, content)
             if written < len(content):

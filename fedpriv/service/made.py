@@ -10,17 +10,11 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import Service, UserFacts, read_file
 from fedpriv.service.ledger import Opening, QueryLedger
 
-__all__ = ["made_service", "query_ledger", "users"]
-
 _SERVICE, _USERS = TypeAdapter(Service), TypeAdapter(tuple[UserFacts, ...])
 
 
 def made_service(run: Path) -> Service:
-    """Return what a run's endpoint is.
-
-    Raises:
-        InputError: this is no run's folder, or there is no endpoint yet, or its file is damaged.
-    """
+    """Return what a run's endpoint is."""
     if not (run / "config.toml").is_file():
         raise InputError(f"{run} is not the folder of a run: it has no config.toml")
     service = read_file(run / "service" / "service.json", _SERVICE)
@@ -31,20 +25,12 @@ def made_service(run: Path) -> Service:
 
 
 def users(run: Path) -> tuple[UserFacts, ...]:
-    """Return the users of an endpoint; without any, whoever reaches it asks as the folder's owner.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return the users of an endpoint; without any, whoever reaches it asks as the folder's owner."""
     return read_file(run / "service" / "users.json", _USERS) or ()
 
 
 def query_ledger(run: Path, service: Service) -> QueryLedger:
-    """Open the ledger of an endpoint.
-
-    Raises:
-        InputError: it is another endpoint's, or damaged.
-    """
+    """Open the ledger of an endpoint."""
     content = (run / "service" / "service.json").read_bytes()
     limits: Mapping[str, int] = {user.name: user.answers for user in users(run)}
     return QueryLedger(run / "service" / "charges.jsonl", Opening(sha256(content).hexdigest(), service.answers), limits)

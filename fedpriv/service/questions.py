@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Answers", "Questions"]
-
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -63,8 +61,4 @@ class Questions(Protocol):
 
         Args:
             images: (n, C, H, W) as the data set holds them: uint8, or floating point on [0, 1] before normalisation.
-
-        Raises:
-            InputError: they are no such images.
-            UsedUpError: fewer answers are left than images were given; nothing was answered.
         """

@@ -19,8 +19,6 @@ from fedpriv.service.features import pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request
 from fedpriv.service.questions import Answers
 
-__all__ = ["Given", "Outcome", "Question", "Served", "StoredAnswers"]
-
 
 @dataclass(frozen=True)
 class Given:
@@ -77,15 +75,7 @@ class StoredAnswers:
     """
 
     def __init__(self, path: Path, ledger: QueryLedger) -> None:
-        """Open the file, or make it.
-
-        Args:
-            path: of the file; its folder exists.
-            ledger: what was charged.
-
-        Raises:
-            OSError: it cannot be opened, or is a link.
-        """
+        """Open the file, or make it."""
         self._ledger = ledger
         self._descriptor = open_unlinked(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._offset = 0
@@ -109,11 +99,7 @@ class StoredAnswers:
         return self._known.get(question)
 
     def add(self, given: Sequence[Given]) -> None:
-        """Keep answers.
-
-        Raises:
-            RunFailedError: they cannot be written; they were paid for all the same.
-        """
+        """Keep answers."""
         # Behind a line that a kill cut off, a new one begins.
         size = os.fstat(self._descriptor).st_size
         end = b"\n" if size and os.pread(self._descriptor, 1, size - 1) != b"\n" else b""
@@ -138,13 +124,7 @@ class Served:
     """
 
     def __init__(self, oracle: Oracle, ledger: QueryLedger, stored: StoredAnswers | None) -> None:
-        """Open it.
-
-        Args:
-            oracle: what answers.
-            ledger: who has paid for what.
-            stored: earlier answers, which are free; ``None``: the same question again is charged again.
-        """
+        """Open it."""
         self.oracle, self.ledger, self.classes = oracle, ledger, oracle.facts.classes
         self._stored = stored
         ledger.refresh()
@@ -167,15 +147,7 @@ class Served:
         return Answers(labels, np.array([given.probabilities for given in outcome.given], dtype=np.float64))
 
     def answer(self, questions: Sequence[Question]) -> list[Outcome]:
-        """Answer what several users ask, in one batch: charged together, then computed together.
-
-        Args:
-            questions: in the order in which they are charged.
-
-        Raises:
-            InputError: the ledger was changed, or replaced.
-            RunFailedError: it cannot be written. Nothing was answered.
-        """
+        """Answer what several users ask, in one batch: charged together, then computed together."""
         asked = [[digest(image) for image in pixels(question.images)] for question in questions]
         if self._stored is not None:
             self.ledger.refresh()

@@ -12,8 +12,6 @@ from fedpriv.core.registry import POLICIES, SECTIONS
 from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Extensible
 
-__all__ = ["ServiceConfig"]
-
 
 def _known(method: str) -> str:
     try:
@@ -73,11 +71,7 @@ class ServiceConfig(ExperimentSection, Extensible):
 
     @property
     def policy(self) -> Any:
-        """The answer policy, with its settings.
-
-        Raises:
-            ValueError: they do not fit together.
-        """
+        """The answer policy, with its settings."""
         name, colon, argument = self.method.partition(":")
         kind = POLICIES[name]
         settings = {key: getattr(self, key) for key in kind.model_fields}

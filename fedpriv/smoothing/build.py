@@ -14,8 +14,6 @@ from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing,
 from fedpriv.smoothing.norms import FirstLayer, estimated_norm
 from fedpriv.smoothing.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
 
-__all__ = ["PublicExamples", "build_smoothing", "certified_rows", "even_smoothing", "public_rows", "with_noise"]
-
 PublicExamples = Callable[[int], tuple[Tensor, Tensor]]
 """How many -> images (B, C, H, W) on [0, 1] in the network's numbers and on its device, and labels (B,)."""
 
@@ -29,14 +27,7 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
     Conv or Linear layer of one that has none, in place.
 
     Args:
-        network: in float32, on the CPU unless the noise goes on the image.
-        place: of the noise.
         shape: (C, H, W) of an image.
-        stream: draws the images that it is tried on.
-
-    Raises:
-        InputError: the noise would prove nothing, because something of the image goes past it, or because votes would
-            depend on one another.
     """
     hidden = place == "hidden"
     if hidden and not noise_layers(network):
@@ -71,16 +62,7 @@ def _around_the_first(network: nn.Module) -> nn.Module:
 
 
 def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
-    """Share the noise out and scale it to the network's weights as they are.
-
-    Args:
-        config: with noise.
-        first: of the network, whose weights are public, in evaluation mode.
-        public: gives public images and labels.
-
-    Raises:
-        InputError: there are too few public images, or they or the network allow no such shares.
-    """
+    """Share the noise out and scale it to the network's weights as they are."""
     smoothing = Smoothing(
         first.layer, config.sigma, config.norm, _spread(config, first, public), _estimate(first, config.norm)
     )
@@ -123,14 +105,6 @@ def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
     """Return which test images the shares of the noise are computed from, ascending; a function of the seed.
 
     They and :func:`certified_rows` are the two ends of one order of all test images.
-
-    Args:
-        seed: the experiment's.
-        test_images: how many there are.
-        wanted: how many.
-
-    Raises:
-        InputError: they would leave none to certify.
     """
     if wanted >= test_images:
         raise InputError(
@@ -144,15 +118,6 @@ def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.
     """Return which test images are certified, ascending and none of them public.
 
     The same ones for every experiment of this seed, whatever is kept for its noise.
-
-    Args:
-        seed: the experiment's.
-        test_images: how many there are.
-        wanted: how many.
-        public: how many are kept for the shares of the noise (:func:`public_rows`).
-
-    Raises:
-        InputError: there are not as many beside the public ones.
     """
     if not 1 <= wanted <= test_images - public:
         kept = f", {public} of them public ones that the noise is shared out by" if public else ""

@@ -19,24 +19,6 @@ from scipy import optimize, special, stats
 
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
 
-__all__ = [
-    "MARGINS",
-    "Bounds",
-    "Rivals",
-    "analytic_margin",
-    "binomial_lower",
-    "binomial_upper",
-    "classic_margin",
-    "extended_margin",
-    "hoeffding_bounds",
-    "hoeffding_deviation",
-    "main_margin",
-    "margins",
-    "renyi_margin",
-    "vote_bounds",
-    "wrong_at_most",
-]
-
 Rivals = Literal["each", "together"]
 
 MARGINS = ("main", "renyi", "analytic", "classic", "extended", "paper")
@@ -74,8 +56,6 @@ def binomial_lower(count: int, trials: int, alpha: float) -> float:
     Clopper and Pearson 1934, one side.
 
     Args:
-        count: from 0 to ``trials``.
-        trials: at least 1.
         alpha: in (0, 1).
     """
     return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
@@ -95,11 +75,7 @@ def vote_bounds(counts: Sequence[int], chosen: int, alpha: float, rivals: Rivals
     """Return what the votes say of the classes; wrong with probability alpha at most.
 
     Args:
-        counts: votes of each class, none of which had a part in the choice.
-        chosen: the class.
         alpha: in (0, 1).
-        rivals: ``together``: the others have what the chosen class leaves. ``each``: each of the C classes has a bound
-            of its own at alpha / C (top-two). To be settled before the votes are seen.
     """
     trials = sum(counts)
     if rivals == "together":
@@ -128,12 +104,7 @@ def wrong_at_most(certificates: int, alpha: float, confidence: float = 0.95) -> 
 
 
 def margins(bounds: Bounds, paper: Bounds) -> dict[str, float]:
-    """Return every margin of an image, by the names of :data:`MARGINS`; 0 where nothing is proven.
-
-    Args:
-        bounds: from :func:`vote_bounds`.
-        paper: from :func:`hoeffding_bounds`.
-    """
+    """Return every margin of an image, by the names of :data:`MARGINS`; 0 where nothing is proven."""
     return {
         "main": main_margin(bounds),
         "renyi": renyi_margin(bounds),

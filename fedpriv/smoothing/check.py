@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from fedpriv.core.randomness import seeded_generators
 from fedpriv.smoothing.noise import RobustnessNoise, noise_layers
 
-__all__ = ["bypass", "mixes"]
-
 _IMAGES = 3
 # Of the values' size: float32 has seven digits, and a layer sums up thousands of terms.
 _ROUNDING = 1e-4
@@ -21,9 +19,7 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
     """Say why the noise of a network proves nothing, or return ``None``.
 
     Args:
-        network: in evaluation mode, silent, on the CPU; holds the noise layers.
         shape: (C, H, W) of an image.
-        stream: draws the images.
     """
     layers = noise_layers(network)
     if len(layers) != 1:
@@ -45,9 +41,7 @@ def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generat
     """Return whether the answer for an image depends on the others of its batch: then votes are not independent.
 
     Args:
-        network: in evaluation mode, silent.
         shape: (C, H, W) of an image.
-        stream: draws the images, on the CPU.
     """
     weights = next(network.parameters())
     first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fedpriv.gradients.coupled import RandomLayer
 
-__all__ = ["NormName", "Place", "RobustnessNoise", "Smoothing", "drawing", "noise_layers"]
-
 Place = Literal["hidden", "input"]
 NormName = Literal["l2", "linf"]
 
@@ -26,10 +24,6 @@ class RobustnessNoise(RandomLayer):
 
     It draws while training and inside :func:`drawing`, and is silent in plain evaluation. Without ``deviations`` it is
     the layer alone.
-
-    Args:
-        layer: the first affine layer of a network (``hidden``), or the whole network (``input``).
-        place: whether the noise is added to what the layer returns, or to what it is given.
 
     Attributes:
         deviations: standard deviation of each coordinate, shaped as one example's value at the place; ``None``: no
@@ -61,11 +55,7 @@ class RobustnessNoise(RandomLayer):
         """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed.
 
         Args:
-            network: holds this layer.
             x: normalised images, (B, C, H, W).
-
-        Raises:
-            ValueError: the network does not call this layer.
         """
         self._halts = True
         try:
@@ -80,7 +70,6 @@ class RobustnessNoise(RandomLayer):
         """Return the logits (B, classes) that follow from z at the place of the noise, which draws nothing here.
 
         Args:
-            network: holds this layer.
             z: the values, (B, ...).
             x: normalised images (B, C, H, W), on which the logits do not depend unless something goes past the noise.
         """
@@ -150,25 +139,14 @@ class Smoothing:
     estimate: Callable[[nn.Module, RobustnessNoise, Tensor], float] = field(repr=False)
 
     def set_deviations(self, network: nn.Module, norm: float | None = None) -> None:
-        """Scale the noise to the network's weights as they are.
-
-        Args:
-            network: holds the layer.
-            norm: S_p where it is known; estimated, unless given.
-        """
+        """Scale the noise to the network's weights as they are."""
         known = self.estimate(network, self.layer, self.spread) if norm is None else norm
         self.layer.deviations = (self.sigma * known * self.spread).float()
 
 
 @contextmanager
 def drawing(smoothing: Smoothing | None, network: nn.Module, stream: torch.Generator | None) -> Iterator[None]:
-    """Draw fresh noise inside the block, scaled to the weights at its beginning; ``None``: there is no noise.
-
-    Args:
-        smoothing: of the network.
-        network: in training or in evaluation mode.
-        stream: where the noise comes from, on the network's device; ``None``: torch's global generator.
-    """
+    """Draw fresh noise inside the block, scaled to the weights at its beginning; ``None``: there is no noise."""
     if smoothing is None:
         yield
         return

@@ -18,9 +18,6 @@ from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import torch_stream
 from fedpriv.smoothing.noise import NormName, RobustnessNoise, noise_layers
 
-__all__ = ["FirstLayer", "Gram", "LayerNorms", "dual_bound", "estimated_norm", "gram", "layer_norms", "sign_ascent"]
-__all__ += ["unit_images"]
-
 # Of float64 arithmetic: the error of a Gram matrix and its eigenvalues is thousands of times smaller.
 _UPWARDS = 1 + 1e-9
 _LANCZOS_STEPS = 12
@@ -56,11 +53,7 @@ class FirstLayer:
         return torch.zeros(examples, *self.shape, dtype=first.dtype, device=first.device)
 
     def exact(self) -> "FirstLayer":
-        """The same in float64, on the CPU: a copy.
-
-        Raises:
-            InputError: the network cannot be copied, or does not compute in the numbers that it is given.
-        """
+        """The same in float64, on the CPU: a copy."""
         try:
             network = copy.deepcopy(self.network).to(device="cpu", dtype=torch.float64)
         except (Exception, SystemExit) as error:
@@ -110,14 +103,6 @@ def layer_norms(first: FirstLayer, deviations: Tensor) -> LayerNorms:
     On the image A is diagonal, and both norms are exact. Behind a layer S_2 is from the eigenvalues of G, and
     S_infinity is the least of four bounds: by rows, sqrt(d) S_2, sqrt(sum |G_ij|) (exact where G >= 0, as learned
     low-pass filters make it), and the dual one for t = the sums of |G|'s rows.
-
-    Args:
-        first: the layer; affine (:mod:`fedpriv.smoothing.check`).
-        deviations: Sigma^(1/2), shaped as one example's value; positive.
-
-    Raises:
-        InputError: the noise or the layer's weights are none, the layer does not compute in float64, or it ignores the
-            image.
     """
     if not bool((deviations > 0).all() & deviations.isfinite().all()):
         raise InputError("the noise is not above 0 and finite: the first layer's weights are too small or not finite")
@@ -142,15 +127,7 @@ def layer_norms(first: FirstLayer, deviations: Tensor) -> LayerNorms:
 
 
 def gram(first: FirstLayer, deviations: Tensor) -> Gram:
-    """Convolve the d unit images, in pieces: G in float64, never A as a whole.
-
-    Args:
-        first: the layer.
-        deviations: Sigma^(1/2), shaped as one example's value.
-
-    Raises:
-        InputError: the layer does not compute in float64.
-    """
+    """Convolve the d unit images, in pieces: G in float64, never A as a whole."""
     exact = first.exact()
     pixels = math.prod(first.shape)
     scale = deviations.to("cpu", torch.float64)
@@ -222,11 +199,6 @@ def estimated_norm(first: FirstLayer, spread: Tensor, norm: NormName) -> float:
 
     S_2 by Lanczos' method, within about a percent; S_infinity by sign ascent from several starts, which is further off
     for weights without order. Both begin at the same vectors each time.
-
-    Args:
-        first: the layer, with its weights as they are.
-        spread: what A is relative to, shaped as one example's value; positive.
-        norm: p.
     """
     if first.layer.place == "input":
         exact = _on_the_image(first, spread)

@@ -15,8 +15,6 @@ from torch.nn import functional
 from fedpriv.core.errors import InputError
 from fedpriv.smoothing.norms import FirstLayer, unit_images
 
-__all__ = ["EVEN", "informative_spread", "row_spread", "shares_spread", "uniform_spread", "vulnerable_spread"]
-
 EVEN = 0.1
 """The share of the power that is spread evenly, so that no coordinate is without noise."""
 
@@ -32,13 +30,8 @@ def vulnerable_spread(first: FirstLayer, images: Tensor, labels: Tensor, inflati
     """More noise where the loss reacts: r in proportion to |mean over images of dL/dh_k| ** beta (Phan et al., Eq. 9).
 
     Args:
-        first: the network, its weights public.
         images: public ones, (B, C, H, W) on [0, 1], in the network's numbers and on its device.
         labels: (B,).
-        inflation: beta, above 0.
-
-    Raises:
-        InputError: the gradients are not finite.
     """
     network, layer = first.network, first.layer
     with torch.enable_grad():
@@ -69,12 +62,7 @@ def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tenso
     The sum of t is d / sigma^2, as for even noise of the deviation sigma, so that S_infinity is the same.
 
     Args:
-        first: with the noise on the image.
         images: public ones, (B, C, H, W) on [0, 1], B at least 2; v_i is the variance of pixel i.
-        sigma: of the even noise, in pixels.
-
-    Raises:
-        InputError: no pixel varies.
     """
     variances = images.double().cpu().var(dim=0, correction=0)
     if not bool((variances > 0).any()):
@@ -85,15 +73,7 @@ def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tenso
 
 
 def shares_spread(sensitivity: Tensor, inflation: float) -> Tensor:
-    """Return sqrt(K r) for r in proportion to sensitivity ** beta, a tenth of the power even.
-
-    Args:
-        sensitivity: of each coordinate, at least 0; any shape.
-        inflation: beta, above 0.
-
-    Raises:
-        InputError: one is not finite.
-    """
+    """Return sqrt(K r) for r in proportion to sensitivity ** beta, a tenth of the power even."""
     largest = float(sensitivity.max())
     if not bool(torch.isfinite(sensitivity).all()):
         raise InputError("robustness.redistribution: the network's derivatives are NaN or infinite")

@@ -10,8 +10,6 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import keep_freed_memory
 from fedpriv.smoothing.noise import RobustnessNoise, Smoothing
 
-__all__ = ["SmoothedNetwork"]
-
 # Votes that are cast at once make no layer write more numbers than these: a processor's cache has room for them.
 _PIECE = 1 << 19
 
@@ -52,8 +50,6 @@ class SmoothedNetwork:
 
         Args:
             images: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
-            draws: at least 1.
-            stream: on the network's device; it moves on.
         """
         inputs = self.normalise(images)
         value = self.layer.value_at(self.network, inputs)
@@ -67,12 +63,6 @@ class SmoothedNetwork:
 
         Args:
             images: (B, C, H, W), floating point on [0, 1]; clean ones, or attacked ones.
-            count: votes of each image, at least 1.
-            purpose: names the streams; the same purpose and row give the same noise.
-            rows: what tells the images apart, one number from 0 each, such as their places in the test set.
-
-        Raises:
-            ValueError: there are not as many rows as images.
         """
         keep_freed_memory()
         with torch.inference_mode():

@@ -52,8 +52,6 @@ from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.sweep.trial import Trial
 
-__all__ = ["AuditConfig", "ResourcesConfig", "Sweep", "load_sweep", "plain_settings", "refuse_trials"]
-
 MOST_TRIALS = 100_000
 
 # How many trials of one reason an error line names with their settings, and how many reasons.
@@ -320,16 +318,7 @@ def _trials(
 
 
 def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str) -> None:
-    """Raise one line that says how many trials cannot run, and which, by the first reasons.
-
-    Args:
-        refused: reason -> the trials.
-        total: how many trials there are.
-        source: the file.
-
-    Raises:
-        InputError: there is one.
-    """
+    """Raise one line that says how many trials cannot run, and which, by the first reasons."""
     if not refused:
         return
     count = sum(len(who) for who in refused.values())

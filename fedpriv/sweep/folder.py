@@ -30,8 +30,6 @@ from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
 
-__all__ = ["SweepFolder"]
-
 
 @dataclass(frozen=True)
 class _Plan:

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.trial import Trial
 
-__all__ = ["SweepProgress"]
-
 
 class SweepProgress:
     """The listener of a sweep: overrides what it shows."""

@@ -29,10 +29,6 @@ from fedpriv.core.records import (
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 
-__all__ = ["EVERY", "FAILED"]
-__all__ += ["CertifiedFigures", "EvasionFigures", "MembershipFigures", "Reconstruction", "TrialRecord"]
-__all__ += ["failed_record", "read_record"]
-
 FAILED = "failed"
 EVERY = "every"
 """What all evasion attacks up to a size are called together."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from fedpriv.sweep.record import EVERY, CertifiedFigures, EvasionFigures, TrialRecord
 
-__all__ = ["Size", "certified_at", "certified_size", "right_at", "right_size"]
-
 
 @dataclass(frozen=True)
 class Size:

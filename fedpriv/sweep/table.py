@@ -24,8 +24,6 @@ from fedpriv.sweep.record import (
     TrialRecord,
 )
 
-__all__ = ["describe_columns", "from_csv", "to_csv", "to_parquet", "to_table"]
-
 _PARTS = ("settings", "reconstructions", "memberships", "certified", "evasions")
 # What a column's name says already.
 _IN_NAMES = ("attack", "upload", "norm", "size")
@@ -88,9 +86,6 @@ def from_csv(content: bytes) -> list[TrialRecord]:
 
     Numbers are the same ones; a setting that is a whole number in a column of others is 1.0 instead of 1, and settings
     that are lists are lists again. The attacks of a record stand in the order of the columns.
-
-    Raises:
-        pydantic.ValidationError: the file holds something else.
     """
     options = pyarrow.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
     # A process that ends while one of Arrow's threads starts is aborted: seen in 1 of 40 on a busy machine.

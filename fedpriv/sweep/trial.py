@@ -7,8 +7,6 @@ from typing import Any
 from fedpriv.core.config import Experiment
 from fedpriv.robustness.settings import CertifyConfig, EvadeConfig, RobustnessConfig
 
-__all__ = ["Trial"]
-
 
 @dataclass(frozen=True)
 class Trial:

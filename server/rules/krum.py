@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedpriv.core.world import State
     from fedpriv.server.uploads import Upload
 
-__all__ = ["Krum"]
-
 
 @RULES.register
 class Krum(Rule):

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from fedpriv.core.world import State
     from fedpriv.server.uploads import Upload
 
-__all__ = ["Mean", "mean_upload"]
-
 
 @RULES.register
 class Mean(Rule):
@@ -28,12 +26,7 @@ class Mean(Rule):
 
 
 def mean_upload(uploads: "Sequence[Upload]", weighting: str) -> "State":
-    """Average uploads in their order.
-
-    Args:
-        uploads: at least one; all with the same tensors.
-        weighting: ``examples`` or ``uniform``.
-    """
+    """Average uploads in their order."""
     from fedpriv.core.federated import client_weights, weighted_sum
     from fedpriv.core.world import State
 

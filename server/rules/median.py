@@ -10,8 +10,6 @@ from fedpriv.server.rules import CoordinateRule
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Median"]
-
 LEAST = 3  # uploads of which a single wrong one does not upset it
 
 

@@ -12,8 +12,6 @@ from fedpriv.server.rules import CoordinateRule
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["TrimmedMean"]
-
 
 @RULES.register
 class TrimmedMean(CoordinateRule):

@@ -13,8 +13,6 @@ from fedpriv.core.settings import Count
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
 
-__all__ = ["AttributeInference"]
-
 
 @PROBES.register
 class AttributeInference(EndpointAttack):

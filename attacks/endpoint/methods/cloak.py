@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
     from fedpriv.cloak import Learning
 
-__all__ = ["CloakedQuestions"]
-
 _SHOWN = 3  # images in the report
 _HEURISTIC = "Cloak is a heuristic: nothing is proven."
 
@@ -95,11 +93,7 @@ class CloakedQuestions(EndpointAttack):
         return (*pictures, replace(last, result=result))
 
     def _game(self, scene: "Scene", referee: "Referee") -> "Game":
-        """Who plays.
-
-        Raises:
-            InputError: the attribute has a class that is none, or follows from the task.
-        """
+        """Who plays."""
         import torch
 
         from fedpriv.attacks.endpoint.cloak import Game, Training

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from fedpriv.core.records import CurvePoint
     from fedpriv.service.questions import Questions
 
-__all__ = ["EquationSolving"]
-
 # How many times d + 1 questions, for answers that are not exact.
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 10.0)
 

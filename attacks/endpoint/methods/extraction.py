@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
 
-__all__ = ["Extraction"]
-
 
 @PROBES.register
 class Extraction(EndpointAttack):

@@ -12,8 +12,6 @@ from fedpriv.core.settings import Count, Positive
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
 
-__all__ = ["MembershipByLabels"]
-
 
 @PROBES.register
 class MembershipByLabels(EndpointAttack):

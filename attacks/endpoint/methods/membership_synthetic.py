@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Public, Referee, Rehearsal, Scene
     from fedpriv.service.questions import Questions
 
-__all__ = ["MembershipBySynthesis"]
-
 _SEARCH, _STATISTICS = "records that the model is sure of", "features drawn one by one"
 _NOISY = "public records with noise"
 _FEWEST = 20

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.inversion import Auxiliary, Cost, Descent, Gradient
     from fedpriv.attacks.endpoint.scene import Referee, Scene
 
-__all__ = ["MiFace"]
-
 
 @PROBES.register
 class MiFace(EndpointAttack):

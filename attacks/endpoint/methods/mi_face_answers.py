@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.inversion import Gradient
     from fedpriv.attacks.endpoint.scene import Scene
 
-__all__ = ["MiFaceByAnswers"]
-
 
 @PROBES.register
 class MiFaceByAnswers(MiFace):

@@ -12,8 +12,6 @@ from fedpriv.core.settings import Count
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.scene import Referee, Scene
 
-__all__ = ["TwoAnswers"]
-
 # Of probabilities that come from numbers in float64.
 EXACT = 1e-6
 

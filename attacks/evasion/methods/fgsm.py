@@ -5,8 +5,6 @@ from typing import ClassVar
 from fedpriv.attacks.evasion.table import EvasionAttack
 from fedpriv.core.registry import EVASIONS
 
-__all__ = ["Fgsm"]
-
 
 @EVASIONS.register
 class Fgsm(EvasionAttack):

@@ -10,8 +10,6 @@ from fedpriv.core.registry import EVASIONS
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Mim"]
-
 
 @EVASIONS.register
 class Mim(EvasionAttack):

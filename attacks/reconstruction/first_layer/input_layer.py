@@ -11,8 +11,6 @@ from torch import Tensor
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.gradients import Vector
 
-__all__ = ["InputLayer", "find_input_layer"]
-
 PROBE = 20240311  # the seed of the images that tell which tensor is the first; it decides nothing else
 TOLERANCE = 1e-6  # of logits that should be equal, relative to the change that shows that they are not just constant
 

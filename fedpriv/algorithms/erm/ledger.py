@@ -15,8 +15,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
-__all__ = ["erm_ledger", "erm_sentences", "erm_warnings", "majority"]
-
 
 def model_noise(world: World, plan: Plan) -> float | None:
     """Return the noise in a client's releases, for its line of the ledger; of a model its scale on the weights."""

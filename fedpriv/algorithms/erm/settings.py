@@ -9,8 +9,6 @@ from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.settings import ClipNorm
 
-__all__ = ["ErmConfig"]
-
 
 @SECTIONS.register
 class ErmConfig(ExperimentSection):

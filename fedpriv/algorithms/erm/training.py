@@ -26,18 +26,6 @@ from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
 
-__all__ = [
-    "bounded_features",
-    "check_problems",
-    "client_model",
-    "client_problem",
-    "feature_length",
-    "longest_parameters",
-    "problem_of",
-    "trained_parameters",
-    "usual_length",
-]
-
 _LOG = logging.getLogger(__name__)
 _PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
 
@@ -49,11 +37,7 @@ def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
 
 
 def check_problems(experiment: Experiment, dataset: Dataset, sizes: NDArray[np.int64]) -> None:
-    """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve.
-
-    Raises:
-        InputError: a client has one.
-    """
+    """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve."""
     config = experiment.mechanism
     if not isinstance(config, ModelNoiseSettings):
         return
@@ -109,7 +93,6 @@ def bounded_features(inputs: Tensor, length: float) -> NDArray[np.float64]:
 
     Args:
         inputs: (n, C, H, W), as the network is fed.
-        length: that features are divided by, above 0.
     """
     flat = inputs.flatten(1).double().cpu()
     features = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).div_(length)
@@ -130,18 +113,9 @@ def trained_parameters(
     """Train one client's model and release it as the network's parameters.
 
     Args:
-        problem: the client's public sizes.
         features: (n, d), of :func:`bounded_features`.
         labels: (n,).
-        mechanism: whose noise is added.
-        noise: what it draws from, used for nothing else; ``None``: nothing protects the model.
-        length: that features were divided by.
         like: the network's weight (K, d - 1) and bias (K,), for names and types.
-
-    Raises:
-        RunFailedError: without noise: float64 ends above the tolerance. With noise the model counts as zero then: a
-            refusal would tell something of the data. Settings with which that could happen are refused beforehand
-            (:func:`refuse_unsolvable`).
     """
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:

@@ -28,8 +28,6 @@ from fedpriv.masking import masked_counts
 from fedpriv.shamir import least_survivors
 from fedpriv.teaching import teach
 
-__all__ = ["HANDLERS", "asked_about", "teachers_votes"]
-
 _LOG = logging.getLogger(__name__)
 _BATCH = 1000
 
@@ -81,8 +79,6 @@ def teachers_votes(world: World, client: int, images: Tensor) -> Tensor:
     """Train this client's teachers and have them vote.
 
     Args:
-        world: the experiment, built.
-        client: the partition's number, from 0.
         images: public ones (Q, C, H, W), uint8.
 
     Returns:

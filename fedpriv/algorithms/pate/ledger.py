@@ -12,8 +12,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.votes import LaplaceMax, most_answers
 
-__all__ = ["votes_ledger", "votes_warnings"]
-
 _ADJACENCY = Adjacency.REPLACE_ONE_CLIENT.worded(
     "all data of one client are replaced by any others, and so one example is"
 )
@@ -85,12 +83,7 @@ def _notes(world: World) -> list[str]:
 
 
 def votes_warnings(world: World) -> tuple[str, ...]:
-    """Return one line for each setting of votes that misleads or makes the result of little use.
-
-    Raises:
-        InputError: the budget allows no answer, or not all that clients release at once; or the sanitised figure has no
-            proof with this noise.
-    """
+    """Return one line for each setting of votes that misleads or makes the result of little use."""
     pate, count = PateConfig.required(world.experiment), teachers(world)
     _check(world)
     lines = []

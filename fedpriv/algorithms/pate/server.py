@@ -42,8 +42,6 @@ from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
 from fedpriv.teaching import teach
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
 
-__all__ = ["answers_of", "data_dependent_cost", "run_knowledge", "sanitised_epsilon"]
-
 _ROUND = 1
 
 
@@ -55,11 +53,7 @@ def run_knowledge(
     announced: Experiment | None = None,
     patience: float | None = None,
 ) -> None:
-    """Run PATE from what the folder holds to the trained student; arguments are those of ``run_rounds``.
-
-    Raises:
-        RunFailedError: too few clients voted. What was written stays.
-    """
+    """Run PATE from what the folder holds to the trained student; arguments are those of ``run_rounds``."""
     if take_up(ServerOptimizer(world.experiment, world.initial), world, folder) == _ROUND:
         return
     began = time.monotonic()
@@ -137,14 +131,7 @@ def data_dependent_cost(
     As Papernot et al. count: a threshold for each question, a noisy maximum for each answer given.
 
     Args:
-        aggregator: with its noise in votes.
-        order: of the Renyi divergence.
         counts: (Q, K) votes on each question.
-        answers: in the order of the questions.
-        voters: how many votes each question has.
-
-    Raises:
-        ValueError: the noise is Laplace's, for which no smooth sensitivity is known.
     """
     if isinstance(aggregator, LaplaceMax):
         raise ValueError("no smooth sensitivity is known for Laplace noise")

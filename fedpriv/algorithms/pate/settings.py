@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedpriv.accounting.sanitiser import Sanitiser
     from fedpriv.votes import Aggregator
 
-__all__ = ["PateConfig"]
-
 _FILTER = (
     "and asking stops before the budget, which is what is claimed (Gaussian filters: Smith and Thakurta 2022; Koskela, "
     "Tobaben and Honkela 2022)"
@@ -94,11 +92,7 @@ class PateConfig(ExperimentSection):
         return Sanitiser(self.sanitised_order, self.sanitised_beta, self.sanitised_noise)
 
     def aggregator_of(self, teachers: int) -> "Aggregator":
-        """Return the aggregator of so many teachers, its noise in votes.
-
-        Raises:
-            InputError: its noise is out of range.
-        """
+        """Return the aggregator of so many teachers, its noise in votes."""
         from fedpriv.votes import ConfidentMax, LaplaceMax, NoisyMax
 
         match self.aggregator:

@@ -7,8 +7,6 @@ from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
 
-__all__ = ["asked_rows", "noise_of_votes", "questions", "teachers", "votes_type"]
-
 
 def asked_rows(world: World) -> Tensor:
     """Return the test images (Q,) that are spent on votes, drawn by the seed, in the order in which they are asked."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
 
-__all__ = ["FedAvg", "FedSgd", "Rounds"]
-
 
 class Rounds(Algorithm):
     """Ask clients round by round, and step by the mean of their uploads."""

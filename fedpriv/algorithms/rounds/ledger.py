@@ -18,8 +18,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.server.released import released_rounds, rounds_by_client
 
-__all__ = ["label_ceilings", "run_ledger"]
-
 _COPIES = (
     "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "
     "of one. The figures are about one client's copy: of an example that several clients hold, the figures of all of "
@@ -59,12 +57,6 @@ def run_ledger(
     """Account for every round in which a client was asked: it may have released, whether or not its reply was used.
 
     Where a secret draws the clients, every round counts for every client: the ledger does not depend on the draw.
-
-    Args:
-        world: the experiment, built.
-        folder: the run's.
-        noise_of: the noise in a client's releases, for its line.
-        more: public numbers that the noise follows from, beside the mechanism's settings.
     """
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.

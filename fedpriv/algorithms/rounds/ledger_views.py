@@ -7,8 +7,6 @@ from fedpriv.accounting import guarantee
 from fedpriv.core.records import Guarantee, LedgerLine, View
 from fedpriv.core.world import World
 
-__all__ = ["LISTS_PARTICIPANTS", "views"]
-
 LISTS_PARTICIPANTS = (
     "asked.jsonl",
     "metrics.jsonl",
@@ -24,12 +22,7 @@ _SERVER = "the server, and whoever reads what it reads: uploads there have no no
 
 
 def views(world: World, worst: LedgerLine) -> tuple[View, ...]:
-    """Return the lines of a run; none where every upload is private by itself.
-
-    Args:
-        world: the experiment, built.
-        worst: the ledger's worst line: the figures without amplification by the sampling of clients.
-    """
+    """Return the lines of a run; none where every upload is private by itself."""
     where = world.experiment.mechanism.noise_at
     if where == "clients":
         return ()

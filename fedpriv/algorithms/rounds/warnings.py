@@ -8,16 +8,9 @@ from fedpriv.core.world import World
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.server.crafting import check_crafting
 
-__all__ = ["upload_warnings"]
-
 
 def upload_warnings(world: World) -> tuple[str, ...]:
-    """Return one line for each setting that has no effect or makes a result mean less than it seems to.
-
-    Raises:
-        InputError: federation.target_epsilon allows not even one round, or imprint finds no layers to make or is sent
-            more than one gradient.
-    """
+    """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
     experiment = world.experiment
     check_crafting(world)
     return (

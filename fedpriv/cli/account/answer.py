@@ -22,8 +22,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["Answer", "Asked", "answer", "in_options"]
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -85,12 +83,7 @@ class Answer:
 
 
 def answer(asked: Asked) -> Answer:
-    """Find the noise and what is proven with it.
-
-    Raises:
-        InputError: not exactly one noise is given, the dimension is missing, a number is out of range, no amplification
-            is proven for the sampling, no noise reaches the target, or there is no ceiling.
-    """
+    """Find the noise and what is proven with it."""
     noise = _parameter(asked).name
     target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
     with in_options({noise: f"--{noise}", "epsilon": target}):
@@ -99,11 +92,7 @@ def answer(asked: Asked) -> Answer:
 
 @contextmanager
 def in_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Name numbers that are out of range as they were given: the accounting knows no options.
-
-    Args:
-        options: what the accounting calls a number -> the option, where that is not always the same.
-    """
+    """Name numbers that are out of range as they were given: the accounting knows no options."""
     try:
         yield
     except InputError as error:

@@ -16,8 +16,6 @@ from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, Uni
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms import NoisySettings
 
-__all__ = ["account_app"]
-
 
 class _Mechanisms(TyperGroup):
     """With a command for each mechanism that makes noise; other packages' are imported when one is asked for."""

@@ -13,8 +13,6 @@ from fedpriv.core.names import Adjacency
 if TYPE_CHECKING:
     from fedpriv.accounting.erm import Problem
 
-__all__ = ["erm"]
-
 _ADJACENCY = Adjacency.REPLACE_ONE.worded(
     "one example of a client is replaced by any other; the number of examples is public"
 )

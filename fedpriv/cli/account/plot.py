@@ -15,8 +15,6 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from fedpriv.accounting import Comparison
 from fedpriv.core.files import write_whole, writing_to
 
-__all__ = ["draw_comparison"]
-
 _LINES: tuple[dict[str, Any], ...] = (
     {"color": "#0072B2", "linestyle": "-", "marker": "o", "markersize": 5},
     {"color": "#D55E00", "linestyle": "--", "marker": "s", "markersize": 4},
@@ -33,12 +31,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw noise-to-signal ratios over proven epsilons, both logarithmic, to a .png or .svg file.
-
-    Raises:
-        InputError: there can be no such file.
-        RunFailedError: it cannot be written: the disk is full, say.
-    """
+    """Draw noise-to-signal ratios over proven epsilons, both logarithmic, to a .png or .svg file."""
     with matplotlib.rc_context(_STYLE):
         drawing = Figure(figsize=(7.0, 4.6), layout="constrained")
         axes = drawing.subplots()

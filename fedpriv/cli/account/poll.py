@@ -17,8 +17,6 @@ from fedpriv.votes import (
     most_answers,
 )
 
-__all__ = ["Poll", "PollAnswer", "answered_poll"]
-
 _ANY_THRESHOLD = 0.0  # no figure depends on it
 
 
@@ -102,11 +100,7 @@ _INDEPENDENT = "No figure here depends on the votes themselves; one that does is
 
 
 def answered_poll(poll: Poll) -> PollAnswer:
-    """Find the noise, or how many answers there may be, and what is proven.
-
-    Raises:
-        InputError: too much or too little is given, or a number is out of range.
-    """
+    """Find the noise, or how many answers there may be, and what is proven."""
     _check(poll)
     if poll.sampling_rate is not None:
         return _sampled(poll, poll.sampling_rate)

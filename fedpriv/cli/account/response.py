@@ -11,8 +11,6 @@ from fedpriv.core.errors import InputError
 if TYPE_CHECKING:
     from fedpriv.accounting.response import Response
 
-__all__ = ["response"]
-
 
 @account_app.command(
     epilog="Examples:\n\n  fedpriv account response --epsilon 1 --answers 10\n\n"

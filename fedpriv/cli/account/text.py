@@ -13,8 +13,6 @@ from fedpriv.cli.account.poll import PollAnswer
 from fedpriv.cli.terminal import out
 from fedpriv.core.registry import MECHANISMS
 
-__all__ = ["account_json", "comparison_json", "print_account", "print_comparison", "print_figures", "print_poll"]
-
 _ADJACENCY = "replace-one"
 _ASSUMPTIONS = (
     "Signal: B gradients that point the same way, each as long as clipping allows, or longer.",

@@ -7,8 +7,6 @@ import typer
 from fedpriv.cli.account.commands import Delta, account_app
 from fedpriv.cli.terminal import Json, print_json
 
-__all__ = ["votes"]
-
 
 @account_app.command(
     epilog="Examples:\n\n  fedpriv account votes --sigma 40 --answers 286\n\n"

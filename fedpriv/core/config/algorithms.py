@@ -14,8 +14,6 @@ from fedpriv.core.settings import enumerated
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
 
-__all__ = ["check_algorithm", "check_labels", "with_own_section"]
-
 
 def with_own_section(tree: Any) -> Any:
     """Return settings in which the section that only this algorithm reads has its defaults, where there is none."""

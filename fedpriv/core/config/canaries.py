@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from fedpriv.core.settings import Integer, Section
 
-__all__ = ["CanaryConfig"]
-
 _Copies = Annotated[Integer, Field(ge=1, le=100_000)]
 _MOST_BITS = 256  # of a secret: its exposure is a number of bits
 

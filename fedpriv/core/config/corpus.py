@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from fedpriv.core.settings import Count, Integer, Real, Section
 
-__all__ = ["CorpusConfig"]
-
 
 class CorpusConfig(Section):
     """How texts are read, cut into tokens and laid into sequences."""

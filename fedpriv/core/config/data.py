@@ -12,8 +12,6 @@ from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Count, Groups, Integer, Positive, Real, Registered, Section, absent
 
-__all__ = ["DataConfig"]
-
 
 class DataConfig(Section):
     """Which data, where they lie, and how clients share them."""

@@ -15,8 +15,6 @@ from fedpriv.core.settings import Choice, allowed_words, enumerated
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 
-__all__ = ["validated"]
-
 Section = TypeVar("Section", bound=BaseModel)
 
 _MEAN = "did you mean "

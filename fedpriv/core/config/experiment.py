@@ -31,8 +31,6 @@ from fedpriv.core.settings import Extensible, Integer
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
 
-__all__ = ["Experiment"]
-
 
 class Experiment(Extensible):
     """One experiment, complete: the same object and machine give the same bytes."""

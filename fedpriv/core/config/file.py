@@ -15,8 +15,6 @@ from fedpriv.core.settings import Choice, Section, enumerated
 from fedpriv.mechanisms import MECHANISM, noise_keys
 from fedpriv.models import MODEL
 
-__all__ = ["FileKind", "kind_of_file", "load_experiment", "load_run", "override", "parse_override", "read_toml"]
-
 
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file and apply ``key=value`` overrides.
@@ -61,11 +59,7 @@ class FileKind(ABC):
     @staticmethod
     @abstractmethod
     def load(path: Path, overrides: Sequence[str] = ()) -> Section:
-        """Read a file of this kind and apply ``key=value`` overrides.
-
-        Raises:
-            InputError: the file cannot be read or parsed, is of another kind, or a key or value is not allowed.
-        """
+        """Read a file of this kind and apply ``key=value`` overrides."""
 
     @classmethod
     def write_report(cls, folder: Path) -> Path:

@@ -7,8 +7,6 @@ from pydantic import BaseModel
 
 from fedpriv.core.config.experiment import Experiment
 
-__all__ = ["describe", "json_schema"]
-
 
 def json_schema(kind: type[BaseModel] = Experiment) -> dict[str, Any]:
     """Return the JSON Schema of a kind of files, what installed packages add to experiments included."""

@@ -22,16 +22,6 @@ from fedpriv.core.settings import (
     Section,
 )
 
-__all__ = [
-    "ACTIVE_LISTENERS",
-    "SUM_LISTENERS",
-    "AdversaryConfig",
-    "EngineConfig",
-    "FederationConfig",
-    "ReportConfig",
-    "TrainingConfig",
-]
-
 MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
 
 # Listeners who can send the clients parameters of the adversary's own making.

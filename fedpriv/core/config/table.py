@@ -7,8 +7,6 @@ from pydantic import Field, field_validator, model_validator
 
 from fedpriv.core.settings import Epsilon, Real, Section
 
-__all__ = ["ColumnConfig", "TableConfig"]
-
 _SHARE = Annotated[Real, Field(gt=0, lt=1)]
 
 

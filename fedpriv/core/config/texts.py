@@ -10,8 +10,6 @@ from fedpriv.core.sections import given_sections
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
 
-__all__ = ["check_texts", "refuse_texts", "text_attacks", "text_sets", "unsuited", "without_attacks"]
-
 
 def text_attacks() -> tuple[str, ...]:
     """The attacks that read texts."""
@@ -33,11 +31,7 @@ def without_attacks(tree: Any) -> Any:
 
 
 def check_texts(experiment: "Experiment") -> None:
-    """Refuse what is for images or rows, where the data are texts; and attacks on texts, where they are not.
-
-    Raises:
-        ValueError: the settings ask for it.
-    """
+    """Refuse what is for images or rows, where the data are texts; and attacks on texts, where they are not."""
     for name in experiment.adversary.attacks:
         if reason := unsuited(experiment, name):
             raise ValueError(f"adversary.attacks: {reason}")
@@ -61,14 +55,6 @@ def unsuited(experiment: "Experiment", attack: str) -> str | None:
 
 
 def refuse_texts(experiment: "Experiment", what: str) -> None:
-    """Refuse to look at a run on texts in a way that is for images and rows.
-
-    Args:
-        experiment: its settings.
-        what: would be done, such as ``audit``.
-
-    Raises:
-        InputError: the data are texts.
-    """
+    """Refuse to look at a run on texts in a way that is for images and rows."""
     if experiment.data.is_text:
         raise InputError(f"data.name = {experiment.data.name!r} are texts, and {what} is for images and rows of tables")

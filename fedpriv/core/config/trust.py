@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.mechanisms.machinery.settings import NoiseAt
 
-__all__ = ["check_trust", "noise_places", "with_usual_sums"]
-
 
 def noise_places(experiment: "Experiment") -> "tuple[NoiseAt, ...]":
     """Return where an upload of this experiment gets noise: at the client, and under masks or at the server."""
@@ -30,11 +28,7 @@ def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def check_trust(experiment: "Experiment") -> None:
-    """Refuse settings under which noise on a round's sum proves nothing, or not what the ledger says.
-
-    Raises:
-        ValueError: with what was given and what is allowed.
-    """
+    """Refuse settings under which noise on a round's sum proves nothing, or not what the ledger says."""
     federation, mechanism = experiment.federation, experiment.mechanism
     name, where = mechanism.name, mechanism.noise_at
     if federation.client_sampling == "poisson" and where != "server":

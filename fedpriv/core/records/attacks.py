@@ -10,19 +10,6 @@ from fedpriv.core.records.reading import Record
 from fedpriv.core.records.rows import RowResult, RowScore
 from fedpriv.core.records.texts import SentenceResult, SentenceScore
 
-__all__ = [
-    "CONFIDENCE",
-    "AttackResult",
-    "Interval",
-    "LeakageRate",
-    "Recovered",
-    "Score",
-    "ThreatModel",
-    "best_rates",
-    "kind_of",
-    "recovered",
-]
-
 CONFIDENCE = 0.95
 """Nominal coverage of all intervals."""
 

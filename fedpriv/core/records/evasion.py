@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 from fedpriv.core.records.attacks import Interval
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["Attempt", "Evasion", "EvasionCurve"]
-
 # Sizes are projected onto in the network's numbers, which may be float32.
 _ROUNDING = 1e-5
 

@@ -7,8 +7,6 @@ from pydantic import Field
 
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["Knowledge", "VotedAnswer"]
-
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -7,8 +7,6 @@ from pydantic import Field
 
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["LabelSurvey", "LabelsTold"]
-
 _Count = Annotated[int, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 

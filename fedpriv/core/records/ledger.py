@@ -10,18 +10,6 @@ from fedpriv.core.names import Adjacency
 from fedpriv.core.records.members import member_ranges, members_text
 from fedpriv.core.records.reading import Record
 
-__all__ = [
-    "Ceiling",
-    "DataRelease",
-    "Guarantee",
-    "LabelCeiling",
-    "Ledger",
-    "LedgerLine",
-    "Stop",
-    "View",
-    "shown_epsilon",
-]
-
 
 @dataclass(frozen=True)
 class Guarantee(Record):

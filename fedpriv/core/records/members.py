@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["member_ranges", "members_text", "named_members"]
-
 _PART = re.compile(r"(0|[1-9]\d{0,17})(?:-([1-9]\d{0,17}))?")
 
 

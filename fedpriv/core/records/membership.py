@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from fedpriv.core.records.attacks import CONFIDENCE
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["Curve", "EpsilonBound", "Membership", "MembershipAttack"]
-
 
 @dataclass(frozen=True)
 class Curve(Record):

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["CanaryGroup", "CanaryResult", "Extraction", "Memorisation"]
-
 
 @dataclass(frozen=True)
 class CanaryResult(Record):

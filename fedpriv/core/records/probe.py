@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from fedpriv.core.records.attacks import Interval
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["CurvePoint", "Inverted", "Probe", "ProbeFigure", "ProbeResult", "Shown"]
-
 _ROUNDS_TO_ONE = 0.9995
 
 

@@ -7,8 +7,6 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.core.errors import InputError
 
-__all__ = ["Model", "Record", "parse_json", "read_file", "read_text"]
-
 T = TypeVar("T")
 
 

@@ -9,9 +9,6 @@ from pydantic import Field, model_validator
 from fedpriv.core.records.attacks import Interval
 from fedpriv.core.records.reading import Model, Record
 
-__all__ = ["BOUNDS", "Certificate", "CertifiedCurve", "MeanRadius", "NoiseFacts", "NormFacts", "Reach", "Robustness"]
-__all__ += ["mean_radius", "middle"]
-
 BOUNDS: Mapping[str, str] = {
     "main": "main: exact for Gaussian noise",
     "renyi": "Renyi",

@@ -8,18 +8,6 @@ from pydantic import Field
 
 from fedpriv.core.records.reading import Record
 
-__all__ = [
-    "Asked",
-    "Deployed",
-    "Failure",
-    "Holders",
-    "Origin",
-    "Partition",
-    "Released",
-    "RoundRecord",
-    "last_evaluated",
-]
-
 
 @dataclass(frozen=True)
 class Failure(Record):

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from fedpriv.core.records.reading import Record
 
-__all__ = ["NUMBER_TOLERANCE", "RowResult", "RowScore"]
-
 NUMBER_TOLERANCE = 0.01
 """By how much of its column's range a number may be off in a row that counts as recovered."""
 

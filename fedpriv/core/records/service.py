@@ -11,8 +11,6 @@ from fedpriv.core.records.probe import CurvePoint
 from fedpriv.core.records.reading import Model
 from fedpriv.core.settings import absent
 
-__all__ = ["AnswersAudit", "AnswersCurve", "HeadFacts", "LearntFacts", "Referee", "Service", "UserFacts"]
-
 
 class HeadFacts(Model):
     """The certificate of the convex head: public numbers only.

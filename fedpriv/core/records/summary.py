@@ -16,8 +16,6 @@ from fedpriv.core.records.probe import Probe
 from fedpriv.core.records.reading import Model
 from fedpriv.core.records.robustness import Robustness
 
-__all__ = ["COMPLETED", "DataFacts", "ModelFacts", "Summary"]
-
 COMPLETED = "completed"
 """The status of a run that came to its end; others: failed, interrupted."""
 

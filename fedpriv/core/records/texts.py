@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from fedpriv.core.records.reading import Record
 
-__all__ = ["Sentence", "SentenceResult", "SentenceScore", "sentence_result"]
-
 
 @dataclass(frozen=True)
 class Sentence(Record):

@@ -11,8 +11,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.core.records import parse_json, read_text
 
-__all__ = ["Files"]
-
 T = TypeVar("T")
 
 

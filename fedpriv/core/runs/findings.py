@@ -32,8 +32,6 @@ from fedpriv.core.records import (
 )
 from fedpriv.core.runs.files import Files
 
-__all__ = ["Findings"]
-
 _SCORES = "reconstructions/scores.jsonl"
 # What only the referee may know: exact figures of clients' data.
 _TOLD, _CEILINGS, _HOLDINGS = "referee/labels.json", "referee/ceilings.json", "referee/partition.json"
@@ -118,11 +116,7 @@ class Findings(Files):
         return read_file(self.path / "robustness.json", _ROBUSTNESS)
 
     def certificates(self) -> tuple[Certificate, ...]:
-        """The certificate of each image; empty if none were made, or not all of their files were written.
-
-        Raises:
-            InputError: the file is damaged, or cut.
-        """
+        """The certificate of each image; empty if none were made, or not all of their files were written."""
         robustness = self.robustness()
         if robustness is None:
             return ()
@@ -147,11 +141,7 @@ class Findings(Files):
         return read_file(self.path / "evasion.json", _EVASION)
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt to change a vote; empty if there were none, or not all of their files were written.
-
-        Raises:
-            InputError: the file is damaged, or cut.
-        """
+        """Every attempt to change a vote; empty if there were none, or not all of their files were written."""
         evasion = self.evasion()
         if evasion is None:
             return ()

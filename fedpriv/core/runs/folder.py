@@ -21,8 +21,6 @@ from fedpriv.core.records import Asked, Deployed, Ledger, RoundRecord, Summary, 
 from fedpriv.core.runs.findings import Findings
 from fedpriv.core.runs.poll import Poll, read_poll, write_poll
 
-__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
-
 T = TypeVar("T")
 
 DEPLOYMENT = "deployment.json"

@@ -12,8 +12,6 @@ from fedpriv.core.files import write_whole
 from fedpriv.core.npz import read_arrays, read_headers
 from fedpriv.core.records import Failure
 
-__all__ = ["Poll", "read_poll", "write_poll"]
-
 
 @dataclass(frozen=True)
 class Poll:
@@ -51,11 +49,7 @@ def write_poll(path: Path, poll: Poll) -> None:
 
 
 def read_poll(path: Path) -> Poll | None:
-    """What clients voted; ``None`` until they have, and in runs in which they do not.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """What clients voted; ``None`` until they have, and in runs in which they do not."""
     if not path.exists():
         return None
     headers = read_headers(path, ("votes", "clients", "counts", "failed", "reasons", "bytes_up"))

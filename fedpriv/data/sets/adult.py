@@ -13,8 +13,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, SingleFile
 
-__all__ = ["ADULT", "Adult"]
-
 
 def _values(name: str, text: str) -> Column:
     return Column(name, "category", tuple(text.split()))

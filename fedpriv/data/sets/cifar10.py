@@ -3,8 +3,6 @@
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.torchvision_files import PickledBatches
 
-__all__ = ["Cifar10"]
-
 
 @DATASETS.register
 class Cifar10(PickledBatches):

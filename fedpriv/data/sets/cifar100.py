@@ -3,8 +3,6 @@
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.torchvision_files import PickledBatches
 
-__all__ = ["Cifar100"]
-
 
 @DATASETS.register
 class Cifar100(PickledBatches):

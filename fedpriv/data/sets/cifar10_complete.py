@@ -3,8 +3,6 @@
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.sets.cifar10 import Cifar10
 
-__all__ = ["Cifar10Complete"]
-
 
 @DATASETS.register
 class Cifar10Complete(Cifar10):

@@ -4,8 +4,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.corpus import Corpus
 from fedpriv.data.texts import Columns
 
-__all__ = ["Cola"]
-
 
 @DATASETS.register
 class Cola(Corpus):

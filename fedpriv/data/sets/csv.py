@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fedpriv.core.randomness import Secret
     from fedpriv.data.tables import Cells
 
-__all__ = ["OwnTable", "private_bounds"]
-
 PUBLIC_SEED = 0  # the choice of test rows is part of the data set, the same for every experiment
 LOOKED_AT = 1000  # first cells that tell what a column holds
 MOST_VALUES = 1000  # of a category that nobody has told
@@ -94,12 +92,7 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
 
 
 def private_bounds(place: Place, epsilon: float, secret: "Secret") -> dict[str, tuple[float, float]]:
-    """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row.
-
-    Raises:
-        InputError: there are none, or as :func:`~fedpriv.data.bounds.estimated_bounds`; whether a row is refused that
-            cannot be read is no part of what is proven.
-    """
+    """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row."""
     from fedpriv.data.bounds import estimated_bounds
     from fedpriv.data.tables import number_cells
 

@@ -6,8 +6,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Embedded
 
-__all__ = ["Digits"]
-
 
 @DATASETS.register
 class Digits(Embedded):

@@ -3,8 +3,6 @@
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.idx import IdxFiles
 
-__all__ = ["FashionMnist"]
-
 
 @DATASETS.register
 class FashionMnist(IdxFiles):

@@ -22,8 +22,6 @@ from fedpriv.data.torchvision_files import Torchvision
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Faces"]
-
 IMAGES_PER_PERSON = 14
 PUBLIC_SEED = 0  # the choice of images is part of the data set, the same for every experiment
 SIDE = 250  # of a deep-funneled picture, in pixels

@@ -16,8 +16,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_labels, check_memory, checked
 from fedpriv.data.source import Place, SingleFile
 
-__all__ = ["Location30"]
-
 _TEST = 1010  # of 5,010 people; a fixed stratified choice
 
 

@@ -3,8 +3,6 @@
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.idx import IdxFiles
 
-__all__ = ["Mnist"]
-
 
 @DATASETS.register
 class Mnist(IdxFiles):

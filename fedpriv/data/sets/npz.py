@@ -8,8 +8,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, read_npz
 from fedpriv.data.source import Place, Source, home
 
-__all__ = ["OwnFile"]
-
 
 @DATASETS.register
 class OwnFile(Source):

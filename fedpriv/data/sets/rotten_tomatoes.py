@@ -4,8 +4,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.corpus import Corpus
 from fedpriv.data.texts import Columns
 
-__all__ = ["RottenTomatoes"]
-
 
 @DATASETS.register
 class RottenTomatoes(Corpus):

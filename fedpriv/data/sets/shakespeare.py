@@ -13,8 +13,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.corpus import Corpus, Part, split_by_key
 from fedpriv.data.texts import Columns, Row
 
-__all__ = ["Shakespeare"]
-
 
 @DATASETS.register
 class Shakespeare(Corpus):

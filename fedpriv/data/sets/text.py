@@ -12,8 +12,6 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import Columns, Row, check_splits, read_texts
 
-__all__ = ["OwnTexts"]
-
 _LABELS = "The names of the labels were read off the texts, and are taken as public."
 
 

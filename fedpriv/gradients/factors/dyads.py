@@ -9,8 +9,6 @@ from fedpriv.gradients.factors.rows import Rows
 from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.rounding import without_extremes
 
-__all__ = ["Dyads"]
-
 
 class Dyads(Factor):
     """Outer products: the gradient of example i is ``errors[i] inputs[i]^T``.
@@ -20,7 +18,6 @@ class Dyads(Factor):
     Args:
         inputs: what the weight was applied to, (B, in).
         errors: the gradients of the loss with respect to its results, (B, out), a side; the bias has the same.
-        scratch: bytes for what is computed on the way.
     """
 
     def __init__(self, inputs: Tensor, errors: Rows, scratch: int) -> None:

@@ -13,17 +13,11 @@ from fedpriv.gradients.factors.products import (
     summed,
 )
 
-__all__ = ["Factor", "Inputs", "Memory"]
-
 
 class Memory:
     """What the gradients of a batch may take beyond the inputs and the output gradients of its layers.
 
     Half is for what is written out to be kept, all layers together; half for what is computed on the way, each time.
-
-    Args:
-        chunk_bytes: the whole.
-        models: how many models the batch is of, each of which may keep as much.
 
     Attributes:
         scratch: bytes for what is computed on the way.
@@ -57,12 +51,6 @@ class Inputs(Protocol):
 
 class Factor(ABC):
     """The gradients of B examples with respect to one parameter.
-
-    Args:
-        examples: B, at least 1.
-        shape: of the parameter.
-        scratch: bytes for what is computed on the way. One example, or one row of a matrix for all of them, is computed
-            at once even when it takes more.
 
     Attributes:
         kept_as_sums: whether gradients are sums whose terms are kept, and may cancel where they are combined.
@@ -147,11 +135,7 @@ class Factor(ABC):
 
     @abstractmethod
     def pair_products(self, precise: bool) -> int:
-        """Return about how many multiplications the inner product of two of them takes; quick ones count for less.
-
-        Args:
-            precise: as for :meth:`gram`.
-        """
+        """Return about how many multiplications the inner product of two of them takes; quick ones count for less."""
 
     def _cut(self, groups: int) -> Sequence["Factor"]:
         """Cut the batch into groups of the same size."""
@@ -165,14 +149,7 @@ class Factor(ABC):
         return max(1, self._scratch // (max(1, numbers_each) * size))
 
     def _by_pairs(self, positions: int, numbers: int, side: "Side", product: "Product") -> Tensor:
-        """Inner products (B, B) from products of all positions with all positions, summed over pairs of examples.
-
-        Args:
-            positions: T, of an example.
-            numbers: in the side of one example.
-            side: makes what the product needs of some examples.
-            product: of two sides of n and m examples, (n T, m T).
-        """
+        """Inner products (B, B) from products of all positions with all positions, summed over pairs of examples."""
         half = self._scratch // 16  # for two sides, for two products, all of them in float64
         step = max(1, min(math.isqrt(half // 2) // positions, half // (2 * numbers)))
         parts = list(slices(0, self._examples, step))

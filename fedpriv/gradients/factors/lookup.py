@@ -19,8 +19,6 @@ from fedpriv.gradients.norms import lengths, row_norms
 from fedpriv.gradients.operator import in_double
 from fedpriv.gradients.rounding import without_extremes
 
-__all__ = ["Lookup"]
-
 
 class Lookup(Factor):
     """Gradients of an embedding: example i adds ``errors[i, t]`` to the row ``indices[i, t]``.
@@ -30,7 +28,6 @@ class Lookup(Factor):
         errors: (B, T, width); only one of an example's positions that look up the same row may have any. So no sum is
             left whose terms may cancel.
         shape: of the table, (words, width).
-        scratch: bytes for what is computed on the way.
         magnitudes: bounds of what was summed to make the gradients, (B,).
     """
 

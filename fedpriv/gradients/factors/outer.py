@@ -19,20 +19,12 @@ from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.operator import in_double, total
 from fedpriv.gradients.rounding import of_products, of_sums
 
-__all__ = ["Outer"]
-
 # Sums of outer products over more positions than this are computed in float64: rounding would cost too many digits.
 LONG = 64
 
 
 class _Some:
-    """Inputs of some of a batch's examples, made only when they are asked for.
-
-    Args:
-        inputs: of all.
-        start: the first example.
-        stop: one behind the last.
-    """
+    """Inputs of some of a batch's examples, made only when they are asked for."""
 
     def __init__(self, inputs: Inputs, start: int, stop: int) -> None:
         self._inputs = inputs
@@ -48,7 +40,6 @@ class _Masked:
     """Inputs with zeros in place of some examples', made only when they are asked for.
 
     Args:
-        inputs: of all.
         keep: which are left as they are, (B,).
     """
 
@@ -70,8 +61,6 @@ class Outer(Factor):
     Args:
         inputs: what the weight was applied to, (B, T, in).
         errors: the gradients of the loss with respect to its results, (B, T, out).
-        shape: of the parameter, out x in numbers.
-        scratch: bytes for what is computed on the way.
         magnitudes: bounds of the sums over t of |errors[i, t]| |inputs[i, t]|, (B,).
     """
 
@@ -209,11 +198,7 @@ class Outer(Factor):
             yield self._inputs[chunk], self._errors[chunk]
 
     def _piece(self, size: int) -> int:
-        """How many rows of the matrix are multiplied out at once for all examples: half of the scratch for the result.
-
-        Args:
-            size: bytes of a number.
-        """
+        """How many rows of the matrix are multiplied out at once for all examples: half of the scratch for the result."""
         return self._step(2 * self._examples * self._wide, size)
 
     def _pieces(self, precise: bool) -> Iterator[Tensor]:

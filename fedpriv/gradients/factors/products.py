@@ -10,21 +10,6 @@ from torch.nn import functional
 from fedpriv.gradients.norms import within
 from fedpriv.gradients.operator import in_double
 
-__all__ = [
-    "LARGE",
-    "QUICK",
-    "grouped",
-    "powers_of_two",
-    "products",
-    "products_of_lookups",
-    "products_of_positions",
-    "rows_are_cheaper",
-    "slices",
-    "summed",
-    "summed_at_first",
-    "zeroed",
-]
-
 # What is worked on at once on a processor where that would not fit into a core's cache as a whole.
 CACHE_BYTES = 1 << 20
 
@@ -37,14 +22,7 @@ STRIP = 64
 
 
 def rows_are_cheaper(examples: int, positions: int, wide: int, tall: int) -> bool:
-    """Tell whether the Gram matrix of sums of outer products costs less from gradients that are multiplied out.
-
-    Args:
-        examples: B.
-        positions: T, outer products a sum.
-        wide: numbers of an input.
-        tall: numbers of an error.
-    """
+    """Tell whether the Gram matrix of sums of outer products costs less from gradients that are multiplied out."""
     of_positions = examples * positions * positions * (wide + tall)
     return (examples + positions) * wide * tall < of_positions
 

@@ -8,8 +8,6 @@ from fedpriv.gradients.factors.products import LARGE, QUICK, grouped, products, 
 from fedpriv.gradients.norms import lengths, row_norms
 from fedpriv.gradients.operator import total
 
-__all__ = ["Rows"]
-
 
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
@@ -18,10 +16,7 @@ class Rows(Factor):
     with writing them out. That is not so for the two sides of dyads, and for large gradients.
 
     Args:
-        rows: the gradients.
-        scratch: bytes for what is computed on the way.
         magnitudes: bounds of what was summed to make them, (B,); ``None``: they are no sums.
-        side: of dyads.
     """
 
     def __init__(self, rows: Tensor, scratch: int, magnitudes: Tensor | None = None, *, side: bool = False) -> None:

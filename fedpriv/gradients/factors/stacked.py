@@ -10,17 +10,9 @@ from fedpriv.gradients.factors.outer import Outer
 from fedpriv.gradients.norms import lengths
 from fedpriv.gradients.operator import total
 
-__all__ = ["Stacked"]
-
 
 class Stacked(Factor):
-    """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels.
-
-    Args:
-        parts: the factors, sums of outer products.
-        shape: of the parameter.
-        scratch: bytes for what is computed on the way.
-    """
+    """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels."""
 
     kept_as_sums = True
 

@@ -13,8 +13,6 @@ from fedpriv.gradients.norms import row_norms
 from fedpriv.gradients.operator import total
 from fedpriv.gradients.rounding import of_products, of_sums
 
-__all__ = ["Tied"]
-
 
 class Tied(Factor):
     """Sums of what an embedding and what a Linear layer give the same weight (Press and Wolf 2017).
@@ -24,11 +22,7 @@ class Tied(Factor):
     two may cancel.
 
     Args:
-        looked_up: the embedding's gradients.
         multiplied: the Linear layer's, of the same examples and the same shape, (words, width).
-        sizes: words, width, and positions of the Linear layer and of the embedding.
-        examples: B.
-        scratch: bytes for what is computed on the way.
     """
 
     kept_as_sums = True

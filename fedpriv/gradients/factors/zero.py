@@ -6,8 +6,6 @@ from torch import Tensor
 from fedpriv.gradients.factors.factor import Factor
 from fedpriv.gradients.operator import in_double
 
-__all__ = ["Zero"]
-
 
 class Zero(Factor):
     """No gradient at all: the parameter was not used."""

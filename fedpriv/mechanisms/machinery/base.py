@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
 
-__all__ = ["BlockMechanism", "Mechanism", "check_batch_size", "check_clip_norm", "check_noise"]
-
 
 class Mechanism(ABC):
     """A privacy mechanism; subclasses are frozen dataclasses of public numbers.

@@ -39,17 +39,6 @@ from fedpriv.mechanisms.machinery.cosine import Floats
 from fedpriv.mechanisms.machinery.small_draws import SmallDraws, draw_small
 from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
 
-__all__ = [
-    "Directions",
-    "cut_groups",
-    "directions_of",
-    "draw_sum",
-    "group_size",
-    "made_outside",
-    "made_parts",
-    "times",
-]
-
 # Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
@@ -145,14 +134,6 @@ def draw_sum(
     A gradient counts as zero, and gets a uniform direction, when its direction is lost to rounding (see
     ``_shortest``). The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on
     the CPU.
-
-    Args:
-        gradients: the batch, all finite; the sum over an empty one is zero.
-        kappa: concentration, at least 0.
-        scale: factor of the result.
-        block: the coordinates; ``None``: all.
-        noise: for the normal numbers, K for each group and at most B x B, all in the gradients' type.
-        rng: for the cosines and the other numbers of size B (torch has no Beta or chi^2 draws of its own).
     """
     parts = cut_groups(gradients, block)
     return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
@@ -296,10 +277,8 @@ def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws)
     """Make the parts of all sums of what was drawn.
 
     Args:
-        basis: of the spans, of dimension r.
         present: (G, b), which gradients have a direction.
         normal: standard normal numbers, (G, r, b); overwritten.
-        draws: all others.
     """
     cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
     along = torch.where(present, cosine, 0.0)
@@ -321,7 +300,6 @@ def _walk(lengths: Floats, cosines: Floats) -> Floats:
     The directions are uniform, and so are those of sums: two of them at a time become one.
 
     Args:
-        lengths: zeros where the space has no dimension.
         cosines: of uniform directions of the space, (G, b - 1); none where it has no dimension.
     """
     while lengths.shape[1] > 1 and cosines.size:

@@ -24,8 +24,6 @@ from fedpriv.mechanisms.machinery.blocks import block_runs
 from fedpriv.mechanisms.machinery.cosine import wood_parameter
 from fedpriv.mechanisms.machinery.kernel_noise import ROUNDS, WORDS, cipher, normal, on_circle, uniform
 
-__all__ = ["draw_fused_sums"]
-
 # Numbers that one program works on: sixteen, or one block of the cipher, for each thread of a warp.
 NUMBERS = 512
 
@@ -37,15 +35,7 @@ SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny / torch.finfo(torch.floa
 
 
 def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, length: int, noise: NoiseStream) -> Vector:
-    """Draw what :func:`~fedpriv.mechanisms.machinery.block_sum.draw_block_sums` draws.
-
-    Args:
-        gradients: the batch, all finite, in float32 on a GPU.
-        kappa: concentration, at least 0.
-        scale: factor of the result.
-        length: D. The chance to accept a cosine is rounded, at D = 256 by about 1e-5 of itself.
-        noise: gives the cipher its key of 256 bits.
-    """
+    """Draw what :func:`~fedpriv.mechanisms.machinery.block_sum.draw_block_sums` draws."""
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
     key = torch.frombuffer(bytearray(noise.key() + noise.key()), dtype=torch.int32).to(total.device)
     calls = count()
@@ -98,11 +88,7 @@ def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -
     """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place.
 
     Args:
-        total: its numbers lie side by side.
-        rows: the numbers of one example lie side by side.
-        kappa: concentration.
         key: of the cipher, (8,) in int32.
-        call: tells uses of one key apart.
     """
     examples, blocks, length = rows.shape
     b = wood_parameter(kappa, length) if length > 1 else 1.0

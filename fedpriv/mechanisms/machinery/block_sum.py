@@ -32,8 +32,6 @@ from fedpriv.gradients.norms import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
 
-__all__ = ["draw_block_sums", "makes_programs"]
-
 # Numbers that are worked on together: few enough to stay in the cache.
 CHUNK = 1 << 19
 
@@ -53,14 +51,6 @@ def draw_block_sums(
 
     A block counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
     precision of its type (1e-31 in float32). A direction is that of the block as it is written out.
-
-    Args:
-        gradients: the batch, all finite; the sum over an empty one is zero.
-        kappa: concentration, at least 0.
-        scale: factor of the result.
-        runs: the blocks of all parameters laid end to end, as from ``block_runs``.
-        noise: for the normal numbers, B x K of them.
-        rng: for the cosines, where those of the normal vectors do not do.
     """
     if _fused(gradients, runs):
         from fedpriv.mechanisms.machinery.block_kernel import draw_fused_sums
@@ -157,9 +147,6 @@ def _angles(
         lengths: those of their other coordinates, (n, m). The cosine, first coordinate over length, is a uniform
             direction's, and independent of the direction of the rest.
         present: which blocks have a direction, (n, m); the cosines of the others stay uniform.
-        kappa: concentration.
-        dimension: of the blocks.
-        rng: for all that is not proposed first.
     """
     first, rest = (values.reshape(-1).cpu().double().numpy() for values in (along, lengths))
     whole = np.sqrt(first**2 + rest**2)

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-__all__ = ["block_length", "block_runs", "block_sizes"]
-
 
 def block_sizes(blocks: str, tensors: Sequence[int]) -> tuple[int, ...]:
     """Return the number of coordinates of each block, in the order of the parameters; see :func:`block_runs`."""
@@ -12,17 +10,7 @@ def block_sizes(blocks: str, tensors: Sequence[int]) -> tuple[int, ...]:
 
 
 def block_runs(blocks: str, tensors: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the blocks as (how many of one size follow each other, coordinates of each), in the parameters' order.
-
-    Args:
-        blocks: "whole": one block; "layer": one for each parameter tensor; "size:D": D coordinates each, of all
-            parameters laid end to end in the model's order, so that a block may span several tensors; the last one is
-            shorter where D does not divide their number.
-        tensors: the number of coordinates of each parameter tensor, in the model's order.
-
-    Raises:
-        ValueError: ``blocks`` is none of these.
-    """
+    """Return the blocks as (how many of one size follow each other, coordinates of each), in the parameters' order."""
     length, total = block_length(blocks), sum(tensors)
     if blocks == "layer":
         return tuple((1, size) for size in tensors)
@@ -33,11 +21,7 @@ def block_runs(blocks: str, tensors: Sequence[int]) -> tuple[tuple[int, int], ..
 
 
 def block_length(blocks: str) -> int | None:
-    """Return D of "size:D", ``None`` for "whole" and "layer".
-
-    Raises:
-        ValueError: ``blocks`` is none of these.
-    """
+    """Return D of "size:D", ``None`` for "whole" and "layer"."""
     if blocks in ("whole", "layer"):
         return None
     match = re.fullmatch(r"size:([1-9][0-9]*)", blocks)

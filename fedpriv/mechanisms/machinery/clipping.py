@@ -7,8 +7,6 @@ from torch import Tensor
 
 from fedpriv.gradients.rounding import ACCURACY
 
-__all__ = ["clip_factor", "clip_factors", "inverse_norm", "normal_norm"]
-
 # The share of a norm by which what is combined may be longer without being clipped for it.
 NEGLIGIBLE = 1e-5
 

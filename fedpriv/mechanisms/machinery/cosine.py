@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cosines", "Floats", "draw_cosines", "draw_uniform_cosines", "mean_cosine", "wood_parameter"]
-
 Floats = NDArray[np.float64]
 
 # Steps of the recurrence in mean_cosine: it contracts by about exp(-STEPS^2 / kappa) and starts with a relative error
@@ -39,13 +37,6 @@ def draw_cosines(
     Of the proposals a share of 1 is accepted at kappa = 0. With growing kappa it falls, towards
     (e / 2d)^(d/2) Gamma(d) / Gamma(d/2), d = K - 1: from 0.658 (K = 2) to 0.707 (K large), nowhere less;
     measured for K from 2 to 1e8 and kappa from 0 to 1e7 (K = 15,826: 0.998 at kappa = 1e3, 0.90 at 1e4, 0.73 at 1e5).
-
-    Args:
-        kappa: concentration, at least 0; 0 gives a uniform direction.
-        dimension: K, at least 1; for 1 the cosine is a random sign, 1 with probability 1 / (1 + exp(-2 kappa)).
-        count: how many, at least 0.
-        rng: source of randomness.
-        proposals: ``count`` cosines of uniform directions that are tried first; ``None``: they are drawn.
     """
     if dimension == 1:
         same = rng.random(count) < 1 / (1 + math.exp(-2 * kappa))
@@ -99,10 +90,6 @@ def mean_cosine(kappa: float, dimension: int) -> float:
 
     The ratio R_v = I_{v+1} / I_v obeys 1 / R_v = 2 (v + 1) / kappa + R_{v+1} (DLMF 10.29.1). Downwards the recurrence
     contracts; it starts at a large v with the upper bound of Simpson and Spector (1984).
-
-    Args:
-        kappa: concentration, at least 0.
-        dimension: K, at least 1.
     """
     if kappa == 0:
         return 0.0

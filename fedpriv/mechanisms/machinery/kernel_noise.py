@@ -10,8 +10,6 @@ import math
 import triton
 import triton.language as tl
 
-__all__ = ["ROUNDS", "WORDS", "cipher", "normal", "on_circle", "uniform"]
-
 # Of 32 bits, in a block of the cipher.
 WORDS = tl.constexpr(16)
 
@@ -32,11 +30,8 @@ def normal(key, row, example, call, WIDTH: tl.constexpr):
     """Standard normal numbers (rows, WIDTH), of the first WIDTH / 16 parts of each row (Box and Muller 1958).
 
     Args:
-        key: of the cipher, a pointer to 8 words.
         row: numbers of rows, (rows,).
         example: a number for each row, (rows,).
-        call: a number.
-        WIDTH: a power of two, at least 16.
     """
     parts: tl.constexpr = WIDTH // WORDS
     part = tl.arange(0, parts)[None, :] + tl.zeros_like(row)[:, None]
@@ -79,16 +74,7 @@ def on_circle(word):
 
 @triton.jit
 def cipher(key, row, example, part, call, ROUNDS: tl.constexpr):
-    """The 16 words of a block of the cipher for each row (RFC 8439, section 2.3, but for the number of rounds).
-
-    Args:
-        key: a pointer to 8 words.
-        row: the first word of the counter, of any shape, which is that of what is returned.
-        example: the second.
-        part: the third.
-        call: the fourth.
-        ROUNDS: an even number.
-    """
+    """The 16 words of a block of the cipher for each row (RFC 8439, section 2.3, but for the number of rounds)."""
     zeros = tl.zeros_like(row).to(tl.uint32)
     a0, a1, a2, a3 = zeros + 0x61707865, zeros + 0x3320646E, zeros + 0x79622D32, zeros + 0x6B206574
     b0, b1, b2, b3 = _word(key, 0), _word(key, 1), _word(key, 2), _word(key, 3)

@@ -22,8 +22,6 @@ from typing_extensions import override
 
 from fedpriv.gradients.operator import wide
 
-__all__ = ["LaplaceNoise", "Noise"]
-
 # The least deviation that is modelled, over the root mean square of what was heard: about what float32 rounds away in a
 # network, so that releases without noise have a density too.
 FLOOR = 1e-4

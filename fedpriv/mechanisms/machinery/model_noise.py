@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = ["Fit", "ModelNoiseSettings", "Weights", "length_of_noise"]
-
 Weights = TypeAliasType("Weights", "NDArray[np.float64]")
 """(rows, d): one row for two classes, else one a class."""
 
@@ -55,21 +53,11 @@ class ModelNoiseSettings(MechanismSettings):
 
     @abstractmethod
     def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:
-        """Return the weights that may leave the client.
-
-        Args:
-            problem: its public sizes.
-            fit: the solver on the client's data.
-            generator: used for nothing else.
-        """
+        """Return the weights that may leave the client."""
 
     @abstractmethod
     def scale(self, problem: Problem) -> float:
-        """Return the scale of the noise.
-
-        Raises:
-            InputError: nothing is proven of such a problem.
-        """
+        """Return the scale of the noise."""
 
     def solved(self, problem: Problem) -> tuple[Problem, float]:
         """Return what the solver is given: the problem, and the longest term of noise in it, but for 1e-30 of them."""
@@ -85,14 +73,7 @@ class ModelNoiseSettings(MechanismSettings):
 
 
 def length_of_noise(distribution: str, scale: float, dimension: int, tail: float) -> float:
-    """Return a length that :func:`fedpriv.convex.spread_noise` exceeds with probability ``tail`` at most.
-
-    Args:
-        distribution: gaussian, or laplace: then it is the quantile of a Gamma variable.
-        scale: of the noise.
-        dimension: how many numbers it has.
-        tail: above 0, below 1.
-    """
+    """Return a length that :func:`fedpriv.convex.spread_noise` exceeds with probability ``tail`` at most."""
     from scipy.special import gammainccinv
 
     from fedpriv.mechanisms.machinery.clipping import normal_norm

@@ -5,8 +5,6 @@ from numpy.typing import NDArray
 
 from fedpriv.mechanisms.machinery.cosine import draw_cosines
 
-__all__ = ["directional_products", "normal_products"]
-
 Array = NDArray[np.float64]
 
 _NEGLIGIBLE = 1e-13  # of the largest eigenvalue: what rounding leaves of a direction that is not there
@@ -17,9 +15,7 @@ def normal_products(gram: Array, variance: float, sources: NDArray[np.int64], rn
 
     Args:
         gram: (N, N), of the e.
-        variance: in each coordinate.
         sources: i of each draw, (draws,).
-        rng: source of randomness.
     """
     coordinates = _coordinates(gram)
     noise = rng.standard_normal((len(sources), coordinates.shape[1]))
@@ -37,11 +33,7 @@ def directional_products(
 
     Args:
         gram: (N, N), of the e, none of which is zero.
-        kappa: concentration.
-        dimension: K.
-        length: of the draws.
         sources: i of each draw, (draws,).
-        rng: source of randomness.
     """
     coordinates = _coordinates(gram)
     directions = coordinates / np.linalg.norm(coordinates, axis=1, keepdims=True)

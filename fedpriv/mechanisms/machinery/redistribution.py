@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fedpriv.core.errors import InputError
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
 
-__all__ = ["Redistribution", "layer_shares", "public_shares", "uniform_shares"]
-
 # The share of the noise power that is spread evenly, so that no coordinate is without noise.
 EVEN = 0.1
 # Sums of shares in float32 may be off by their rounding.
@@ -30,9 +28,6 @@ class Redistribution:
 
     Attributes:
         shares: for each parameter a tensor of its shape; all are positive and sum to 1 over all K coordinates.
-
-    Raises:
-        ValueError: a share is not a positive number, or they do not sum to 1.
     """
 
     shares: Vector
@@ -89,10 +84,6 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
     Args:
         model: maps (B, ...) to (B, outputs), each example on its own; left as it is.
         images: public ones, (B, ...), B at least 1; not from a client's data.
-        inflation: beta, above 0; 1: in proportion to the derivative.
-
-    Raises:
-        InputError: the derivatives are not finite.
     """
     with torch.no_grad():
         outputs = model(images[:1]).shape[1]

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-__all__ = [
-    "MECHANISM",
-    "ClipNorm",
-    "Contender",
-    "MechanismSettings",
-    "NoiseAt",
-    "NoisySettings",
-    "PublicModel",
-    "mechanism_settings",
-    "noise_keys",
-    "recorded_mechanism",
-]
-
 ClipNorm = Annotated[Real, Field(ge=1e-9, le=1e9)]
 Multiplier = Annotated[Real, Field(ge=1e-9, le=1e12)]
 

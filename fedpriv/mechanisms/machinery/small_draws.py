@@ -7,8 +7,6 @@ import numpy as np
 
 from fedpriv.mechanisms.machinery.cosine import Floats, draw_cosines, draw_uniform_cosines
 
-__all__ = ["SmallDraws", "draw_small", "draw_small_each"]
-
 
 class SmallDraws(NamedTuple):
     """What is drawn for G groups of b examples in R^K beside the normal numbers, r dimensions inside the spans.
@@ -27,15 +25,7 @@ class SmallDraws(NamedTuple):
 
 
 def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], rng: np.random.Generator) -> SmallDraws:
-    """Draw all numbers of the size of the batch but the normal ones.
-
-    Args:
-        kappa: concentration.
-        dimension: K.
-        rank: r, of the spans.
-        shape: G groups of b examples.
-        rng: the only source of randomness.
-    """
+    """Draw all numbers of the size of the batch but the normal ones."""
     free, (groups, examples) = dimension - rank, shape
     cosines = draw_cosines(kappa, dimension, groups * examples, rng)
     outside = rng.chisquare(free, shape) if free else np.zeros(shape)

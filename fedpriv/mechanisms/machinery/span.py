@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Basis", "spectral_basis", "triangular_basis"]
-
 
 class Basis(NamedTuple):
     """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU.
@@ -35,8 +33,6 @@ def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
 
     Args:
         similarity: (G, n, n), their inner products, float64.
-        least: the smallest eigenvalue of each ``similarity`` has to be proven to be at least this. The proof is the
-            bound 1 / lam_min = |L^-1|_2^2 <= |L^-1|_1 |L^-1|_inf.
     """
     factor, failed = torch.linalg.cholesky_ex(similarity)
     # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
@@ -56,9 +52,6 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
 
     Args:
         similarity: (n, n), their inner products, float64.
-        dimension: K, of the space they live in: the rank is at most that.
-        least: directions with a smaller eigenvalue are noise. They are left out of the basis, and what a vector has in
-            them out of its coordinates: no more than the root of this.
     """
     values, vectors = _eigenvectors(similarity)
     # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its

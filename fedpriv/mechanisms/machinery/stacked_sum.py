@@ -25,8 +25,6 @@ from fedpriv.mechanisms.machinery.batch_sum import (
 from fedpriv.mechanisms.machinery.small_draws import draw_small_each
 from fedpriv.mechanisms.machinery.span import Basis
 
-__all__ = ["draw_sums"]
-
 
 def draw_sums(
     gradients: StackedGradients,
@@ -40,14 +38,6 @@ def draw_sums(
 
     Where the directions of some model are nearly dependent, or a batch falls into groups of several sizes, models are
     drawn one after the other.
-
-    Args:
-        gradients: of all models, all finite.
-        kappa: concentration, at least 0.
-        scale: factor of the results.
-        block: the coordinates.
-        noises: each model's, for the normal numbers.
-        rngs: each model's, for all others.
     """
     cut = cut_groups(next(gradients.each()), block)
     groups = gradients.models * cut[0][1]

@@ -14,8 +14,6 @@ from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
 
-__all__ = ["build_model", "model_digest"]
-
 # Module -> as what it was imported, and the file that it was read from then.
 _IMPORTED: dict[str, tuple[ModuleSpec | None, bytes]] = {}
 
@@ -34,17 +32,7 @@ def build_model(
     so too as long as it draws them from the global generators of torch, numpy or Python.
 
     Args:
-        config: which network. With init = "uniform" every parameter is drawn from U(-0.5, 0.5), the initialisation of
-            Zhu et al. 2019 (Deep Leakage from Gradients).
         shape: (C, H, W) of an image.
-        classes: number of logits.
-        seed: the experiment's seed.
-        columns: of the table whose rows the network takes; empty: it takes images.
-        sequences: of the texts that the network takes; ``None``: it takes no texts.
-
-    Raises:
-        InputError: the image is too small, or an own function cannot be found, raises, or returns something that is
-            not a network for such images.
     """
     with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
         model = _construct(config, shape, classes, columns, sequences).to(device="cpu", dtype=torch.float32)
@@ -59,13 +47,6 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
 
     That is its numbers, frozen ones and counts included, the kinds of its layers, and the files of your own that define
     it and its layers. What these import from further files, or read, is not looked at.
-
-    Args:
-        model: as :func:`build_model` returns it.
-        builder: the module that builds it, :attr:`ModelSettings.module`.
-
-    Raises:
-        InputError: a file was changed since this process imported it, so that it is not the code that computes here.
     """
     digest = sha256()
     for key, value in (*model.named_parameters(), *model.named_buffers()):

@@ -8,16 +8,9 @@ from typing_extensions import override
 
 from fedpriv.core.columns import Column, groups, slices
 
-__all__ = ["Embedded"]
-
 
 class Embedded(nn.Module):
-    """The vector of each category, then the features of flags and numbers as they are.
-
-    Args:
-        columns: of the table.
-        widths: dimensions of the vectors, one a category.
-    """
+    """The vector of each category, then the features of flags and numbers as they are."""
 
     def __init__(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
         super().__init__()

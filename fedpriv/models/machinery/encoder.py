@@ -6,20 +6,9 @@ from typing_extensions import override
 from fedpriv.core.names import PAD
 from fedpriv.models.machinery.transformer import Block, Embedded
 
-__all__ = ["Encoder"]
-
 
 class Encoder(nn.Module):
-    """An encoder; what pads a text is neither seen nor counted.
-
-    Args:
-        vocabulary: V, tokens that there are.
-        context: the longest sequence.
-        width: of the vectors.
-        depth: number of blocks.
-        heads: of attention.
-        classes: K.
-    """
+    """An encoder; what pads a text is neither seen nor counted."""
 
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int) -> None:
         super().__init__()

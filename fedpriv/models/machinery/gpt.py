@@ -5,20 +5,9 @@ from typing_extensions import override
 
 from fedpriv.models.machinery.transformer import Block, Embedded, last_tokens
 
-__all__ = ["Gpt"]
-
 
 class Gpt(nn.Module):
-    """A decoder.
-
-    Args:
-        vocabulary: V, tokens that there are.
-        context: the longest sequence.
-        width: of the vectors.
-        depth: number of blocks.
-        heads: of attention.
-        classes: K, of a sequence; ``None``: the next token is predicted, by the weight of the embedding.
-    """
+    """A decoder."""
 
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int | None) -> None:
         super().__init__()

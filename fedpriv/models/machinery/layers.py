@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from fedpriv.models.machinery.settings import ModelSettings
 
-__all__ = ["ResidualBlock", "check_side", "sequence"]
-
 SMALLEST_SIDE = 8  # of an image that is halved twice
 
 
@@ -18,11 +16,7 @@ def sequence(**layers: nn.Module) -> nn.Sequential:
 
 
 def check_side(config: ModelSettings, height: int, width: int) -> None:
-    """Refuse images that are too small for a network which halves them twice.
-
-    Raises:
-        InputError: a side is below 8 pixels.
-    """
+    """Refuse images that are too small for a network which halves them twice."""
     if min(height, width) < SMALLEST_SIDE:
         raise config.refusal(f"images are {width}x{height}; at least {SMALLEST_SIDE}x{SMALLEST_SIDE} is wanted")
 

@@ -18,8 +18,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.npz import read_arrays, read_headers
 from fedpriv.models.machinery.transformer import last_tokens
 
-__all__ = ["Llama"]
-
 _EPSILON, _BASE = 1e-5, 10_000.0  # of the RMS norms, and of the rotary positions
 _LAYERS = {
     "input_layernorm": "attention_norm",
@@ -133,11 +131,7 @@ class Llama(nn.Module):
 
     @staticmethod
     def read(path: Path) -> "Llama":
-        """Return the network with the weights of stories260k.npz.
-
-        Raises:
-            InputError: it is not there, or not that file.
-        """
+        """Return the network with the weights of stories260k.npz."""
         headers = read_headers(path, _ARRAYS)
         missing = [name for name in _ARRAYS if name not in headers]
         if missing:

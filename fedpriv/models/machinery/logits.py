@@ -16,8 +16,6 @@ from typing_extensions import override
 
 from fedpriv.core.names import PAD
 
-__all__ = ["LogitsOf"]
-
 _IMPLEMENTATIONS = ("sdpa", "eager")  # of attention in transformers, whose masks are tensors
 _is_whole: ContextVar[bool] = ContextVar("_is_whole", default=False)
 

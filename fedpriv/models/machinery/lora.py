@@ -16,19 +16,11 @@ from fedpriv.core.errors import one_line, some_of
 if TYPE_CHECKING:
     from fedpriv.models.machinery.texts import TextModelSettings
 
-__all__ = ["Adapted", "LoraLinear", "with_adapters"]
-
 ADAPTER = "default"  # peft's name of an adapter that has none
 
 
 class LoraLinear(nn.Module):
-    """A frozen Linear layer with an adapter: W x + b + (alpha / rank) B A x, B being zero at first.
-
-    Args:
-        base: the layer; it is frozen.
-        rank: rows of A, at least 1.
-        alpha: the scale is alpha over rank.
-    """
+    """A frozen Linear layer with an adapter: W x + b + (alpha / rank) B A x, B being zero at first."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -71,19 +63,7 @@ class Adapted(nn.Module):
 
 
 def with_adapters(network: nn.Module, settings: "TextModelSettings", layers: Sequence[str], head: str) -> Adapted:
-    """Return the network with adapters beside some of its Linear layers, all else frozen.
-
-    Args:
-        network: its layers are replaced.
-        settings: rank and alpha.
-        layers: the last names of the layers that get one.
-        head: the name of the layer that gives logits. Where it is one of classes, with a bias, it stays trained: a new
-            task's is random.
-
-    Raises:
-        InputError: no Linear layer has such a name, or a rank is above what a layer has room for, or the file of
-            adapters is not there or of another network.
-    """
+    """Return the network with adapters beside some of its Linear layers, all else frozen."""
     network.requires_grad_(False)
     linear = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
     chosen = {name: layer for name, layer in linear.items() if name.rpartition(".")[2] in layers}

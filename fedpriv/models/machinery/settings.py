@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from fedpriv.core.columns import Column
 
-__all__ = ["MODEL", "ModelSettings", "SequenceShape", "Shape", "TableModelSettings", "model_settings", "recorded_model"]
-
 Shape = tuple[int, int, int]
 
 # Up to version 0.2 the settings of every network had these keys. Noise is keyed by a digest of the settings.

@@ -12,8 +12,6 @@ from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shap
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TextModelSettings"]
-
 
 class TextModelSettings(ModelSettings):
     """The section of a network for sequences of tokens, int64 (B, T)."""
@@ -46,32 +44,19 @@ class TextModelSettings(ModelSettings):
         """Return a new network for such sequences; else as :meth:`network`."""
 
     def check_fits(self, sequences: SequenceShape, context: int | None) -> None:
-        """Refuse sequences that are longer than the network takes.
-
-        Raises:
-            InputError: they are.
-        """
+        """Refuse sequences that are longer than the network takes."""
         if context is not None and sequences.length > context:
             raise self.refusal(
                 f"data.text.length = {sequences.length} is longer than the {context} tokens that it reads"
             )
 
     def check_heads(self, width: int, heads: int) -> None:
-        """Refuse a width that heads cannot share.
-
-        Raises:
-            InputError: it is no multiple of their number.
-        """
+        """Refuse a width that heads cannot share."""
         if width % heads:
             raise self.refusal(f"width = {width} is no multiple of heads = {heads}")
 
     def adapted(self, network: "nn.Module", head: str) -> "nn.Module":
-        """Return the network itself, or with adapters on frozen weights where the settings ask for that.
-
-        Args:
-            network: all of it.
-            head: the name of the layer that gives logits, which stays trained where it is of classes.
-        """
+        """Return the network itself, or with adapters on frozen weights where the settings ask for that."""
         if self.lora_rank is None:
             return network
         from fedpriv.models.machinery.lora import with_adapters

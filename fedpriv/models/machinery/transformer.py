@@ -11,17 +11,9 @@ from typing_extensions import override
 
 from fedpriv.core.names import PAD
 
-__all__ = ["Attention", "Block", "Embedded", "last_tokens"]
-
 
 class Embedded(nn.Module):
-    """Tokens and their positions as vectors, added up.
-
-    Args:
-        vocabulary: tokens that there are.
-        length: positions that there are.
-        width: of a vector.
-    """
+    """Tokens and their positions as vectors, added up."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()
@@ -40,13 +32,7 @@ class Embedded(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention with several heads (Vaswani et al. 2017), written with Linear layers.
-
-    Args:
-        width: of what comes in and goes out; a multiple of ``heads``.
-        heads: that attend at once.
-        causal: whether a position sees itself and earlier ones only.
-    """
+    """Attention with several heads (Vaswani et al. 2017), written with Linear layers."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()

@@ -12,8 +12,6 @@ from fedpriv.service.questions import Answers
 if TYPE_CHECKING:
     from fedpriv.accounting.answers import Law
 
-__all__ = ["LabelConfidence"]
-
 
 @POLICIES.register
 class LabelConfidence(DrawnPolicy, HeadPolicy):

@@ -8,8 +8,6 @@ from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores
 from fedpriv.service.questions import Answers
 
-__all__ = ["LabelOnly"]
-
 
 @POLICIES.register
 class LabelOnly(AnswerPolicy):

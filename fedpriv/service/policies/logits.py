@@ -19,8 +19,6 @@ from fedpriv.service.questions import Answers
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger
 
-__all__ = ["NoisyLogits"]
-
 
 @POLICIES.register
 class NoisyLogits(VectorPolicy):

@@ -15,8 +15,6 @@ from fedpriv.service.policies import (
 )
 from fedpriv.service.questions import Answers
 
-__all__ = ["NoisyModel"]
-
 
 @POLICIES.register
 class NoisyModel(VectorPolicy):

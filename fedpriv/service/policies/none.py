@@ -8,8 +8,6 @@ from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
 from fedpriv.service.questions import Answers
 
-__all__ = ["Exact"]
-
 
 @POLICIES.register
 class Exact(AnswerPolicy):

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.core.records import Guarantee, Ledger
 
-__all__ = ["AsPublished"]
-
 _NOTHING = "with C classes all but one score leave without noise"
 
 

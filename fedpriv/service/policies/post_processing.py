@@ -13,8 +13,6 @@ from fedpriv.service.questions import Answers
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger
 
-__all__ = ["PostProcessing"]
-
 
 @POLICIES.register
 class PostProcessing(AnswerPolicy):

@@ -10,8 +10,6 @@ from fedpriv.core.settings import Integer
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
 from fedpriv.service.questions import Answers
 
-__all__ = ["Top"]
-
 
 @POLICIES.register
 class Top(AnswerPolicy):

@@ -22,8 +22,6 @@ from fedpriv.service.questions import Answers
 if TYPE_CHECKING:
     from fedpriv.accounting.answers import Law
 
-__all__ = ["NoisyVotes"]
-
 
 @POLICIES.register
 class NoisyVotes(HeadKeys, DrawnPolicy):
