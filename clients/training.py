@@ -85,7 +85,7 @@ def unprotected_upload(
 
 
 def answer_secret(secret: Secret, client: int, round_number: int, received: bytes) -> Secret:
-    """Return what the noise of one answer is keyed by: no other answer, to whatever was received, has the same noise."""
+    """Return the key of one answer's noise: no other answer, to whatever was received, has the same noise."""
     return secret.derived("answer", client, round_number, received)
 
 

@@ -88,7 +88,7 @@ def run_rounds(
 
 
 def _evaluate_last(world: World, state: State, folder: RunFolder) -> None:
-    """Evaluate the last round of a run that federation.target_epsilon ended: nobody knew before that it was the last."""
+    """Evaluate the last round of a run that federation.target_epsilon ended; it was not known to be the last."""
     *earlier, last = folder.rounds()
     # Versions that did not write how many examples were evaluated took all, in each round.
     if last.evaluated in (None, len(world.measured_rows)):

@@ -88,7 +88,7 @@ def calibrate(target_epsilon: float, release: Release) -> float:
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
-    """Return a point whose epsilon is at most the target and within the tolerance of it, or next to a jump across it."""
+    """Return a point whose epsilon is at most the target, and within the tolerance of it or next to a jump."""
     reached, step, limit = epsilon(private), _FIRST_STEP, exposed
     # Outwards until the target lies between: epsilon goes about with the reciprocal of the noise, or its square.
     while True:

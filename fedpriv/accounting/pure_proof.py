@@ -70,10 +70,12 @@ class PureProof(Proof):
         """Renyi privacy of one participation, after sampling of a fixed size, at ORDERS."""
 
     def pure(self) -> Claim:
+        """The figure without delta: releases add up."""
         once, count = self._pure_releases()
         return Claim(count * once, self.pure_theorem + (_SAMPLED_PURE if self.is_sampled else ""))
 
     def cheap_claims(self) -> list[Claim]:
+        """Claims that need no numerical composition."""
         pure = self.pure()
         named = Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}")
         return [named, self._composition(), self._renyi()]
@@ -89,6 +91,7 @@ class PureProof(Proof):
         return [*claims, type(self)(replace(self.release, sampling="full", rate=1.0)).best()]
 
     def notes(self) -> tuple[str, ...]:
+        """Remarks on the figure, with what Poisson sampling leaves open."""
         if self.release.sampling != "poisson":
             return super().notes()
         return (

@@ -90,7 +90,7 @@ def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
 
 
 def network_facts(world: World, policy: AnswerPolicy) -> Facts:
-    """Return sizes of the run's network, with what Lu et al. claim of it where their formulas are for such a network."""
+    """Return sizes of the run's network, and what Lu et al. claim of it where their formulas cover it."""
     hidden: tuple[int, ...] = getattr(world.experiment.model, "hidden", ())
     regularisation = getattr(policy, "regularisation", None)
     if regularisation is None or len(hidden) != 1:

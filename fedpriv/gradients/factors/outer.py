@@ -198,7 +198,7 @@ class Outer(Factor):
             yield self._inputs[chunk], self._errors[chunk]
 
     def _piece(self, size: int) -> int:
-        """How many rows of the matrix are multiplied out at once for all examples: half of the scratch for the result."""
+        """How many rows of the matrix are multiplied out at once: half of the scratch memory is for the result."""
         return self._step(2 * self._examples * self._wide, size)
 
     def _pieces(self, precise: bool) -> Iterator[Tensor]:
