@@ -54,7 +54,7 @@ def prompter_app(prompter: Prompter) -> ClientApp:
 
     @app.train("masked_votes")
     def vote(message: Message, context: Context) -> Message:
-        """Vote on the questions in the message, and reply with noisy counts of which the server can read the sum only."""
+        """Vote on the questions in the message, and reply with masked noisy counts: the server reads only their sum."""
         client = int(context.node_config["partition-id"])
         with discreet(client):
             questions = _questions(message)

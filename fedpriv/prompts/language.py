@@ -124,7 +124,7 @@ def _words(text: str) -> set[str]:
 
 
 class Transformer(Language):
-    """A local folder as transformers writes them: config.json, model.safetensors, tokenizer.json. Nothing is fetched."""
+    """A local folder as transformers writes it (config.json, model.safetensors, tokenizer.json); no downloads."""
 
     def __init__(self, folder: Path, batch: int) -> None:
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")]
