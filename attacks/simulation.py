@@ -37,7 +37,7 @@ from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.errors import InputError, cut, reason_of
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
-from fedpriv.data.sequences import NO_TARGET
+from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 

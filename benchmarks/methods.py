@@ -25,7 +25,7 @@ from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.cosine import draw_cosines
+from fedpriv.mechanisms.machinery.vmf_sampling import draw_cosines
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import ModelSettings
 from fedpriv.models.convnet import ConvnetSettings

@@ -13,7 +13,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
-from fedpriv.mechanisms.machinery.settings import NoiseAt
+from fedpriv.mechanisms.machinery.base import NoiseAt
 
 if TYPE_CHECKING:
     from fedpriv.core.algorithm import Handler

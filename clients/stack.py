@@ -22,10 +22,9 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.core.world import State, World, trained_parameters
 from fedpriv.gradients import Vector, plain_gradient
-from fedpriv.gradients.ghost import Entangled
+from fedpriv.gradients.ghost import TOLERANCE, Entangled
 from fedpriv.gradients.operator import first_line
 from fedpriv.gradients.stacked import StackedModel, stacked_model
-from fedpriv.gradients.subtree import TOLERANCE
 
 # Bytes of all models of a stack on a CPU, as far as a step works on them: what stays in its cache is not fetched anew.
 _CACHE_BYTES = 8 << 20

@@ -32,8 +32,7 @@ from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import NoisySettings
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.machinery.base import Mechanism, block_sizes
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.noise import stream
 

@@ -19,8 +19,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.federated import batch_loss, example_losses
 from fedpriv.core.world import tracked_buffers, trained_parameters
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector
-from fedpriv.gradients.coupled import coupled_layers, dropout_layers
-from fedpriv.gradients.factored import FactoredGradients
+from fedpriv.gradients.calls import coupled_layers, dropout_layers
+from fedpriv.gradients.dense import FactoredGradients
 from fedpriv.gradients.factors import Dyads, Factor, Memory, Rows
 
 # What acts on each number alone does so on a stack, too.

@@ -29,7 +29,7 @@ from fedpriv.core.federated import upload_sign
 from fedpriv.core.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Block, Vector
-from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism

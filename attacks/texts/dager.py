@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.core.names import END, PAD, START
-from fedpriv.data.sequences import NO_TARGET
+from fedpriv.data.tokenizers import NO_TARGET
 
 # Linear layers of a transformer as probes: what goes into each of them, and which tokens that depends on.
 #

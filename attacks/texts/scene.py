@@ -13,7 +13,7 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
-from fedpriv.data.sequences import NO_TARGET
+from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
 
 

@@ -24,7 +24,7 @@ from fedpriv.attacks.texts.soft import soft_targets
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.randomness import seeded_generators, torch_stream
-from fedpriv.data.sequences import NO_TARGET
+from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, flattened, per_example_gradients
 from fedpriv.gradients.operator import total, wide
 from fedpriv.models.machinery.gpt import Gpt

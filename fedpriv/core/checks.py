@@ -10,7 +10,7 @@ from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import refuse_mixed_examples
-from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.calls import coupled_layers
 
 LOSS = example_losses
 

@@ -27,9 +27,8 @@ from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
 from fedpriv.lattice import Share
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
-from fedpriv.mechanisms.machinery.settings import NoiseAt
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import Dataset
-from fedpriv.data.sequences import NO_TARGET
-from fedpriv.data.tokenizers import Tokenizer
+from fedpriv.data.tokenizers import NO_TARGET, Tokenizer
 
 Numbers = NDArray[np.int64]
 

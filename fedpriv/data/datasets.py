@@ -20,8 +20,8 @@ from fedpriv.core.names import END
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
-from fedpriv.data.sequences import TextFacts
 from fedpriv.data.source import DatasetStatus, Place, home
+from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
 
 __all__ = [

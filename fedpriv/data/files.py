@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedpriv.core.columns import Column, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
-from fedpriv.data.sequences import TextFacts
+from fedpriv.data.tokenizers import TextFacts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -39,11 +39,7 @@ class Place:
 
 
 def home(path: str) -> Path:
-    """Return a path with ~ replaced.
-
-    Raises:
-        InputError: that person has no folder.
-    """
+    """Return a path with ~ replaced."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -98,11 +94,7 @@ class Source(ABC):
     @classmethod
     @abstractmethod
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        """Return the images and labels, and where they were found.
-
-        Raises:
-            InputError: they are not there, cannot be fetched, are damaged, or take more memory than is allowed.
-        """
+        """Return the images and labels, and where they were found."""
 
     @classmethod
     @abstractmethod
@@ -115,9 +107,6 @@ class Source(ABC):
 
         What is not there is fetched, where the settings allow that. ``None``, the default: unknown, so that the data
         are read anew each time.
-
-        Raises:
-            InputError: they are not there, or cannot be fetched.
         """
         return None
 
@@ -174,11 +163,7 @@ class SingleFile(Source):
 
     @classmethod
     def found(cls, place: Place) -> Path:
-        """Return where the file is.
-
-        Raises:
-            InputError: it is not there.
-        """
+        """Return where the file is."""
         path = place.root / cls.file
         if not path.is_file():
             raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.origin}")

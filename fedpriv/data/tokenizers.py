@@ -1,7 +1,9 @@
-"""Tokenizers: from texts to numbers and back. The first three tokens mean the same in all of them.
+"""Tokenizers and token sequences: from texts to numbers and back. The first three tokens are the same in all.
 
 None of them learns from training texts: a vocabulary that did would tell of them what no noise protects.
 """
+
+from __future__ import annotations
 
 import csv
 import gzip
@@ -9,30 +11,22 @@ import re
 import string
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from typing_extensions import override
+from typing_extensions import TypeAliasType, override
 
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.npz import read_arrays, read_headers
 
-__all__ = [
-    "END",
-    "PAD",
-    "START",
-    "Bytes",
-    "LlamaTokens",
-    "Pairs",
-    "Tokenizer",
-    "Words",
-    "open_tokenizer",
-    "tokenizer_files",
-]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _OWN = ("<pad>", "<start>", "<end>")
 _STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"
@@ -166,7 +160,7 @@ class LlamaTokens(Tokenizer):
         self._merged = lru_cache(maxsize=1 << 16)(self._merge)
 
     @staticmethod
-    def read(path: Path) -> "LlamaTokens":
+    def read(path: Path) -> LlamaTokens:
         """Return the tokenizer that the file of the model holds."""
         headers = read_headers(path, ("vocab", "vocab_scores"))
         if len(headers) < 2:
@@ -236,3 +230,78 @@ def _public_words(path: Path) -> list[str]:
         raise InputError(f"{path}: no such file; data.text.tokenizer = 'word' takes its words from it") from None
     except (OSError, EOFError, zlib.error, csv.Error, KeyError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
+
+
+# From texts to sequences of tokens: padded or packed, for labels or for the next token.
+
+
+NO_TARGET = -100
+"""What stands where nothing is predicted; torch's cross entropy leaves it out."""
+
+Numbers = TypeAliasType("Numbers", "NDArray[np.int64]")
+
+
+@dataclass(frozen=True, eq=False)
+class TextFacts:
+    """What is to be known of a data set of texts, beside its tokens.
+
+    Attributes:
+        task: classify: the label of a sequence; next: each token from those before it.
+        tokenizer: that made the tokens.
+        keys: whose each training sequence is, (N,), numbers of ``key_names``; ``None``: nobody says.
+        key_names: the keys.
+        packed: whether sequences are cut from texts laid end to end.
+    """
+
+    task: Literal["classify", "next"]
+    tokenizer: Tokenizer
+    keys: Numbers | None = None
+    key_names: tuple[str, ...] = ()
+    packed: bool = False
+
+    def chosen(self, rows: Numbers) -> TextFacts:
+        """Return the facts of some training sequences."""
+        return self if self.keys is None else replace(self, keys=self.keys[rows])
+
+
+def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers:
+    """Return sequences (N, length), each a text with its beginning, cut off or padded at the end."""
+    return _padded([[START, *tokenizer.encode(text)][:length] for text in texts], length)
+
+
+def next_tokens(
+    tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int], length: int, pack: bool
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return inputs (N, length), the token after each, (N, length), and whose a sequence is, (N,)."""
+    import numpy as np
+
+    streams = _together(tokenizer, texts, owners) if pack else _apart(tokenizer, texts, owners)
+    pieces, whose = [], []
+    for owner, stream in streams:
+        starts = range(0, len(stream) - 1, length) if pack else (0,)
+        pieces += [stream[start : start + length + 1] for start in starts]
+        whose += [owner] * len(starts)
+    tokens = _padded(pieces, length + 1)
+    targets = np.where(tokens[:, 1:] == PAD, NO_TARGET, tokens[:, 1:])
+    return tokens[:, :-1], targets, np.array(whose, dtype=np.int64)
+
+
+def _apart(tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    for text, owner in zip(texts, owners, strict=True):
+        yield owner, [START, *tokenizer.encode(text), END]
+
+
+def _together(tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    streams: dict[int, list[int]] = {}
+    for owner, tokens in _apart(tokenizer, texts, owners):
+        streams.setdefault(owner, []).extend(tokens)
+    yield from streams.items()
+
+
+def _padded(rows: Sequence[Sequence[int]], length: int) -> Numbers:
+    import numpy as np
+
+    tokens = np.full((len(rows), length), PAD, dtype=np.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+    return tokens

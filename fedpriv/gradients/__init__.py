@@ -1,6 +1,6 @@
 """Per-example gradients of a batch as one linear operator, without handing out the matrix."""
 
-from fedpriv.gradients.backward import plain_gradient
+from fedpriv.gradients.calls import plain_gradient
 from fedpriv.gradients.dense import DenseGradients, zero_gradients
 from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector, flattened

@@ -1,15 +1,18 @@
-"""The parts of a model that hold parameters, and what is seen of them while the model runs."""
+"""The parts of a model that hold parameters, what they are given and return, and backward passes through all."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from fedpriv.gradients.operator import Vector
 from fedpriv.gradients.rules import has_rule
 
 
@@ -231,3 +234,76 @@ def reached(total: Tensor, parts: Sequence[Part]) -> Reached:
         following = sources[node] if node in sources else [next_node for next_node, _ in node.next_functions]
         open_.extend(next_node for next_node in following if next_node is not None)
     return visited
+
+
+# Backward passes as training does them, which reach more parameters than autograd's graph shows.
+#
+# A reentrant checkpoint runs its layers without a graph. Its backward pass runs them again, with a graph of their own,
+# and adds the gradients to ``.grad``: ``torch.autograd.grad`` returns none of them.
+
+
+def plain_gradient(total: Tensor, trained: Mapping[str, Tensor], *, retain_graph: bool = False) -> Vector:
+    """Return the gradients that ``total.backward()`` computes, zero where it reaches nothing; ``.grad`` is left as is.
+
+    Args:
+        total: a number that requires a gradient.
+        trained: leaves of autograd's graph by name.
+        retain_graph: whether another backward pass follows.
+    """
+    kept = {name: value.grad for name, value in trained.items()}
+    try:
+        for value in trained.values():
+            value.grad = None
+        total.backward(retain_graph=retain_graph)
+        return {
+            name: value.new_zeros(value.shape) if value.grad is None else value.grad.to_dense()
+            for name, value in trained.items()
+        }
+    finally:
+        for name, value in trained.items():
+            value.grad = kept[name]
+
+
+def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]:
+    """Return the parameters that a backward pass reaches past autograd's graph; the graph is kept.
+
+    Autograd adds to the gradient of a leaf once. Only a function written in Python can run a backward pass of its own.
+    """
+    graph = reached(total, ())
+    if not any(isinstance(node, BackwardCFunction) for node in graph.nodes):
+        return []
+    times: Counter[int] = Counter()
+    leaves = {id(value): value for value in trained.values()}  # a tied weight has two names
+    hooks = [
+        value.register_post_accumulate_grad_hook(lambda leaf: times.update((id(leaf),))) for value in leaves.values()
+    ]
+    with until_the_end(hooks):
+        plain_gradient(total, trained, retain_graph=True)
+    return [name for name, value in trained.items() if times[id(value)] > (id(value) in graph.leaves)]
+
+
+class RandomLayer(nn.Module):
+    """A layer of ours that draws random numbers in every forward pass of training."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws, apart from whether it is training."""
+        return True
+
+
+def coupled_layers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers that mix the examples of a batch: BatchNorm and its family."""
+    return tuple(name for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+
+
+def dropout_layers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers that are random while training: dropout with a probability above 0, and noise."""
+    return tuple(name for name, layer in model.named_modules() if _drops(layer))
+
+
+def _drops(layer: nn.Module) -> bool:
+    if isinstance(layer, RandomLayer):
+        return layer.draws
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    return isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) and layer.dropout > 0

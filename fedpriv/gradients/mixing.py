@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.core.threads import cpu_threads
-from fedpriv.gradients.backward import hidden_parameters, plain_gradient
-from fedpriv.gradients.calls import reached
+from fedpriv.gradients.calls import hidden_parameters, plain_gradient, reached
 from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.operator import Vector
 from fedpriv.gradients.per_example import Route, find_route, layer_of, per_example_gradients

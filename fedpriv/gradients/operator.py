@@ -142,7 +142,7 @@ class GradientOperator(ABC):
         """Return bounds, (B,), of the norm of what rounding adds to a gradient that is combined with a weight of 1.
 
         Beside a few roundings of each of its numbers. It is 0 but for gradients that are kept as sums, whose terms may
-        cancel. Norms above a thousand times this are right to a thousandth (``ACCURACY`` in the module ``rounding``).
+        cancel. Norms above a thousand times this are right to a thousandth (``ACCURACY`` in ``numerics``).
         """
 
     @abstractmethod

@@ -9,8 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
-from fedpriv.gradients.calls import find_parts
-from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.calls import coupled_layers, find_parts
 from fedpriv.gradients.dense import Loss, dense_gradients
 from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, gradients_of_parts, problem_of_model

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import TypeIs
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
@@ -23,9 +25,69 @@ from fedpriv.gradients.factors import (
     rows_are_cheaper,
     slices,
 )
-from fedpriv.gradients.norms import lengths
-from fedpriv.gradients.patches import Patches, most_uses, padded, patches
-from fedpriv.gradients.rounding import without_extremes
+from fedpriv.gradients.numerics import lengths, without_extremes
+
+
+class Patches:
+    """The patches as the rows of a matrix, copied out for the examples that are asked for: they take many times x.
+
+    Args:
+        x: its input, (B, in, *size).
+    """
+
+    def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, positions: int, group: int) -> None:
+        self._layer = layer
+        self._x = x.chunk(layer.groups, dim=1)[group]
+        self.shape = torch.Size((len(x), positions, layer.weight[0].numel()))
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return the patches of some examples, (n, T, in / groups * kernel)."""
+        x = self._x[examples]
+        return patches(self._layer, padded(self._layer, x).contiguous()).reshape(len(x), *self.shape[:0:-1]).mT
+
+
+def padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return some of a convolution's input, (n, channels, *size), with what the layer puts around it."""
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return functional.pad(x, padded_sides(layer), mode=mode)
+
+
+def padded_sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
+    """Return how much a convolution puts around its input, as torch's ``pad`` takes it."""
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        return list(layer._reversed_padding_repeated_twice)
+    return [side for width in reversed(layer.padding) for side in (width, width)]
+
+
+def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view.
+
+    Args:
+        x: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
+    """
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
+    positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]
+    steps = x.stride()[2:]
+    inside = [dilation * step for dilation, step in zip(layer.dilation, steps, strict=True)]
+    between = [stride * step for stride, step in zip(layer.stride, steps, strict=True)]
+    shape = (*x.shape[:2], *layer.kernel_size, *positions)
+    return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
+
+
+def most_uses(layer: nn.Conv1d | nn.Conv2d) -> int:
+    """Return how often a number of a convolution's input is in its patches, at most.
+
+    Along an axis a number is under ceil(k gcd(s, d) / s) places of a kernel of size k with stride s and dilation d, and
+    padding that repeats the input uses it once more for each place that is padded.
+    """
+    axes = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    uses = math.prod(-(-size * math.gcd(stride, dilation) // stride) for size, stride, dilation in axes)
+    if layer.padding_mode == "zeros":
+        return uses
+    sides = layer._reversed_padding_repeated_twice
+    return uses * math.prod(1 + left + right for left, right in zip(sides[::2], sides[1::2], strict=True))
+
 
 Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
 """(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
@@ -258,3 +320,142 @@ def _total(values: Tensor, axes: int) -> Tensor:
 def _positions(values: Tensor, axes: int) -> int:
     """How many positions an example has: of all axes between the first and the last ``axes``."""
     return math.prod(values.shape[1 : values.ndim - axes])
+
+
+# Torch's multi-head attention: its projections are Linear layers, whose gradients need never be written out.
+#
+# The module calls no layers of its own, so what lies between its projections is computed once more: from the recorded
+# input to the projected queries, keys and values, from these to what the heads attend to, and one backward pass between
+# the two.
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What an attention module computed.
+
+    Attributes:
+        inputs: of the projections to queries, keys and values, (B, T, width) each; the same tensor where they are one.
+        projected: queries, keys and values, (B, T, width) each, leaves of autograd's graph.
+        heads: what the heads attend to, (B, T, width), a function of ``projected``: the output projection's input.
+        output: (B, T, width).
+    """
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    projected: tuple[Tensor, Tensor, Tensor]
+    heads: Tensor
+    output: Tensor
+
+
+def is_usual(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
+    """Tell whether a module is an attention whose gradients :func:`attention_factors` knows.
+
+    Examples come first, keys and values are as wide as queries, nothing is added to them, no attention is dropped, and
+    all four projections are trained.
+    """
+    if type(module) is not nn.MultiheadAttention or module.in_proj_weight is None or not module.batch_first:
+        return False
+    hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    extras = module.bias_k is not None or module.bias_v is not None or module.add_zero_attn
+    drops = module.training and module.dropout > 0
+    return not (extras or drops or any(hooks) or "forward" in vars(module)) and _is_trained(module)
+
+
+def _is_trained(module: nn.MultiheadAttention) -> bool:
+    return all(value.requires_grad for value in module.parameters())
+
+
+def attend(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> Attended:
+    """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand.
+
+    Args:
+        query: (B, T, width).
+        key: (B, S, width).
+        value: (B, S, width).
+        key_padding_mask: (B, S); bool: true where a key is not attended to; else added to the scores.
+        attn_mask: (T, S) or (B heads, T, S); as ``key_padding_mask``.
+    """
+    dtype = module.in_proj_weight.dtype
+    inputs = tuple(given.to(dtype) for given in (query, key, value))
+    weights = module.in_proj_weight.detach().chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+    layers = zip(inputs, weights, biases, strict=True)
+    q, k, v = (functional.linear(x, weight, bias).requires_grad_() for x, weight, bias in layers)
+    mask = _mask(module, q, k, key_padding_mask, attn_mask)
+    with torch.enable_grad():
+        split = [part.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for part in (q, k, v)]
+        attended = functional.scaled_dot_product_attention(split[0], split[1], split[2], attn_mask=mask)
+        heads = attended.transpose(1, 2).flatten(2)
+    bias = None if module.out_proj.bias is None else module.out_proj.bias.detach()
+    output = functional.linear(heads.detach(), module.out_proj.weight.detach(), bias)
+    return Attended((inputs[0], inputs[1], inputs[2]), (q, k, v), heads, output)
+
+
+def _mask(
+    module: nn.MultiheadAttention, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None
+) -> Tensor | None:
+    """What is added to the scores (B, heads, T, S), in a shape that extends to that; ``None``: nothing."""
+    total: Tensor | None = None
+    if mask is not None:
+        total = _added(mask, q.dtype)
+        if mask.ndim == 3:
+            total = total.view(len(q), module.num_heads, q.shape[1], k.shape[1])
+    if padding is not None:
+        added = _added(padding, q.dtype)[:, None, None, :]
+        total = added if total is None else total + added
+    return total
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -torch.inf)
+
+
+def attention_factors(
+    module: nn.MultiheadAttention, attended: Attended, error: Tensor, memory: Memory
+) -> dict[str, Factor]:
+    """Return the factors of the module's parameters by their names in it.
+
+    Args:
+        error: the gradients of its output, (B, T, width).
+    """
+    error = error.to(attended.output.dtype)
+    factors = {"out_proj.weight": of_products(attended.heads.detach(), error, memory)}
+    if module.out_proj.bias is not None:
+        factors["out_proj.bias"] = summed_positions(error, 1, memory)
+    inner = torch.autograd.grad(attended.heads, attended.projected, error @ module.out_proj.weight.detach())
+    factors["in_proj_weight"] = _projections(attended.inputs, inner, memory)
+    if module.in_proj_bias is not None:
+        # Laid side by side at the longest of the three lengths: what is added sums over positions.
+        factors["in_proj_bias"] = summed_positions(_side_by_side(inner), 1, memory)
+    return factors
+
+
+def _projections(inputs: tuple[Tensor, ...], errors: tuple[Tensor, ...], memory: Memory) -> Factor:
+    """The gradients of the three projections' weights in one: one matrix where all have the same input."""
+    query, key, value = inputs
+    if _is_same(query, key) and _is_same(query, value):
+        return of_products(query, torch.cat(errors, dim=2), memory)
+    parts = [outer(x, error, memory) for x, error in zip(inputs, errors, strict=True)]
+    shape = torch.Size((3 * query.shape[2], query.shape[2]))
+    return Stacked(parts, len(query), shape, memory.scratch)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _side_by_side(errors: tuple[Tensor, ...]) -> Tensor:
+    longest = max(error.shape[1] for error in errors)
+    padded = [functional.pad(error, (0, 0, 0, longest - error.shape[1])) for error in errors]
+    return torch.cat(padded, dim=2)

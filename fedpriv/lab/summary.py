@@ -36,7 +36,7 @@ from fedpriv.lab.knowledge import knowledge_sentences
 from fedpriv.lab.labels import label_sentences
 from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import row_result
-from fedpriv.mechanisms.machinery.settings import NoiseAt
+from fedpriv.mechanisms.machinery.base import NoiseAt
 
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 

@@ -3,7 +3,7 @@
 These files are read whenever an experiment is, so they import torch and scipy where they use them.
 """
 
-from fedpriv.mechanisms.machinery.settings import (
+from fedpriv.mechanisms.machinery.base import (
     MECHANISM,
     MechanismSettings,
     NoisySettings,

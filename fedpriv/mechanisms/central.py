@@ -10,7 +10,7 @@ from typing_extensions import override
 from fedpriv.core.names import AdjacencyName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.gaussian import GaussianFamily, GaussianMechanism
-from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt
+from fedpriv.mechanisms.machinery.base import ClipNorm, NoiseAt
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Proof

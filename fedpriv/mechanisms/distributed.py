@@ -12,7 +12,7 @@ from fedpriv.core.names import AdjacencyName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Count, Real
 from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.mechanisms.machinery.settings import ClipNorm, NoiseAt, NoisySettings
+from fedpriv.mechanisms.machinery.base import ClipNorm, NoiseAt, NoisySettings
 
 if TYPE_CHECKING:
     from fedpriv.accounting.proofs import Proof

@@ -13,8 +13,16 @@ from typing_extensions import override
 from fedpriv.core.names import AdjacencyName, CalibrationName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Epsilon
-from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_clip_norm, check_noise
-from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
+from fedpriv.mechanisms.machinery.base import (
+    BlockMechanism,
+    ClipNorm,
+    Contender,
+    Mechanism,
+    Multiplier,
+    NoisySettings,
+    check_clip_norm,
+    check_noise,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,7 +157,7 @@ class NormalNoise(BlockMechanism):
         sources: NDArray[np.int64],
         rng: np.random.Generator,
     ) -> NDArray[np.float64] | None:
-        from fedpriv.mechanisms.machinery.products import normal_products
+        from fedpriv.mechanisms.machinery.vmf_sampling import normal_products
 
         (gram,), (variance,) = grams, variances
         return normal_products(gram, variance, sources, rng)[None]

@@ -16,8 +16,7 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Count, Real
 from fedpriv.mechanisms.gaussian import GaussianFamily, NormalNoise
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.settings import ClipNorm, PublicModel
+from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism, PublicModel
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,15 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Epsilon
-from fedpriv.mechanisms.machinery.base import Mechanism, check_clip_norm, check_noise
-from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, Multiplier, NoisySettings
+from fedpriv.mechanisms.machinery.base import (
+    ClipNorm,
+    Contender,
+    Mechanism,
+    Multiplier,
+    NoisySettings,
+    check_clip_norm,
+    check_noise,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

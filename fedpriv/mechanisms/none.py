@@ -11,8 +11,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
-from fedpriv.mechanisms.machinery.settings import MechanismSettings
+from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, MechanismSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,17 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Epsilon, NonNegative
-from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism, check_batch_size
-from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
-from fedpriv.mechanisms.machinery.settings import ClipNorm, Contender, NoisySettings
+from fedpriv.mechanisms.machinery.base import (
+    BlockMechanism,
+    ClipNorm,
+    Contender,
+    Mechanism,
+    NoisySettings,
+    block_length,
+    block_runs,
+    block_sizes,
+    check_batch_size,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,7 +118,7 @@ class VmfMechanism(BlockMechanism):
     """Each block of each gradient is scaled (not clipped) to a public length and turned by a von Mises-Fisher draw.
 
     A gradient of zero has no direction and gets a uniform one. So does a gradient that is not finite, and one of which
-    only rounding errors are left (see the module ``batch_sum``); that depends on the gradient alone. The sum over the
+    only rounding errors are left (see ``vmf_sampling``); that depends on the gradient alone. The sum over the
     batch is drawn exactly from the gradients' inner products, not from B draws of K numbers; for blocks of a given
     size, which cut through layers, from draws of the blocks (see the module ``block_sum``).
 
@@ -136,8 +144,8 @@ class VmfMechanism(BlockMechanism):
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        from fedpriv.gradients.rounding import reaches
-        from fedpriv.mechanisms.machinery.stacked_sum import draw_sums
+        from fedpriv.gradients.numerics import reaches
+        from fedpriv.mechanisms.machinery.vmf_sampling import draw_sums
 
         if block_length(self.blocks) is not None:
             return super().release_each(gradients, batch_size, noises)
@@ -151,8 +159,8 @@ class VmfMechanism(BlockMechanism):
         return released
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
-        from fedpriv.mechanisms.machinery.batch_sum import draw_sum
         from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
+        from fedpriv.mechanisms.machinery.vmf_sampling import draw_sum
 
         rng = noise.numpy()
         scale, names = self.scale / batch_size, tuple(gradients.shapes)
@@ -198,7 +206,7 @@ class VmfMechanism(BlockMechanism):
     ) -> NDArray[np.float64] | None:
         import numpy as np
 
-        from fedpriv.mechanisms.machinery.products import directional_products
+        from fedpriv.mechanisms.machinery.vmf_sampling import directional_products
 
         lengths = np.sqrt(np.diagonal(grams, axis1=1, axis2=2))
         if self.kappa == 0:  # nothing is expected
@@ -233,12 +241,12 @@ class VmfMechanism(BlockMechanism):
         return self._length(blocks.shape[1]) * (inverse_norm(blocks.square().sum(dim=1, keepdim=True)) * blocks)
 
     def _length(self, dimension: int) -> float:
-        from fedpriv.mechanisms.machinery.cosine import mean_cosine
+        from fedpriv.mechanisms.machinery.vmf_sampling import mean_cosine
 
         return self.scale * mean_cosine(self.kappa, dimension)
 
     def _across(self, dimension: int) -> float:
         """The variance of a draw in each coordinate across its mean direction (see the module ``law``)."""
-        from fedpriv.mechanisms.machinery.cosine import mean_cosine
+        from fedpriv.mechanisms.machinery.vmf_sampling import mean_cosine
 
         return mean_cosine(self.kappa, dimension) / self.kappa if self.kappa else 1 / dimension

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MODELS
 from fedpriv.core.settings import Count
-from fedpriv.models.machinery.settings import SequenceShape
-from fedpriv.models.machinery.texts import TextModelSettings
+from fedpriv.models.machinery.settings import SequenceShape, TextModelSettings
 
 if TYPE_CHECKING:
     from torch import nn

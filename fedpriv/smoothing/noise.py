@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedpriv.gradients.coupled import RandomLayer
+from fedpriv.gradients.calls import RandomLayer
 
 Place = Literal["hidden", "input"]
 NormName = Literal["l2", "linf"]

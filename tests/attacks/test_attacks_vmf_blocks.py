@@ -22,7 +22,7 @@ from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import (
 )
 from fedpriv.attacks.reconstruction.priors import GaussianPrior, fit_prior
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.mechanisms.machinery.cosine import draw_cosines
+from fedpriv.mechanisms.machinery.vmf_sampling import draw_cosines
 from tests.cases import in_one_test
 
 CONFIG = ClosedFormSettings()

@@ -13,7 +13,7 @@ from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.world import World, build_world
 from fedpriv.gradients.ghost import Entangled
-from fedpriv.gradients.stacked_layers import as_groups, of_patches, one_by_one
+from fedpriv.gradients.stacked import as_groups, of_patches, one_by_one
 from tests.cases import in_one_test
 
 MODELS: dict[str, dict[str, object]] = {

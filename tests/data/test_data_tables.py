@@ -18,10 +18,10 @@ from fedpriv.core.columns import Column, cell_texts, decode
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.data import bounds
-from fedpriv.data.bounds import EDGES, estimated_bounds
+from fedpriv.data import tables
 from fedpriv.data.datasets import Dataset, load_dataset, place_of
 from fedpriv.data.sets.csv import private_bounds
+from fedpriv.data.tables import EDGES, estimated_bounds
 
 CITIES, COUNT = ("Bern", "Oslo", "Rome"), 60
 AGE = {"name": "age", "low": 0, "high": 90}
@@ -177,7 +177,7 @@ def test_numbers_lie_within_their_estimated_bounds(tmp_path: Path) -> None:
 
 def test_replacing_a_row_moves_the_counts_by_two_at_most() -> None:
     values = np.array([-5e20, -3.0, -1.0, 0.0, 2.0**-12, 1.0, 7.5, 1e20, np.nan])
-    counts = bounds._counts
+    counts = tables._counts
     moved = [
         np.abs(counts(values) - counts(np.r_[values[:row], other, values[row + 1 :]])).sum()
         for row in range(len(values))
@@ -192,7 +192,7 @@ def test_replacing_a_row_moves_the_counts_by_two_at_most() -> None:
 def test_the_noise_is_two_sided_geometric() -> None:
     """False alarm 1e-6: chi-squared against P(k) = (1 - a) / (1 + a) a^|k|, a = exp(-epsilon)."""
     epsilon, count, most = 0.7, 100_000, 8
-    noise = bounds._geometric(count, epsilon, NOISE.stream("test").numpy())
+    noise = tables._geometric(count, epsilon, NOISE.stream("test").numpy())
     ratio = np.exp(-epsilon)
     wanted = (1 - ratio) / (1 + ratio) * ratio ** np.abs(np.arange(-most, most + 1))
     seen = np.array([(noise == k).sum() for k in range(-most, most + 1)])

@@ -18,8 +18,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.partition import partition_indices
-from fedpriv.data.sequences import NO_TARGET, next_tokens
-from fedpriv.data.tokenizers import Bytes, LlamaTokens, Pairs, Words
+from fedpriv.data.tokenizers import NO_TARGET, Bytes, LlamaTokens, Pairs, Words, next_tokens
 from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))

@@ -10,11 +10,9 @@ from gradient_models import CASES, CLASSES, build, loss, one_by_one
 from torch import Tensor, nn
 
 from fedpriv.gradients import DenseGradients, GradientOperator, per_example_gradients, rules
-from fedpriv.gradients.dense import dense_gradients
-from fedpriv.gradients.factored import FactoredGradients
+from fedpriv.gradients.dense import FactoredGradients, dense_gradients
 from fedpriv.gradients.factors import Factor, Outer, Stacked, Tied
-from fedpriv.gradients.norms import lengths, row_norms
-from fedpriv.gradients.rounding import LARGEST_SIDE, of_sums
+from fedpriv.gradients.numerics import LARGEST_SIDE, lengths, of_sums, row_norms
 from tests.cases import in_one_test
 from tests.noise import stream
 

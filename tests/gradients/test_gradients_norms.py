@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedpriv.gradients import DenseGradients
-from fedpriv.gradients.norms import PIECE, row_norms
+from fedpriv.gradients.numerics import PIECE, row_norms
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test

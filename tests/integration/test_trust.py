@@ -31,7 +31,7 @@ from fedpriv.lab.audit import audit_run
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
-from fedpriv.mechanisms.machinery.settings import NoiseAt
+from fedpriv.mechanisms.machinery.base import NoiseAt
 from fedpriv.report import reported
 from fedpriv.server.central import noised_mean
 from fedpriv.server.exchange import question

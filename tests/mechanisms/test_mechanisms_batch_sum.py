@@ -16,10 +16,16 @@ from torch.nn import functional
 from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.mechanisms.machinery.batch_sum import _walk, cut_groups, group_size, made_parts
-from fedpriv.mechanisms.machinery.cosine import draw_uniform_cosines
-from fedpriv.mechanisms.machinery.small_draws import draw_small
-from fedpriv.mechanisms.machinery.span import Basis, spectral_basis
+from fedpriv.mechanisms.machinery.vmf_sampling import (
+    Basis,
+    _walk,
+    cut_groups,
+    draw_small,
+    draw_uniform_cosines,
+    group_size,
+    made_parts,
+    spectral_basis,
+)
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
@@ -66,7 +72,7 @@ CUT = [
 def test_groups_agree_with_adding_up(
     case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.vmf_sampling.group_size", lambda gradients, block: size)
     rows, count = gradients(case, examples, dimension), 200
     expected = draw_sums(rows, 4.0, 10 * count, np.random.default_rng(63))
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 64), expected) > ALARM
@@ -87,7 +93,7 @@ def test_batches_are_cut_where_pairs_are_dear() -> None:
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_groups_cover_the_batch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, all but the last of one size, and the normal vectors of those drawn together within the memory."""
-    monkeypatch.setattr("fedpriv.mechanisms.machinery.batch_sum.group_size", lambda gradients, block: size)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.vmf_sampling.group_size", lambda gradients, block: size)
     for examples, chunk_bytes in product((0, 1, 4, 7, 16, 35), (1, 100, 400, 1 << 20)):
         given = f"{examples} examples, {chunk_bytes} bytes"
         rows = torch.arange(12.0 * examples).view(examples, 12)

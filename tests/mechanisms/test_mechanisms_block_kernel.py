@@ -27,7 +27,7 @@ triton = pytest.importorskip("triton", reason="Triton comes with torch for Linux
 
 import triton.language as tl  # noqa: E402
 
-from fedpriv.mechanisms.machinery import block_kernel, kernel_noise  # noqa: E402
+from fedpriv.mechanisms.machinery import block_kernel  # noqa: E402
 
 ALARM = 1e-4
 KEY = np.frombuffer(b"0123456789abcdefghijklmnopqrstuv", dtype=np.uint32)
@@ -48,7 +48,7 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @triton.jit
 def _write_words(out, key, row, example, part, call, ROUNDS: tl.constexpr):
     rows = row + tl.arange(0, 1)
-    words = kernel_noise.cipher(key, rows, example + tl.arange(0, 1), part + tl.arange(0, 1), call, ROUNDS)
+    words = block_kernel.cipher(key, rows, example + tl.arange(0, 1), part + tl.arange(0, 1), call, ROUNDS)
     for number in tl.static_range(16):
         tl.store(out + number + tl.arange(0, 1), words[number].to(tl.int32, bitcast=True))
 
@@ -83,7 +83,7 @@ def test_cipher(rounds: int) -> None:
 @triton.jit
 def _write_normal(out, key, call, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.arange(0, ROWS)
-    numbers = kernel_noise.normal(key, row, tl.zeros_like(row), call, WIDTH)
+    numbers = block_kernel.normal(key, row, tl.zeros_like(row), call, WIDTH)
     tl.store(out + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], numbers)
 
 
@@ -103,10 +103,10 @@ def test_normal_numbers() -> None:
 def _write_shares(out, words, COUNT: tl.constexpr):
     place = tl.arange(0, COUNT)
     word = tl.load(words + place).to(tl.uint32, bitcast=True)
-    across, up = kernel_noise.on_circle(word)
+    across, up = block_kernel.on_circle(word)
     tl.store(out + place, across)
     tl.store(out + COUNT + place, up)
-    tl.store(out + 2 * COUNT + place, kernel_noise.uniform(word, word))
+    tl.store(out + 2 * COUNT + place, block_kernel.uniform(word, word))
 
 
 def test_points_of_the_circle_and_uniform_numbers() -> None:
@@ -205,7 +205,7 @@ def test_a_sign_tells_nothing_of_the_size() -> None:
 def _write_flips(out, words, other, COUNT: tl.constexpr):
     place = tl.arange(0, COUNT)
     word = tl.load(words + place).to(tl.uint32, bitcast=True)
-    tl.store(out + place, (kernel_noise.uniform(word, word) <= other).to(tl.int32))
+    tl.store(out + place, (block_kernel.uniform(word, word) <= other).to(tl.int32))
 
 
 def test_rare_signs_are_as_rare_as_they_should_be() -> None:
@@ -222,13 +222,13 @@ def test_extreme_bits_give_finite_draws(monkeypatch: pytest.MonkeyPatch, word: i
     """Directions of which all words of the cipher are the same; the cosines keep theirs, or none would be accepted."""
     if DEVICE != "cpu":
         pytest.skip("a compiled program cannot be given other words")
-    original = kernel_noise.cipher
+    original = block_kernel.cipher
 
     def extreme(key, row, example, part, call, ROUNDS):  # type: ignore[no-untyped-def]
         words = original(key, row, example, part, call, ROUNDS)
         return tuple(value * 0 + word for value in words) if part.handle.data.max() == 0 else words
 
-    monkeypatch.setattr(kernel_noise, "cipher", extreme)
+    monkeypatch.setattr(block_kernel, "cipher", extreme)
     monkeypatch.setattr(block_kernel, "cipher", extreme)
     rows = np.concatenate([np.eye(length).ravel(), np.ones(length), np.zeros(length)])[None]
     drawn = released(rows, 5.0, length, 94).reshape(-1, length)
@@ -244,14 +244,14 @@ def test_no_block_of_the_cipher_is_used_twice(
     if DEVICE != "cpu":
         pytest.skip("a compiled program does not tell")
     used: list[tuple[int, ...]] = []
-    original = kernel_noise.cipher
+    original = block_kernel.cipher
 
     def noted(key, row, example, part, call, ROUNDS):  # type: ignore[no-untyped-def]
         counters = (np.atleast_1d(value.handle.data) for value in (row, example, part, call))
         used.extend(zip(*(all_.ravel().tolist() for all_ in np.broadcast_arrays(*counters)), strict=True))
         return original(key, row, example, part, call, ROUNDS)
 
-    monkeypatch.setattr(kernel_noise, "cipher", noted)
+    monkeypatch.setattr(block_kernel, "cipher", noted)
     monkeypatch.setattr(block_kernel, "cipher", noted)
     rows = gradients("independent", 3, sum(numbers))
     parts = {"a": rows[:, : numbers[0]], "b": rows[:, numbers[0] :]}

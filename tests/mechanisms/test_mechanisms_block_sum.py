@@ -15,8 +15,8 @@ from vmf_oracle import draw_sums
 
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.machinery import block_sum as block_sum_module
+from fedpriv.mechanisms.machinery.base import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
-from fedpriv.mechanisms.machinery.blocks import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test
 from tests.noise import stream

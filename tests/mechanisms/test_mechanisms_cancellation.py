@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedpriv.gradients import DenseGradients, GradientOperator, Vector, per_example_gradients
-from fedpriv.gradients.rounding import ACCURACY
+from fedpriv.gradients.numerics import ACCURACY
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.heterogeneous import HeterogeneousGaussianMechanism
 from fedpriv.mechanisms.laplace import LaplaceMechanism
-from fedpriv.mechanisms.machinery import batch_sum
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.machinery import vmf_sampling
+from fedpriv.mechanisms.machinery.base import Mechanism, block_sizes
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test
@@ -197,10 +196,10 @@ def test_a_bias_before_a_normalisation_has_no_direction(written: bool) -> None:
 
 
 @contextmanager
-def recorded() -> Iterator[list[tuple[batch_sum.Directions, batch_sum.Basis]]]:
+def recorded() -> Iterator[list[tuple[vmf_sampling.Directions, vmf_sampling.Basis]]]:
     """The directions and bases that draws are made from, as they come."""
-    used: list[tuple[batch_sum.Directions, batch_sum.Basis]] = []
-    original = batch_sum.directions_of
+    used: list[tuple[vmf_sampling.Directions, vmf_sampling.Basis]] = []
+    original = vmf_sampling.directions_of
 
     def record(*arguments: object) -> object:
         found = original(*arguments)
@@ -208,7 +207,7 @@ def recorded() -> Iterator[list[tuple[batch_sum.Directions, batch_sum.Basis]]]:
             used.append(found)
         return found
 
-    with patch.object(batch_sum, "directions_of", record):
+    with patch.object(vmf_sampling, "directions_of", record):
         yield used
 
 
@@ -224,7 +223,7 @@ def near(distances: list[float], dimension: int, dtype: torch.dtype) -> Tensor:
     return torch.stack(rows).to(dtype)
 
 
-def assert_sound(used: list[tuple[batch_sum.Directions, batch_sum.Basis]], tolerance: float) -> int:
+def assert_sound(used: list[tuple[vmf_sampling.Directions, vmf_sampling.Basis]], tolerance: float) -> int:
     """Directions have length 1 and bases are orthonormal as they are combined; return the number of directions."""
     count = 0
     for directions, bases in used:
@@ -253,7 +252,7 @@ def test_rows_near_to_each_other(
 ) -> None:
     """Duplicates, near duplicates, opposite and zero rows at once: no draw is longer than 1 for its company."""
     if size:
-        monkeypatch.setattr(batch_sum, "group_size", lambda gradients, block: size)
+        monkeypatch.setattr(vmf_sampling, "group_size", lambda gradients, block: size)
     rows = near([10.0**-exponent for exponent in range(1, 9)], dimension, dtype)
     with recorded() as used:
         release(VmfMechanism(3.0), DenseGradients({"a": rows}))
@@ -270,7 +269,7 @@ def test_sums_near_to_each_other(
 ) -> None:
     """The same examples again, and again a little different, where gradients are kept as sums that nearly cancel."""
     if size:
-        monkeypatch.setattr(batch_sum, "group_size", lambda gradients, block: size)
+        monkeypatch.setattr(vmf_sampling, "group_size", lambda gradients, block: size)
 
     def repeat(x: Tensor, errors: Tensor) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -301,7 +300,7 @@ def test_a_direction_depends_on_its_row_alone() -> None:
 def directions_of(gradients: GradientOperator, block: str) -> list[bool]:
     """Which gradients have a direction."""
     with recorded() as used:
-        batch_sum.draw_sum(gradients, 3.0, 1.0, (block,), stream(), np.random.default_rng(1))
+        vmf_sampling.draw_sum(gradients, 3.0, 1.0, (block,), stream(), np.random.default_rng(1))
     return [bool(scale > 0) for directions, _ in used for scale in directions.scales.flatten()]
 
 

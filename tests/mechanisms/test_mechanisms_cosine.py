@@ -9,7 +9,7 @@ import pytest
 from scipy import special, stats
 from vmf_oracle import angle_law
 
-from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines, draw_uniform_cosines, mean_cosine
+from fedpriv.mechanisms.machinery.vmf_sampling import Cosines, draw_cosines, draw_uniform_cosines, mean_cosine
 from tests.cases import in_one_test
 
 ALARM = 1e-5

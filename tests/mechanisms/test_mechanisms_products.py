@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.products import directional_products, normal_products
+from fedpriv.mechanisms.machinery.vmf_sampling import directional_products, normal_products
 from tests.cases import in_one_test
 from tests.noise import stream
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.mechanisms.machinery.span import Basis, spectral_basis, triangular_basis
+from fedpriv.mechanisms.machinery.vmf_sampling import Basis, spectral_basis, triangular_basis
 from tests.cases import in_one_test
 
 EPS = float(torch.finfo(torch.float64).eps)

@@ -14,8 +14,7 @@ from torch.nn import functional
 from fedpriv.gradients import DenseGradients, Vector, per_example_gradients
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.blocks import block_sizes
+from fedpriv.mechanisms.machinery.base import Mechanism, block_sizes
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states
 from fedpriv.gradients import refuse_mixed_examples
-from fedpriv.gradients.coupled import coupled_layers, dropout_layers
+from fedpriv.gradients.calls import coupled_layers, dropout_layers
 from fedpriv.models import ModelSettings, model_settings
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model, model_digest

@@ -25,8 +25,8 @@ import fedpriv.algorithms.pate.client
 import fedpriv.algorithms.pate.server
 import fedpriv.clients.secure
 import fedpriv.core.world
-import fedpriv.data.bounds
 import fedpriv.data.sets.csv
+import fedpriv.data.tables
 import fedpriv.engines.inline
 import fedpriv.prompts.classify
 import fedpriv.prompts.client
@@ -734,11 +734,11 @@ def without_noise_of_the_run(patch: Patch) -> None:
 def bounds(folder: Path, patch: Patch) -> None:
     """Bounds of a table's numbers: how often a count just above the threshold is missed."""
     epsilon, tries = 1.0, 200
-    scale = fedpriv.data.bounds._SENSITIVITY / epsilon
-    threshold = scale * np.log((len(fedpriv.data.bounds.EDGES) - 1) / fedpriv.data.bounds.FALSE_ALARMS)
+    scale = fedpriv.data.tables._SENSITIVITY / epsilon
+    threshold = scale * np.log((len(fedpriv.data.tables.EDGES) - 1) / fedpriv.data.tables.FALSE_ALARMS)
     rows = int(threshold) + 1
     numbers = {"height": np.concatenate([np.full(10 * rows, 1.5), np.full(rows, 100.0)])}
-    high = [fedpriv.data.bounds.estimated_bounds(numbers, epsilon, Secret.drawn())["height"][1] for _ in range(tries)]
+    high = [fedpriv.data.tables.estimated_bounds(numbers, epsilon, Secret.drawn())["height"][1] for _ in range(tries)]
     # Two-sided geometric noise: P(noise < 1 - fraction), that is P(noise <= 0) or less.
     ratio = np.exp(-1 / scale)
     least = np.floor(threshold) + 1 - rows
@@ -747,7 +747,7 @@ def bounds(folder: Path, patch: Patch) -> None:
 
 
 def without_noise_of_bounds(patch: Patch) -> None:
-    patch.setattr(fedpriv.data.bounds, "_geometric", lambda count, *_: np.zeros(count, dtype=np.int64))
+    patch.setattr(fedpriv.data.tables, "_geometric", lambda count, *_: np.zeros(count, dtype=np.int64))
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from fedpriv.core.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, _built
 from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
-from fedpriv.gradients.factored import FactoredGradients
+from fedpriv.gradients.dense import FactoredGradients
 from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -346,8 +346,8 @@ def any_length(gradients: GradientOperator, block: Block | None) -> Tensor:
 
 
 CANCELLING: dict[str, object] = {
-    "fedpriv.gradients.factored.FactoredGradients.roundings": no_rounding,
-    "fedpriv.mechanisms.machinery.batch_sum._shortest": any_length,
+    "fedpriv.gradients.dense.FactoredGradients.roundings": no_rounding,
+    "fedpriv.mechanisms.machinery.vmf_sampling._shortest": any_length,
 }
 
 # finding -> module.name of what fixes it: what stands in for it.

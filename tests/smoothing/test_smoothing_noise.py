@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
 from fedpriv.gradients import per_example_gradients
-from fedpriv.gradients.coupled import dropout_layers
+from fedpriv.gradients.calls import dropout_layers
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
 from fedpriv.smoothing.build import certified_rows, public_rows

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.gradients.patches import padded_sides
+from fedpriv.gradients.rules import padded_sides
 
 # The work of convolutions' kernel gradients, as operators: patches of a few images at a time, or grouped convolutions.
 #

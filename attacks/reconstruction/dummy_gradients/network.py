@@ -24,7 +24,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patche
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Factor, Outer, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
-from fedpriv.gradients.coupled import coupled_layers
+from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import first_line
 

@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.machinery.cosine import mean_cosine
+from fedpriv.mechanisms.machinery.vmf_sampling import mean_cosine
 
 # The image of one example from the gradient of a first Linear layer: exact without noise, the best guess with it.
 #

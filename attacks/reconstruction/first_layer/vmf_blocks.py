@@ -35,7 +35,7 @@ from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.mechanisms.machinery.blocks import block_length
+from fedpriv.mechanisms.machinery.base import block_length
 from fedpriv.mechanisms.vmf import VmfMechanism
 
 TURNS = 20  # of rows and directions, before rows are weighted by what they are likely to say

@@ -7,7 +7,7 @@ from pydantic import Field
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Real
-from fedpriv.mechanisms.machinery.settings import ClipNorm
+from fedpriv.mechanisms.machinery.base import ClipNorm
 
 
 @SECTIONS.register

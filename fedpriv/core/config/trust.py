@@ -7,7 +7,7 @@ from fedpriv.core.registry import MECHANISMS
 
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
-    from fedpriv.mechanisms.machinery.settings import NoiseAt
+    from fedpriv.mechanisms.machinery.base import NoiseAt
 
 
 def noise_places(experiment: "Experiment") -> "tuple[NoiseAt, ...]":

@@ -1,8 +1,7 @@
 """AG News, topics of news (Zhang, Zhao and LeCun 2015)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus
-from fedpriv.data.texts import Columns
+from fedpriv.data.texts import Columns, Corpus
 
 
 @DATASETS.register

@@ -1,8 +1,7 @@
 """CoLA, which sentences are acceptable (Warstadt, Singh and Bowman 2019)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus
-from fedpriv.data.texts import Columns
+from fedpriv.data.texts import Columns, Corpus
 
 
 @DATASETS.register

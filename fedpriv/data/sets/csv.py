@@ -93,8 +93,7 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
 
 def private_bounds(place: Place, epsilon: float, secret: "Secret") -> dict[str, tuple[float, float]]:
     """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row."""
-    from fedpriv.data.bounds import estimated_bounds
-    from fedpriv.data.tables import number_cells
+    from fedpriv.data.tables import estimated_bounds, number_cells
 
     if place.table is None:
         raise InputError("bounds are estimated of a table of your own: data.name = 'csv'")

@@ -1,8 +1,7 @@
 """Rotten Tomatoes, sentences of film reviews (Pang and Lee 2005)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus
-from fedpriv.data.texts import Columns
+from fedpriv.data.texts import Columns, Corpus
 
 
 @DATASETS.register

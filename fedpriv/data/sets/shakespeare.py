@@ -10,8 +10,7 @@ from typing_extensions import override
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus, Part, split_by_key
-from fedpriv.data.texts import Columns, Row
+from fedpriv.data.texts import Columns, Corpus, Part, Row, split_by_key
 
 
 @DATASETS.register

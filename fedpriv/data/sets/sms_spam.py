@@ -1,8 +1,7 @@
 """The SMS Spam Collection, text messages (Almeida, Gomez Hidalgo and Yamakami 2011)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus
-from fedpriv.data.texts import Columns
+from fedpriv.data.texts import Columns, Corpus
 
 
 @DATASETS.register

@@ -1,8 +1,7 @@
 """SST-2, phrases of film reviews (Socher et al. 2013)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus
-from fedpriv.data.texts import Columns
+from fedpriv.data.texts import Columns, Corpus
 
 
 @DATASETS.register

@@ -7,10 +7,9 @@ from typing_extensions import override
 
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.corpus import Corpus, Part, arrays_of, split_by_key
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
-from fedpriv.data.texts import Columns, Row, check_splits, read_texts
+from fedpriv.data.texts import Columns, Corpus, Part, Row, arrays_of, check_splits, read_texts, split_by_key
 
 _LABELS = "The names of the labels were read off the texts, and are taken as public."
 

@@ -4,7 +4,7 @@ The gradients are written out, some examples at a time, and each block of each o
 small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none. A GPU makes
 its own random numbers for that, where it can (see the module ``block_kernel``).
 
-A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see the module ``cosine``) and v uniform on the unit sphere
+A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see ``vmf_sampling``) and v uniform on the unit sphere
 of R^(D-1). A normal vector in R^D gives both: v is the direction of all coordinates but the first, and the first over
 the length, which is independent of v, is the first proposal for t. The reflection that maps e_1 to the direction mu
 turns it into a draw around mu: with c = 1 if mu_1 >= 0, else -1, and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps
@@ -28,9 +28,9 @@ from torch import Tensor
 from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import GradientOperator, Vector, flattened
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.gradients.norms import row_norms, scaled_norms
+from fedpriv.gradients.numerics import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.machinery.cosine import Cosines, draw_cosines
+from fedpriv.mechanisms.machinery.vmf_sampling import Cosines, draw_cosines
 
 # Numbers that are worked on together: few enough to stay in the cache.
 CHUNK = 1 << 19

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedpriv.gradients.rounding import ACCURACY
+from fedpriv.gradients.numerics import ACCURACY
 
 # The share of a norm by which what is combined may be longer without being clipped for it.
 NEGLIGIBLE = 1e-5
@@ -23,7 +23,6 @@ def clip_factors(norms: Tensor, roundings: Tensor, clip_norm: float) -> Tensor:
     Args:
         norms: (B,), not negative; infinite or NaN where their squares were.
         roundings: (B,), in the same norm.
-        clip_norm: above 0.
     """
     doubtful = 2 * roundings > NEGLIGIBLE * norms
     if bool(doubtful.any()):
@@ -54,10 +53,5 @@ def normal_norm(dimension: float, steepest: float, tail: float) -> float:
 
     Gaussian concentration (Boucheron, Lugosi and Massart 2013, Theorem 5.6) of the norm, whose mean is at most the root
     of the summed variances and which changes by at most the largest deviation times the change of a standard normal.
-
-    Args:
-        dimension: the sum of the coordinates' variances.
-        steepest: the largest standard deviation of a coordinate.
-        tail: above 0, below 1.
     """
     return math.sqrt(dimension) + steepest * math.sqrt(2 * math.log(1 / tail))

@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import TypeAliasType, override
 
 from fedpriv.core.settings import Epsilon
-from fedpriv.mechanisms.machinery.settings import MechanismSettings
+from fedpriv.mechanisms.machinery.base import MechanismSettings
 
 if TYPE_CHECKING:
     import numpy as np

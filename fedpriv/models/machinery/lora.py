@@ -14,7 +14,7 @@ from typing_extensions import override
 from fedpriv.core.errors import one_line, some_of
 
 if TYPE_CHECKING:
-    from fedpriv.models.machinery.texts import TextModelSettings
+    from fedpriv.models.machinery.settings import TextModelSettings
 
 ADAPTER = "default"  # peft's name of an adapter that has none
 

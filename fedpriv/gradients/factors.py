@@ -1,0 +1,1075 @@
+"""The per-example gradients of one parameter, kept in the form in which the layer's backward pass makes them.
+
+A factor answers the operator's questions for one parameter. Which form is cheapest depends on the layer: the gradient
+of a Linear weight is the outer product of the output's gradient and the input, and need never be multiplied out.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpriv.gradients.numerics import lengths, of_products, of_sums, row_norms, within, without_extremes
+from fedpriv.gradients.operator import in_double, total
+
+# Sums and products of rows of gradients, by which factors answer.
+
+
+# What is worked on at once on a processor where that would not fit into a core's cache as a whole.
+CACHE_BYTES = 1 << 20
+
+# Of gradients of as many numbers, inner products in float32 take about a quarter of the time of float64.
+LARGE = 1 << 14
+QUICK = 4
+
+# Rows of a symmetric product that are computed together.
+STRIP = 64
+
+
+def rows_are_cheaper(examples: int, positions: int, wide: int, tall: int) -> bool:
+    """Tell whether the Gram matrix of sums of outer products costs less from gradients that are multiplied out."""
+    of_positions = examples * positions * positions * (wide + tall)
+    return (examples + positions) * wide * tall < of_positions
+
+
+def slices(start: int, stop: int, step: int) -> Iterator[slice]:
+    """Cut a range into parts of at most ``step``."""
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
+
+
+def grouped(rows: Tensor, groups: int) -> Tensor:
+    """Rows (B, n) in groups of the same size, (G, B / G, n)."""
+    grouped: Tensor = rows.unflatten(0, (groups, len(rows) // groups))
+    return grouped
+
+
+def zeroed(values: Tensor, keep: Tensor) -> Tensor:
+    """Return values (B, ...) with zeros in place of those of all examples but the ones to keep, (B,); a new tensor."""
+    return values.masked_fill(~keep.view(-1, *([1] * (values.ndim - 1))), 0)
+
+
+def powers_of_two(norms: Tensor) -> Tensor:
+    """Return for each norm a power of 2 that is about as large, for 0 a 1."""
+    mantissas = torch.frexp(norms).mantissa
+    return torch.where(norms > 0, norms / mantissas, 1.0)
+
+
+def summed_at_first(indices: Tensor, errors: Tensor) -> Tensor:
+    """Sum errors (n, T, width) over the positions of each example with the same index (n, T), at the first of these."""
+    examples, positions = indices.shape
+    order = indices.argsort(dim=1, stable=True)
+    ordered = indices.gather(1, order)
+    places = torch.arange(positions, device=indices.device).expand(examples, -1)
+    repeated = functional.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0))
+    runs = places.masked_fill(repeated, 0).cummax(dim=1).values
+    first = torch.empty_like(order).scatter_(1, order, order.gather(1, runs))
+    first += positions * torch.arange(examples, device=indices.device)[:, None]
+    summed = errors.new_zeros(examples * positions, errors.shape[2])
+    return summed.index_add_(0, first.view(-1), errors.reshape(summed.shape)).view(errors.shape)
+
+
+def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
+    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64; of large groups about half are mirrored.
+
+    Some coordinates at a time: as many as stay in a processor's cache, or fit into the scratch. With ``own_type`` they
+    are computed in the rows' own type, unless it loses squares.
+    """
+    if own_type:
+        quick = rows @ rows.mT
+        limits = torch.finfo(rows.dtype)
+        if within(quick.diagonal(dim1=1, dim2=2), limits.tiny / limits.eps, math.inf):
+            return quick
+    groups, examples = rows.shape[:2]
+    room = min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
+    # Other devices are faster at all products at once than at half of them in pieces.
+    if 8 * rows.numel() <= room and (examples <= STRIP or rows.device.type != "cpu"):
+        precise = in_double(rows)
+        return precise @ precise.mT
+    strips = list(slices(0, examples, STRIP))
+    products = in_double(rows[..., :0]).new_zeros(groups, examples, examples)
+    for chunk in rows.split(max(1, room // (8 * max(1, groups * examples))), dim=2):
+        precise = in_double(chunk)
+        for strip in strips:
+            products[:, strip, strip.start :].baddbmm_(precise[:, strip], precise[:, strip.start :].mT)
+    for strip in strips:
+        products[:, strip.stop :, strip] = products[:, strip, strip.stop :].mT
+    return products
+
+
+def products_of_positions(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """Products of inner products of inputs and of errors, (n T, m T)."""
+    (inputs, errors), (other_inputs, other_errors) = left, right
+    return (inputs @ other_inputs.T).mul_(errors @ other_errors.T)
+
+
+def products_of_lookups(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """Inner products of errors where the same row was looked up, else 0, (n T, m T)."""
+    (indices, errors), (other_indices, other_errors) = left, right
+    return (errors @ other_errors.T).masked_fill_(indices[:, None] != other_indices, 0)
+
+
+def summed(products: Tensor, positions: int) -> Tensor:
+    """Sum products of positions (n T, m T) over each pair of examples, (n, m)."""
+    total: Tensor = products.unflatten(1, (-1, positions)).unflatten(0, (-1, positions)).sum(dim=(1, 3))
+    return total
+
+
+class Memory:
+    """What the gradients of a batch may take beyond the inputs and the output gradients of its layers.
+
+    Half is for what is written out to be kept, all layers together; half for what is computed on the way, each time.
+
+    Attributes:
+        scratch: bytes for what is computed on the way.
+        models: in how many ways the batch is cut; what is decided by its size is decided by one model's.
+    """
+
+    def __init__(self, chunk_bytes: int, models: int = 1) -> None:
+        self.scratch = chunk_bytes // 2
+        self.models = models
+        self._free = models * (chunk_bytes - self.scratch)
+
+    def reserve(self, numbers: int, like: Tensor) -> bool:
+        """Tell whether so many numbers fit into what is still free to be kept, and count them as kept if they do."""
+        wanted = numbers * like.element_size()
+        if wanted > self._free:
+            return False
+        self._free -= wanted
+        return True
+
+
+class Inputs(Protocol):
+    """What a weight matrix was applied to: a tensor (B, T, in), or something that makes the examples asked for."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, T, in)."""
+
+    def __getitem__(self, examples: slice, /) -> Tensor:
+        """Return some examples, (n, T, in)."""
+
+
+class Factor(ABC):
+    """The gradients of B examples with respect to one parameter.
+
+    Attributes:
+        kept_as_sums: whether gradients are sums whose terms are kept, and may cancel where they are combined.
+    """
+
+    kept_as_sums: ClassVar[bool] = False
+
+    def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
+        self._examples = examples
+        self._shape = shape
+        self._scratch = scratch
+
+    @abstractmethod
+    def gram(self, precise: bool) -> Tensor:
+        """Return their inner products, (B, B), in float64 at least if ``precise``; not to be changed."""
+
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within G groups of the same size, (G, B / G, B / G), as :meth:`gram` does."""
+        return torch.stack([part.gram(precise) for part in self._cut(groups)])
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Return their squared norms, (B,)."""
+
+    @abstractmethod
+    def absolute_sums(self) -> Tensor:
+        """Return their L1 norms, (B,)."""
+
+    @abstractmethod
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the sums of their squares with weights of the parameter's shape, (B,)."""
+
+    @abstractmethod
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return their inner products with a tensor of the parameter's shape, (B,)."""
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of G groups of the same size with a tensor each, (G, *shape): (G, B / G)."""
+        return torch.stack([part.dot(vector) for part, vector in zip(self._cut(len(vectors)), vectors, strict=True)])
+
+    @abstractmethod
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return their sum with weights (B,), a new tensor of the parameter's shape."""
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Replace a tensor of the parameter's shape by ``scale`` times itself plus their sum with weights (B,)."""
+        total.mul_(scale).add_(self.combine(weights))
+
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the sums of G groups of the same size with weights (G, B / G), a new tensor (G, *shape)."""
+        return torch.stack([part.combine(own) for part, own in zip(self._cut(len(weights)), weights, strict=True)])
+
+    def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
+        """Replace G tensors (G, *shape) by ``scale`` times themselves plus the sums of :meth:`combine_each`."""
+        totals.mul_(scale).add_(self.combine_each(weights))
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> "Factor":
+        """Return gradients ``start`` to ``stop`` - 1 in the same form, without copying them; at least one."""
+
+    @abstractmethod
+    def masked(self, keep: Tensor) -> "Factor":
+        """Return the gradients with zeros in place of all but those to keep, (B,), in the same form."""
+
+    @abstractmethod
+    def magnitudes(self) -> Tensor:
+        """Return bounds of their norms, and of those of what is summed to make them, (B,).
+
+        One is NaN or infinite if a number is that goes into the gradient, or if the bound is beyond its type.
+        """
+
+    def roundings(self) -> Tensor:
+        """Return bounds, (B,), of the norm of what rounding adds to a gradient where it is combined with a weight of 1.
+
+        Beside the few roundings of its numbers: 0 unless the gradients are kept as sums.
+        """
+        return torch.zeros_like(self.magnitudes())
+
+    @abstractmethod
+    def pair_products(self, precise: bool) -> int:
+        """Return about how many multiplications the inner product of two of them takes; quick ones count for less."""
+
+    def _cut(self, groups: int) -> Sequence["Factor"]:
+        """Cut the batch into groups of the same size."""
+        if groups == 1:
+            return (self,)
+        size = self._examples // groups
+        return [self.part(start, start + size) for start in range(0, self._examples, size)]
+
+    def _step(self, numbers_each: int, size: int) -> int:
+        """How many things of ``numbers_each`` numbers of ``size`` bytes fit into the scratch, at least 1."""
+        return max(1, self._scratch // (max(1, numbers_each) * size))
+
+    def _by_pairs(self, positions: int, numbers: int, side: "Side", product: "Product") -> Tensor:
+        """Inner products (B, B) from products of all positions with all positions, summed over pairs of examples."""
+        half = self._scratch // 16  # for two sides, for two products, all of them in float64
+        step = max(1, min(math.isqrt(half // 2) // positions, half // (2 * numbers)))
+        parts = list(slices(0, self._examples, step))
+        strips = []
+        for number, first in enumerate(parts):
+            left = side(first)
+            rights = (left if second is first else side(second) for second in parts[number:])
+            strips.append(torch.cat([summed(product(left, right), positions) for right in rights], dim=1))
+        if len(strips) == 1:
+            return strips[0]
+        total = strips[0].new_empty(self._examples, self._examples)
+        for chunk, strip in zip(parts, strips, strict=True):
+            total[chunk, chunk.start :] = strip
+            total[chunk.start :, chunk] = strip.T
+        return total
+
+
+Side = Callable[[slice], tuple[Tensor, Tensor]]
+Product = Callable[[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], Tensor]
+
+
+# Rows of a table that examples look up: an embedding.
+
+
+class Lookup(Factor):
+    """Gradients of an embedding: example i adds ``errors[i, t]`` to the row ``indices[i, t]``.
+
+    Args:
+        indices: (B, T).
+        errors: (B, T, width); only one of an example's positions that look up the same row may have any. So no sum is
+            left whose terms may cancel.
+        shape: of the table, (words, width).
+        magnitudes: bounds of what was summed to make the gradients, (B,).
+    """
+
+    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
+        super().__init__(len(errors), shape, scratch)
+        self._indices = indices
+        self._errors = errors
+        self._magnitudes = magnitudes
+        self._positions = indices.shape[1]
+        self._words, self._width = shape
+
+    @classmethod
+    def of(cls, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> "Lookup":
+        """Make it from the gradients of the loss with respect to all vectors that were looked up, (B, T, width)."""
+        indices = indices.to(errors.device, torch.int64)
+        # At most the norm of all of an example's errors times the root of their number.
+        magnitudes = math.sqrt(errors.shape[1]) * without_extremes(lengths(errors.flatten(1)))
+        made = cls(indices, errors.new_empty(errors.shape), shape, scratch, magnitudes)
+        for chunk in slices(0, len(errors), made._chunk):
+            made._errors[chunk] = summed_at_first(indices[chunk], errors[chunk])
+        return made
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the inner products: two positions count when they look up the same row."""
+        if self._is_common:
+            return products(self._errors.flatten(1)[None], self._scratch)[0]
+        return self._by_pairs(self._positions, self._positions * (self._width + 1), self.side, products_of_lookups)
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms."""
+        return lengths(self._errors.flatten(1)).square()
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms."""
+        return row_norms(self._errors.flatten(1), 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares."""
+        return torch.cat([row_norms(weights[i].sqrt_().mul_(e).flatten(1)).square() for i, e in self._chunks()])
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the inner products with a table."""
+        return torch.cat([vector[i].mul_(e).sum(dim=(1, 2)) for i, e in self._chunks()])
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum: the rows of the table that were looked up."""
+        total = self._errors.new_zeros(self._shape)
+        for (i, e), weight in zip(self._chunks(), weights.split(self._chunk), strict=True):
+            total.index_add_(0, i.reshape(-1), (e * weight[:, None, None]).reshape(-1, self._width))
+        return total
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the gradients, zero but for the rows that were looked up."""
+        written = self._errors.new_zeros(stop - start, *self._shape)
+        for chunk in slices(0, stop - start, self._chunk):
+            first = self._words * torch.arange(chunk.start, chunk.stop, device=written.device)
+            places = self._indices[start + chunk.start : start + chunk.stop] + first[:, None]
+            errors = self._errors[start + chunk.start : start + chunk.stop]
+            written.view(-1, self._width).index_add_(0, places.reshape(-1), errors.reshape(-1, self._width))
+        return written
+
+    def part(self, start: int, stop: int) -> "Lookup":
+        """Return what some examples look up."""
+        indices, errors, magnitudes = (all_[start:stop] for all_ in (self._indices, self._errors, self._magnitudes))
+        return Lookup(indices, errors, self._shape, self._scratch, magnitudes)
+
+    def masked(self, keep: Tensor) -> "Lookup":
+        """Return what the examples look up, the errors of the others zero."""
+        errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
+        return Lookup(self._indices, errors, self._shape, self._scratch, magnitudes)
+
+    def magnitudes(self) -> Tensor:
+        """Return the bounds of what was summed."""
+        return self._magnitudes
+
+    def pair_products(self, precise: bool) -> int:
+        """Return those of all positions with all positions, or with their own."""
+        return self._width * self._positions ** (1 if self._is_common else 2)
+
+    @cached_property
+    def _is_common(self) -> bool:
+        """Whether all examples look up the same rows in the same order, as for embeddings of positions."""
+        return bool((self._indices == self._indices[:1]).all())
+
+    def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
+        """Return all indices (n T,) and errors (n T, width) of some examples, these in float64."""
+        errors = in_double(self._errors[chunk].reshape(-1, self._width))
+        return self._indices[chunk].reshape(-1).to(errors.device), errors
+
+    def add_rows(self, written: Tensor, words: slice) -> Tensor:
+        """Add some rows of the gradients to what is written out of them, (B, rows, width), in place, and return it."""
+        inside = (self._indices >= words.start) & (self._indices < words.stop)
+        examples, _ = inside.nonzero(as_tuple=True)
+        places = examples * (words.stop - words.start) + self._indices[inside] - words.start
+        written.view(-1, self._width).index_add_(0, places, self._errors[inside].to(written))
+        return written
+
+    @property
+    def _chunk(self) -> int:
+        """How many examples are handled at once, four tensors as large as the errors."""
+        return self._step(4 * self._positions * self._width, self._errors.element_size())
+
+    def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices and errors of some examples at a time."""
+        return zip(self._indices.split(self._chunk), self._errors.split(self._chunk), strict=True)
+
+
+# A sum of outer products an example: a Linear layer at many positions, a convolution.
+
+
+# Sums of outer products over more positions than this are computed in float64: rounding would cost too many digits.
+LONG = 64
+
+
+class _Some:
+    """Inputs of some of a batch's examples, made only when they are asked for."""
+
+    def __init__(self, inputs: Inputs, start: int, stop: int) -> None:
+        self._inputs = inputs
+        self._start = start
+        self.shape = torch.Size((stop - start, *inputs.shape[1:]))
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return some of them, (n, T, in)."""
+        return self._inputs[self._start + examples.start : self._start + examples.stop]
+
+
+class _Masked:
+    """Inputs with zeros in place of some examples', made only when they are asked for.
+
+    Args:
+        keep: which are left as they are, (B,).
+    """
+
+    def __init__(self, inputs: Inputs, keep: Tensor) -> None:
+        self._inputs = inputs
+        self._keep = keep
+        self.shape = inputs.shape
+
+    def __getitem__(self, examples: slice) -> Tensor:
+        """Return some of them, (n, T, in)."""
+        return zeroed(self._inputs[examples], self._keep[examples])
+
+
+class Outer(Factor):
+    """Sums of outer products: the gradient of example i is the sum over positions t of ``errors[i, t] inputs[i, t]^T``.
+
+    This is the gradient of a weight matrix that is applied at T positions, never multiplied out for a whole batch.
+
+    Args:
+        inputs: what the weight was applied to, (B, T, in).
+        errors: the gradients of the loss with respect to its results, (B, T, out).
+        magnitudes: bounds of the sums over t of |errors[i, t]| |inputs[i, t]|, (B,).
+    """
+
+    kept_as_sums = True
+
+    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
+        super().__init__(len(errors), shape, scratch)
+        self._inputs = inputs
+        self._errors = errors
+        self._magnitudes = magnitudes
+        self._positions, self._wide = inputs.shape[1:]
+        self._tall = errors.shape[2]
+        self._size = errors.element_size()
+        self._long = self._positions > LONG
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
+        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+            own_type = not precise and self._is_quick
+            return total(
+                products(rows[None], self._scratch, own_type)[0] for rows in self._pieces(precise=not own_type)
+            )
+        # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
+        # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
+        return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
+        if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
+            return total(row_norms(rows).square() for rows in self._pieces(self._long)).to(self._errors)
+        chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
+        pairs = ((in_double(a), in_double(e)) for a, e in chunks)
+        return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms, from gradients multiplied out piece by piece."""
+        return total(row_norms(rows, 1) for rows in self._pieces(self._long)).to(self._errors)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
+        matrix = weights.reshape(self._tall, self._wide)
+        size = 8 if self._long else self._size
+        pieces = zip(self._pieces(self._long), matrix.split(self._piece(size)), strict=True)
+        sums = total(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in pieces)
+        return sums.to(self._errors)
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the inner products with a matrix; the smaller side is what is written out."""
+        matrix = vector.reshape(self._tall, self._wide)
+        chunks = self._chunks(self._numbers)
+        if self._tall <= self._wide:
+            return torch.cat([(a @ matrix.T).mul_(e).sum(dim=(1, 2)) for a, e in chunks])
+        return torch.cat([(e @ matrix).mul_(a).sum(dim=(1, 2)) for a, e in chunks])
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum."""
+        total = self._errors.new_empty(self._shape)
+        self.add_to(total, 0.0, weights)
+        return total
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum: one matrix product, as in an ordinary backward pass; in float64 over many positions."""
+        if self._long:
+            self._add_precisely(total.view(self._tall, self._wide), scale, weights)
+            return
+        parts = weights.split(self._step(self._numbers, self._size))
+        for (a, e), weight in zip(self._chunks(self._numbers), parts, strict=True):
+            weighted = (e * weight[:, None, None]).reshape(-1, self._tall).T
+            total.view(self._tall, self._wide).addmm_(weighted, a.reshape(-1, self._wide), beta=scale)
+            scale = 1.0
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients multiplied out."""
+        written = self.written(slice(start, stop), slice(0, self._tall), precise=False)
+        return written.view(stop - start, *self._shape)
+
+    def part(self, start: int, stop: int) -> "Outer":
+        """Return the outer products of some examples."""
+        inputs, magnitudes = _Some(self._inputs, start, stop), self._magnitudes[start:stop]
+        return Outer(inputs, self._errors[start:stop], self._shape, self._scratch, magnitudes)
+
+    def masked(self, keep: Tensor) -> "Outer":
+        """Return the outer products, both sides of the others zero; inputs that are made on demand stay so."""
+        inputs = zeroed(self._inputs, keep) if isinstance(self._inputs, Tensor) else _Masked(self._inputs, keep)
+        errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
+        return Outer(inputs, errors, self._shape, self._scratch, magnitudes)
+
+    def magnitudes(self) -> Tensor:
+        """Return the bounds of what is summed."""
+        return self._magnitudes
+
+    def roundings(self) -> Tensor:
+        """Return what the sums over the positions may be off by, and the norms that come from products of positions."""
+        share = of_sums(self._positions, torch.float64 if self._long else self._errors.dtype)
+        # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
+        if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
+            share += of_products(self._positions**2 + self._wide + self._tall)
+        return share * self._magnitudes
+
+    def pair_products(self, precise: bool) -> int:
+        """Return those of the cheaper of the two ways of :meth:`gram`."""
+        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+            numbers = self._wide * self._tall
+            return numbers if precise or not self._is_quick else numbers // QUICK
+        return self._positions**2 * (self._wide + self._tall)
+
+    def side(self, chunk: slice) -> tuple[Tensor, Tensor]:
+        """Return all inputs (n T, in) and errors (n T, out) of some examples, in float64."""
+        inputs, errors = self._inputs[chunk].reshape(-1, self._wide), self._errors[chunk].reshape(-1, self._tall)
+        return in_double(inputs), in_double(errors)
+
+    def written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
+        """Return some rows of some examples' gradients, (n, rows, in), a new tensor, in float64 if ``precise``."""
+        like = in_double(self._errors[:0]) if precise else self._errors
+        written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
+        for chunk in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
+            inputs, errors = self._inputs[chunk], self._errors[chunk, :, tall]
+            inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
+            torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
+        return written
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether inner products may come from the gradients' own type: of a matrix for which that is faster."""
+        return not self._long and self._wide * self._tall >= LARGE
+
+    @property
+    def _numbers(self) -> int:
+        """Of an example: its errors, and its inputs twice, which are laid out once more when made on demand."""
+        return self._positions * (2 * self._wide + self._tall)
+
+    def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
+        for chunk in slices(0, self._examples, self._step(numbers_each, self._size)):
+            yield self._inputs[chunk], self._errors[chunk]
+
+    def _piece(self, size: int) -> int:
+        """How many rows of the matrix are multiplied out at once: half of the scratch memory is for the result."""
+        return self._step(2 * self._examples * self._wide, size)
+
+    def _pieces(self, precise: bool) -> Iterator[Tensor]:
+        """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
+        for rows in slices(0, self._tall, self._piece(8 if precise else self._size)):
+            yield self.written(slice(0, self._examples), rows, precise).flatten(1)
+
+    def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum to a matrix (out, in), summed in float64 some rows of the matrix at a time."""
+        precise = in_double(weights)
+        step = self._step(4 * self._numbers, precise.element_size())
+        for tall in slices(0, self._tall, self._step(4 * self._wide, precise.element_size())):
+            added = precise.new_zeros(tall.stop - tall.start, self._wide)
+            for chunk in slices(0, self._examples, step):
+                errors = (in_double(self._errors[chunk, :, tall]) * precise[chunk, None, None]).flatten(0, 1)
+                added.addmm_(errors.T, in_double(self._inputs[chunk]).reshape(-1, self._wide))
+            rows = total[tall]
+            rows.copy_(added if scale == 0 else added.add_(in_double(rows), alpha=scale))
+
+
+# Gradients written out, one row an example.
+
+
+class Rows(Factor):
+    """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
+
+    Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
+    with writing them out. That is not so for the two sides of dyads, and for large gradients.
+
+    Args:
+        magnitudes: bounds of what was summed to make them, (B,); ``None``: they are no sums.
+    """
+
+    def __init__(self, rows: Tensor, scratch: int, magnitudes: Tensor | None = None, *, side: bool = False) -> None:
+        super().__init__(len(rows), rows.shape[1:], scratch)
+        # A new tensor from here on only where the rows have gaps.
+        strides = rows.stride()
+        self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
+        self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
+        self._magnitudes = magnitudes
+        self._side = side
+        self._grams: dict[tuple[int, bool], Tensor] = {}
+        self._norms: Tensor | None = None
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the inner products."""
+        return self.grams(1, precise)[0]
+
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within groups, B^2 n / G operations for n coordinates the first time."""
+        precise = precise or not self._is_quick
+        if (groups, precise) not in self._grams:
+            rows = grouped(self._rows, groups)
+            self._grams[groups, precise] = products(rows, self._scratch, own_type=not precise)
+        return self._grams[groups, precise]
+
+    def norms(self) -> Tensor:
+        """Return the norms, (B,); computed once, not to be changed."""
+        if self._norms is None:
+            self._norms = lengths(self._rows)
+        return self._norms
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms."""
+        return self.norms().square()
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms."""
+        return row_norms(self._rows, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares, some coordinates at a time."""
+        step = self._step(self._examples, self._rows.element_size())
+        parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
+        return total(row_norms(columns * chosen.sqrt()).square() for columns, chosen in parts)
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the inner products with a tensor."""
+        return self.dots(vector[None])[0]
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of groups with a tensor each."""
+        order = (0, *(axis + 1 for axis in self._order))
+        laid_out = vectors.permute(order).reshape(len(vectors), 1, self._shape.numel())
+        # Vectors from the left: from the right a batched product takes ten times as long.
+        return torch.bmm(laid_out, grouped(self._rows, len(vectors)).mT)[:, 0]
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum."""
+        return self._shaped(torch.mv(self._rows.T, weights)[None])[0].contiguous()
+
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of groups: one batched product."""
+        return self._shaped(torch.bmm(weights[:, None], grouped(self._rows, len(weights)))[:, 0]).contiguous()
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the gradients themselves."""
+        return self._shaped(self._rows[start:stop])
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """Return some of the gradients."""
+        magnitudes = None if self._magnitudes is None else self._magnitudes[start:stop]
+        part = Rows(self.rows(start, stop), self._scratch, magnitudes, side=self._side)
+        part._norms = None if self._norms is None else self._norms[start:stop]
+        return part
+
+    def masked(self, keep: Tensor) -> "Rows":
+        """Return a copy of the gradients, the others zero."""
+        magnitudes = None if self._magnitudes is None else zeroed(self._magnitudes, keep)
+        return Rows(self._shaped(zeroed(self._rows, keep)), self._scratch, magnitudes, side=self._side)
+
+    def magnitudes(self) -> Tensor:
+        """Return the norms, or the bounds of what was summed."""
+        return self.norms() if self._magnitudes is None else self._magnitudes
+
+    def pair_products(self, precise: bool) -> int:
+        """Return the number of coordinates."""
+        numbers = self._rows.shape[1]
+        return numbers if precise or numbers < LARGE else numbers // QUICK
+
+    @property
+    def _is_quick(self) -> bool:
+        """Whether inner products may come from the gradients' own type: of sides, and where that is faster."""
+        return self._side or self._rows.shape[1] >= LARGE
+
+    def _laid_out(self, vector: Tensor) -> Tensor:
+        """A tensor of the parameter's shape as a row."""
+        return vector.permute(self._order).reshape(-1)
+
+    def _shaped(self, rows: Tensor) -> Tensor:
+        """Rows as tensors of the parameter's shape."""
+        lying = rows.view(len(rows), *(self._shape[axis] for axis in self._order))
+        return lying.permute(0, *(self._order.index(axis) + 1 for axis in range(len(self._shape))))
+
+
+# One outer product an example: a Linear layer without further positions.
+
+
+class Dyads(Factor):
+    """Outer products: the gradient of example i is ``errors[i] inputs[i]^T``.
+
+    This is the gradient of a weight matrix that is applied once an example, never multiplied out for a whole batch.
+
+    Args:
+        inputs: what the weight was applied to, (B, in).
+        errors: the gradients of the loss with respect to its results, (B, out), a side; the bias has the same.
+    """
+
+    def __init__(self, inputs: Tensor, errors: Rows, scratch: int) -> None:
+        values = errors.rows(0, len(inputs))
+        super().__init__(len(inputs), torch.Size((values.shape[1], inputs.shape[1])), scratch)
+        self._inputs, self._errors = inputs, values
+        self._sides = Rows(inputs, scratch, side=True), errors
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the inner products."""
+        return self.grams(1, precise)[0]
+
+    def grams(self, groups: int, precise: bool) -> Tensor:
+        """Return the inner products within groups: products of inner products."""
+        left, right = self._sides
+        return left.grams(groups, precise) * right.grams(groups, precise)
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms: products of norms, squared."""
+        left, right = self._sides
+        return (left.norms() * right.norms()).square()
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms: products of L1 norms."""
+        return row_norms(self._inputs, 1) * row_norms(self._errors, 1)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares: a matrix product.
+
+        The sides are divided by powers of 2, which rounds nothing, so that none of their squares is 0 or infinite.
+        """
+        left, right = (powers_of_two(side.norms()) for side in self._sides)
+        step = self._step(4 * sum(self._shape), self._errors.element_size())
+        sums = []
+        for chunk in slices(0, self._examples, step):
+            a, e = self._inputs[chunk] / left[chunk, None], self._errors[chunk] / right[chunk, None]
+            sums.append((e.square_() @ weights).mul_(a.square_()).sum(dim=1))
+        return torch.cat(sums) * (left * right).square()
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the inner products with a matrix."""
+        return self.dots(vector[None])[0]
+
+    def dots(self, vectors: Tensor) -> Tensor:
+        """Return the inner products of groups with a matrix each; the smaller side is what is written out."""
+        step = max(1, self._step(sum(self._shape), self._errors.element_size()) // len(vectors))
+        inputs, errors = (grouped(side, len(vectors)).split(step, dim=1) for side in (self._inputs, self._errors))
+        if self._shape[0] <= self._shape[1]:
+            parts = [torch.bmm(a, vectors.mT).mul_(e).sum(dim=2) for a, e in zip(inputs, errors, strict=True)]
+        else:
+            parts = [torch.bmm(e, vectors).mul_(a).sum(dim=2) for a, e in zip(inputs, errors, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the weighted sum."""
+        total = self._errors.new_empty(self._shape)
+        self.add_to(total, 0.0, weights)
+        return total
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum: one matrix product, as in an ordinary backward pass."""
+        weighted = self._errors * weights[:, None]
+        total.addmm_(weighted.T, self._inputs, beta=scale)
+
+    def combine_each(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of groups: one batched product."""
+        weighted = grouped(self._errors, len(weights)) * weights[..., None]
+        return torch.bmm(weighted.mT, grouped(self._inputs, len(weights)))
+
+    def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sums of groups: one batched product."""
+        weighted = grouped(self._errors, len(weights)) * weights[..., None]
+        totals.baddbmm_(weighted.mT, grouped(self._inputs, len(weights)), beta=scale)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients multiplied out."""
+        return self._errors[start:stop, :, None] * self._inputs[start:stop, None, :]
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return some of the pairs."""
+        return Dyads(self._inputs[start:stop], self._sides[1].part(start, stop), self._scratch)
+
+    def masked(self, keep: Tensor) -> Factor:
+        """Return the pairs, both sides of the others zero."""
+        return Dyads(zeroed(self._inputs, keep), self._sides[1].masked(keep), self._scratch)
+
+    def magnitudes(self) -> Tensor:
+        """Return the norms: products of norms."""
+        left, right = self._sides
+        return without_extremes(left.norms()) * without_extremes(right.norms())
+
+    def pair_products(self, precise: bool) -> int:
+        """Return the length of both sides."""
+        return sum(self._shape)
+
+
+# Several factors of one parameter that a model uses more than once.
+
+
+class Stacked(Factor):
+    """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels."""
+
+    kept_as_sums = True
+
+    def __init__(self, parts: Sequence[Outer], examples: int, shape: torch.Size, scratch: int) -> None:
+        super().__init__(examples, shape, scratch)
+        self._parts = tuple(parts)
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the sum of the parts'."""
+        return total(part.gram(precise) for part in self._parts)
+
+    def squared_norms(self) -> Tensor:
+        """Return the sum of the parts'."""
+        return total(part.squared_norms() for part in self._parts)
+
+    def absolute_sums(self) -> Tensor:
+        """Return the sum of the parts'."""
+        return total(part.absolute_sums() for part in self._parts)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the sum of the parts'."""
+        return total(part.weighted_squares(share) for part, share in self._with(weights))
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the sum of the parts'."""
+        return total(part.dot(share) for part, share in self._with(vector))
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the parts', one after the other."""
+        return torch.cat([part.combine(weights) for part in self._parts])
+
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the parts', one after the other."""
+        for part, share in self._with(total):
+            part.add_to(share, scale, weights)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return the parts', one after the other."""
+        return torch.cat([part.rows(start, stop) for part in self._parts], dim=1)
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return the parts' parts."""
+        parts = [part.part(start, stop) for part in self._parts]
+        return Stacked(parts, stop - start, self._shape, self._scratch)
+
+    def masked(self, keep: Tensor) -> Factor:
+        """Return the parts', the others zero."""
+        return Stacked([part.masked(keep) for part in self._parts], self._examples, self._shape, self._scratch)
+
+    def magnitudes(self) -> Tensor:
+        """Return those of all parts together."""
+        return lengths(torch.stack([part.magnitudes() for part in self._parts], dim=1))
+
+    def roundings(self) -> Tensor:
+        """Return those of all parts together."""
+        return lengths(torch.stack([part.roundings() for part in self._parts], dim=1))
+
+    def pair_products(self, precise: bool) -> int:
+        """Return the sum of the parts'."""
+        return sum(part.pair_products(precise) for part in self._parts)
+
+    def _with(self, vector: Tensor) -> Iterator[tuple[Factor, Tensor]]:
+        """The parts with their share of a tensor of the parameter's shape."""
+        return zip(self._parts, vector.view(self._shape).chunk(len(self._parts)), strict=True)
+
+
+# A table that is looked up and multiplied with: input and output embeddings of a language model that are one.
+
+
+class Tied(Factor):
+    """Sums of what an embedding and what a Linear layer give the same weight (Press and Wolf 2017).
+
+    With looked-up rows v_t and their errors d_t, inputs a_s and errors e_s, an example's squared norm is that of both
+    gradients plus twice the sum over t and s of (a_s . d_t) e_s[v_t]; so are inner products. All in float64, since the
+    two may cancel.
+
+    Args:
+        multiplied: the Linear layer's, of the same examples and the same shape, (words, width).
+    """
+
+    kept_as_sums = True
+
+    def __init__(
+        self, looked_up: Lookup, multiplied: Outer, sizes: tuple[int, int, int, int], examples: int, scratch: int
+    ) -> None:
+        self._words, self._width, self._positions, self._lookups = self._sizes = sizes
+        super().__init__(examples, torch.Size(sizes[:2]), scratch)
+        self._looked_up = looked_up
+        self._multiplied = multiplied
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return the inner products: of both gradients with both, or from gradients multiplied out piece by piece."""
+        if rows_are_cheaper(self._examples, self._positions, self._width, self._words):
+            return total(products(rows[None], self._scratch)[0] for rows in self._pieces())
+        strips = []
+        for chunk in self._chunks():
+            left = self._looked_up.side(chunk)
+            crossed = [self._crossed(left, self._multiplied.side(other)) for other in self._chunks()]
+            strips.append(torch.cat(crossed, dim=1))
+        across = torch.cat(strips)
+        return self._looked_up.gram(True) + self._multiplied.gram(True) + across + across.T
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
+        if self._positions * (self._width + self._words) >= self._width * self._words:
+            return total(row_norms(rows).square() for rows in self._pieces()).to(self._like)
+        one_by_one = [slice(example, example + 1) for example in range(self._examples)]
+        return torch.cat([self._own(chunk) for chunk in one_by_one]).clamp_(min=0).to(self._like)
+
+    def absolute_sums(self) -> Tensor:
+        """Return the L1 norms, from gradients multiplied out piece by piece."""
+        return total(row_norms(rows, 1) for rows in self._pieces()).to(self._like)
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
+        parts = zip(self._pieces(), weights.split(self._piece), strict=True)
+        sums = total(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in parts)
+        return sums.to(self._like)
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return the sum of both inner products with a table."""
+        return self._looked_up.dot(vector) + self._multiplied.dot(vector)
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return the sum of both weighted sums."""
+        return self._multiplied.combine(weights).add_(self._looked_up.combine(weights))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return gradients multiplied out."""
+        return self._looked_up.rows(start, stop).add_(self._multiplied.rows(start, stop))
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return both parts of some examples."""
+        looked_up, multiplied = self._looked_up.part(start, stop), self._multiplied.part(start, stop)
+        return Tied(looked_up, multiplied, self._sizes, stop - start, self._scratch)
+
+    def masked(self, keep: Tensor) -> Factor:
+        """Return both, the others zero."""
+        looked_up, multiplied = self._looked_up.masked(keep), self._multiplied.masked(keep)
+        return Tied(looked_up, multiplied, self._sizes, self._examples, self._scratch)
+
+    def magnitudes(self) -> Tensor:
+        """Return the sums of both bounds."""
+        return self._looked_up.magnitudes() + self._multiplied.magnitudes()
+
+    def roundings(self) -> Tensor:
+        """Return what the sums may be off by, and norms from products of positions, as of outer products alone."""
+        terms = self._positions + self._lookups
+        share = of_sums(terms, self._like.dtype)
+        if self._positions * (self._width + self._words) < 2 * self._width * self._words:
+            share += of_products(terms**2 + self._width + self._words)
+        return share * self.magnitudes()
+
+    def pair_products(self, precise: bool) -> int:
+        """Return those of both, and of both with one another."""
+        across = self._positions * self._lookups * self._width
+        return self._looked_up.pair_products(True) + self._multiplied.pair_products(True) + 2 * across
+
+    @property
+    def _like(self) -> Tensor:
+        """Nothing, of the gradients' type and device."""
+        return self._multiplied.magnitudes()[:0]
+
+    @property
+    def _piece(self) -> int:
+        """How many rows of the table are multiplied out at once for all examples, in float64."""
+        return self._step(2 * self._examples * self._width, 8)
+
+    def _pieces(self) -> Iterator[Tensor]:
+        """The gradients multiplied out, some rows of the table at a time: (B, rows * width) each, in float64."""
+        for words in slices(0, self._words, self._piece):
+            rows = self._multiplied.written(slice(0, self._examples), words, precise=True)
+            yield self._looked_up.add_rows(rows, words).flatten(1)
+
+    def _chunks(self) -> Iterator[slice]:
+        """Examples of which two lots fit, in float64, with the products of their positions."""
+        each = 2 * self._positions * (self._words + self._width) + self._lookups * self._width
+        most = max(1, int((self._scratch / (32 * self._positions * self._lookups)) ** 0.5))
+        return slices(0, self._examples, min(most, self._step(2 * each, 8)))
+
+    def _crossed(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+        """Inner products of embeddings' gradients (n examples) with Linear layers' (m), (n, m)."""
+        (indices, errors), (inputs, other_errors) = left, right
+        pairs = (errors @ inputs.T).mul_(other_errors[:, indices].T)
+        by_examples: Tensor = pairs.unflatten(1, (-1, self._positions)).unflatten(0, (-1, self._lookups))
+        return by_examples.sum(dim=(1, 3))
+
+    def _own(self, chunk: slice) -> Tensor:
+        """The squared norm of one example, (1,), in float64."""
+        looked_up, multiplied = self._looked_up.side(chunk), self._multiplied.side(chunk)
+        inputs, errors = multiplied
+        own = (inputs @ inputs.T).mul_(errors @ errors.T).sum() + looked_up[1].square().sum()
+        return (own + 2 * self._crossed(looked_up, multiplied).sum()).view(1)
+
+
+# A parameter that no example uses.
+
+
+class Zero(Factor):
+    """No gradient at all: the parameter was not used."""
+
+    def __init__(self, parameter: Tensor, examples: int) -> None:
+        super().__init__(examples, parameter.shape, 0)
+        self._parameter = parameter
+
+    def gram(self, precise: bool) -> Tensor:
+        """Return zeros, (B, B)."""
+        return in_double(self._parameter.new_zeros(self._examples, self._examples))
+
+    def squared_norms(self) -> Tensor:
+        """Return zeros, (B,)."""
+        return self._parameter.new_zeros(self._examples)
+
+    def absolute_sums(self) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
+    def weighted_squares(self, weights: Tensor) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
+    def dot(self, vector: Tensor) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Return zeros of the parameter's shape."""
+        return torch.zeros_like(self._parameter)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return zeros."""
+        return self._parameter.new_zeros(stop - start, *self._shape)
+
+    def part(self, start: int, stop: int) -> Factor:
+        """Return zeros."""
+        return Zero(self._parameter, stop - start)
+
+    def masked(self, keep: Tensor) -> Factor:
+        """Return zeros."""
+        return self
+
+    def magnitudes(self) -> Tensor:
+        """Return zeros, (B,)."""
+        return self.squared_norms()
+
+    def pair_products(self, precise: bool) -> int:
+        """Return 0."""
+        return 0

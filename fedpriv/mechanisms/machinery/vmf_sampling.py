@@ -1,0 +1,664 @@
+"""Sampling from the von Mises-Fisher distribution: exact draws, and exact sums of one draw an example.
+
+A draw y ~ VMF(mu, kappa) on the unit sphere of R^K is t mu + sqrt(1 - t^2) v, with v uniform on the unit sphere
+orthogonal to mu and t, the cosine, of density proportional to exp(kappa t) (1 - t^2)^((K - 3) / 2) on [-1, 1].
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.core.randomness import NoiseStream
+from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
+from fedpriv.gradients.normal import fill_normal, standard_normal
+from fedpriv.gradients.numerics import ACCURACY, LOST, SMALLEST_SIDE, roundoff, row_norms, within
+
+Floats = NDArray[np.float64]
+
+# Steps of the recurrence in mean_cosine: it contracts by about exp(-STEPS^2 / kappa) and starts with a relative error
+# of about STEPS^2 / kappa^3, so the product of the two is below 1e-13 for every kappa.
+RECURRENCE_STEPS = 2000
+
+
+class Cosines(NamedTuple):
+    """Cosines of draws with their mean direction and the sines that belong to them, each of shape (count,)."""
+
+    cosine: Floats
+    sine: Floats
+
+
+def draw_cosines(
+    kappa: float, dimension: int, count: int, rng: np.random.Generator, proposals: Cosines | None = None
+) -> Cosines:
+    """Draw cosines by rejection (Wood 1994, Simulation of the von Mises-Fisher distribution), all at once.
+
+    Wood's proposal is t = (y + x0) / (1 + x0 y) with y the cosine of a uniform direction and x0 = (1 - b) / (1 + b).
+    In terms of y nothing cancels, so the draws hold for dimensions up to 1e8 and kappa up to 1e7: accepted is what has
+    kappa (t - x0) - (K - 1) log(1 + x0 y) above the logarithm of a uniform number; the sine has its own formula.
+
+    Of the proposals a share of 1 is accepted at kappa = 0. With growing kappa it falls, towards
+    (e / 2d)^(d/2) Gamma(d) / Gamma(d/2), d = K - 1: from 0.658 (K = 2) to 0.707 (K large), nowhere less;
+    measured for K from 2 to 1e8 and kappa from 0 to 1e7 (K = 15,826: 0.998 at kappa = 1e3, 0.90 at 1e4, 0.73 at 1e5).
+    """
+    if dimension == 1:
+        same = rng.random(count) < 1 / (1 + math.exp(-2 * kappa))
+        return Cosines(np.where(same, 1.0, -1.0), np.zeros(count))
+    drawn, accepted = _try(kappa, dimension, proposals or _uniform(dimension, count, rng), rng)
+    open_ = np.flatnonzero(~accepted)
+    while open_.size:
+        again, accepted = _try(kappa, dimension, _uniform(dimension, open_.size, rng), rng)
+        drawn.cosine[open_], drawn.sine[open_] = again
+        open_ = open_[~accepted]
+    return drawn
+
+
+def draw_uniform_cosines(dimension: int, count: int, rng: np.random.Generator) -> Floats:
+    """Draw cosines between a fixed and a uniform direction in R^dimension, dimension at least 1; shape (count,)."""
+    if dimension == 1:
+        return np.where(rng.random(count) < 0.5, 1.0, -1.0)
+    return _uniform(dimension, count, rng).cosine
+
+
+def wood_parameter(kappa: float, dimension: int) -> float:
+    """Return Wood's b: 1 at kappa = 0, and towards 0 as kappa grows; for dimension at least 2."""
+    d = dimension - 1
+    return d / (2 * kappa + math.hypot(2 * kappa, d))
+
+
+def _try(
+    kappa: float, dimension: int, proposals: Cosines, rng: np.random.Generator
+) -> tuple[Cosines, NDArray[np.bool_]]:
+    """What proposals y become, and which of them are accepted."""
+    y, half_chord = proposals
+    d = dimension - 1
+    b = wood_parameter(kappa, dimension)
+    x0 = (1 - b) / (1 + b)
+    stretch = 1 + x0 * y
+    height = 4 * kappa * b * y / ((1 + b) ** 2 * stretch) - d * np.log1p(x0 * y)
+    accepted = height >= -rng.standard_exponential(len(y))
+    return Cosines((x0 + y) / stretch, 2 * math.sqrt(b) / (1 + b) * half_chord / stretch), accepted
+
+
+def _uniform(dimension: int, count: int, rng: np.random.Generator) -> Cosines:
+    """Cosines y = 1 - 2 Beta(d/2, d/2) of uniform directions, d = dimension - 1 >= 1, and sqrt(1 - y^2)."""
+    gammas = rng.standard_gamma((dimension - 1) / 2, size=(2, count))
+    total = gammas[0] + gammas[1]
+    return Cosines((gammas[0] - gammas[1]) / total, 2 * np.sqrt(gammas[0] * gammas[1]) / total)
+
+
+@lru_cache(maxsize=1024)
+def mean_cosine(kappa: float, dimension: int) -> float:
+    """Return A_K(kappa) = I_{K/2}(kappa) / I_{K/2-1}(kappa), the mean of the cosine; between 0 and 1.
+
+    The ratio R_v = I_{v+1} / I_v obeys 1 / R_v = 2 (v + 1) / kappa + R_{v+1} (DLMF 10.29.1). Downwards the recurrence
+    contracts; it starts at a large v with the upper bound of Simpson and Spector (1984).
+    """
+    if kappa == 0:
+        return 0.0
+    order = dimension / 2 - 1
+    last = order + RECURRENCE_STEPS
+    ratio = kappa / (last + 0.5 + math.sqrt(kappa**2 + (last + 0.5) * (last + 1.5)))
+    for step in range(RECURRENCE_STEPS, 0, -1):
+        ratio = kappa / (2 * (order + step) + kappa * ratio)
+    return ratio
+
+
+# Orthonormal bases of the spans of groups of directions, from nothing but their inner products.
+#
+# Any basis serves. When the directions are far enough from being dependent, the Cholesky factor L of their inner
+# products gives one (the columns of M' L^{-T}, as in the QR decomposition), ten times faster than eigenvectors do.
+# Otherwise the eigenvectors tell what is to be left out.
+
+
+class Basis(NamedTuple):
+    """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU.
+
+    Attributes:
+        coordinates: (G, r, n); column i, of length 1, holds vector i of a group in its basis; 0 for a vector of zeros.
+        combination: (G, n, r); basis vector j of a group is the sum over i of entry (i, j) times vector i.
+    """
+
+    coordinates: Tensor
+    combination: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The dimension r of the spans."""
+        return self.coordinates.shape[1]
+
+
+def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
+    """Return bases of the spans of groups of n independent unit vectors, ``None`` if any is too close to dependent.
+
+    Args:
+        similarity: (G, n, n), their inner products, float64.
+    """
+    factor, failed = torch.linalg.cholesky_ex(similarity)
+    # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
+    if failed.any() or (factor.numel() and not float(factor.diagonal(dim1=1, dim2=2).min()) ** 2 >= least):
+        return None
+    identity = torch.eye(factor.shape[2], dtype=similarity.dtype)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    if inverse.numel():
+        columns, rows = (torch.linalg.vector_norm(inverse, ord=1, dim=axis).amax(dim=1) for axis in (1, 2))
+        if not float((columns * rows).max()) * least <= 1:
+            return None
+    return Basis(factor.mT, inverse.mT)
+
+
+def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
+    """Return a basis of the span of one group of unit vectors, dependent or not, and vectors of zeros among them.
+
+    Args:
+        similarity: (n, n), their inner products, float64.
+    """
+    values, vectors = _eigenvectors(similarity)
+    # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its
+    # product with a vector that is orthogonal to none by design decides instead.
+    generic = torch.arange(1, len(values) + 1, dtype=vectors.dtype, device=vectors.device).sqrt()
+    vectors = torch.where(generic @ vectors < 0, -vectors, vectors)
+    kept = values >= least
+    kept[: max(0, len(values) - dimension)] = False
+    roots = values[kept].sqrt()
+    coordinates = roots[:, None] * vectors[:, kept].T
+    directions = coordinates / torch.linalg.vector_norm(coordinates, dim=0)
+    # Rounding leaves something of a vector of zeros: it must not become a direction.
+    present = similarity.diagonal() > 0
+    return Basis(torch.where(present, directions, 0.0)[None], (vectors[:, kept] / roots)[None])
+
+
+def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (n,), ascending, and eigenvectors (n, n) of a symmetric matrix.
+
+    PyTorch has LAPACK divide and conquer, which does not converge on rare matrices with repeated eigenvalues. QR
+    iteration, which takes longer, is then asked: a client must not fail because of its examples.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        from scipy.linalg import eigh  # a client that never gets here does without SciPy
+
+        values, vectors = map(torch.from_numpy, eigh(matrix.numpy(), driver="ev"))
+    return values, vectors
+
+
+# What the sum of a batch's von Mises-Fisher draws takes of random numbers beside the normal ones.
+
+
+class SmallDraws(NamedTuple):
+    """What is drawn for G groups of b examples in R^K beside the normal numbers, r dimensions inside the spans.
+
+    Attributes:
+        cosine: of each draw with its direction, (G, b).
+        sine: that belongs to it, (G, b).
+        outside: squared lengths outside the spans, (G, b), from chi^2(K - r).
+        turns: cosines of uniform directions in R^(K - r), (G, b - 1); none where that has no dimension.
+    """
+
+    cosine: Floats
+    sine: Floats
+    outside: Floats
+    turns: Floats
+
+
+def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], rng: np.random.Generator) -> SmallDraws:
+    """Draw all numbers of the size of the batch but the normal ones."""
+    free, (groups, examples) = dimension - rank, shape
+    cosines = draw_cosines(kappa, dimension, groups * examples, rng)
+    outside = rng.chisquare(free, shape) if free else np.zeros(shape)
+    turns = draw_uniform_cosines(free, groups * (examples - 1), rng) if free and examples else np.zeros(0)
+    return SmallDraws(cosines.cosine.reshape(shape), cosines.sine.reshape(shape), outside, turns.reshape(groups, -1))
+
+
+def draw_small_each(
+    kappa: float, dimension: int, rank: int, shape: tuple[int, int], rngs: Sequence[np.random.Generator]
+) -> SmallDraws:
+    """Draw them for each of M batches of G groups from a generator of its own, (M G, ...); as :func:`draw_small`."""
+    each = [draw_small(kappa, dimension, rank, shape, rng) for rng in rngs]
+    return SmallDraws(*(np.concatenate(values) for values in zip(*each, strict=True)))
+
+
+# The sum of one von Mises-Fisher draw an example, drawn exactly without drawing any of them in R^K.
+#
+# Let mu_i = g_i / |g_i| be the directions of B gradients and y_i = t_i mu_i + a_i v_i their draws, with
+# v_i uniform orthogonal to mu_i. Only s = sum_i y_i is released, and its law can be drawn from the
+# gradients' inner products alone. Let U be the span of the directions, of dimension r, and D = K - r.
+#
+# - v_i is a normal vector orthogonal to mu_i over its length. The normal vector splits into independent parts: p_i
+#   inside U, r numbers, and a part outside, with squared length q_i^2 ~ chi^2(D) and a direction w_i uniform outside U.
+#   With R_i = sqrt(|p_i|^2 + q_i^2): v_i = (p_i + q_i w_i) / R_i.
+# - Inside U the sum is sum_i t_i mu_i + u, u = sum_i a_i p_i / R_i.
+# - Outside U it is sum_i l_i w_i, l_i = a_i q_i / R_i. Its direction is uniform and independent of its length, and so
+#   are those of sums of some of them: two with lengths l and m have a sum of squared length l^2 + m^2 + 2 l m x, with x
+#   the cosine of a uniform direction in R^D.
+# - A uniform direction outside U is what one normal vector h in R^K has outside U, over its length.
+#
+# With S the inner products of the directions, F such that Q = (mu_1 .. mu_B) F has orthonormal columns that span U, and
+# Q^T h from the inner products of h with the gradients, all of it is one combination of gradients plus a multiple of h.
+# A zero gradient has no direction: its draw is uniform, t_i = 0, a_i = 1, and its p_i is not made orthogonal to
+# anything.
+#
+# Where inner products are expensive a batch is cut into groups: sums of different examples are independent, so their
+# sum is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
+
+
+# Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
+# tilts the basis by about 1e-6 over this.
+CLEARLY_INDEPENDENT = 1e-2
+
+# Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
+# that over this; what is left out is below the root of this.
+CLOSE = 1e-9
+
+# The error of basis vectors that is allowed for where gradients are sums that are rounded by more than their type.
+TILT = 1e-2
+
+# What a group of examples costs next to the inner products of its pairs, in multiplications of float64 in the same
+# time: each coordinate of its normal vector, and the rest.
+NORMAL_PRODUCTS = 100
+GROUP_PRODUCTS = 500_000
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The directions of the gradients of G groups of b examples, as an operator on small vectors (float64, CPU).
+
+    Attributes:
+        gradients: of all groups, one after the other.
+        block: the coordinates.
+        scales: (G, b), by which the gradients are scaled to length 1; 0 for those that have no direction.
+    """
+
+    gradients: GradientOperator
+    block: Block | None
+    scales: Tensor
+
+    def combine(self, coefficients: Tensor) -> Vector:
+        """Return the sum of the directions of all groups with coefficients (G, b)."""
+        return self.gradients.combine(self._weights(coefficients), self.block)
+
+    def add_combination(self, vector: Vector, scale: float, coefficients: Tensor) -> None:
+        """Replace a vector by ``scale`` times itself plus the sum of all directions with coefficients (G, b)."""
+        self.gradients.add_combination(vector, scale, self._weights(coefficients), self.block)
+
+    def dots(self, vectors: Vector) -> Tensor:
+        """Return the inner products of each group's directions with its vector, (G, b), of vectors (G, *shape)."""
+        return self.gradients.dots(vectors, self.block).cpu().double() * self.scales
+
+    def group(self, index: int) -> "Directions":
+        """Return those of one group."""
+        size = self.scales.shape[1]
+        gradients = self.gradients.part(index * size, (index + 1) * size)
+        return Directions(gradients, self.block, self.scales[index : index + 1])
+
+    def _weights(self, coefficients: Tensor) -> Tensor:
+        """The weights of the gradients, (B,), that belong to coefficients (G, b) of the directions."""
+        return (coefficients * self.scales).view(-1).to(self.gradients.device, self.gradients.dtype)
+
+
+class Parts(NamedTuple):
+    """The sums of the draws of G groups, each in three parts.
+
+    Attributes:
+        along: (G, b), coefficients of the directions.
+        inside: (G, r), what is orthogonal to each draw's own direction but in their span, in its basis.
+        outside: (G,), the length of what is outside the span.
+    """
+
+    along: Tensor
+    inside: Tensor
+    outside: Tensor
+
+
+class Outside(NamedTuple):
+    """A vector outside the span of each of G groups, uniform in direction: ``numbers`` and a correction in the span.
+
+    Attributes:
+        numbers: (G, K).
+        correction: (G, b), coefficients of the directions to be added.
+        lengths: (G,), of the sums.
+    """
+
+    numbers: Tensor
+    correction: Tensor
+    lengths: Tensor
+
+
+def draw_sum(
+    gradients: GradientOperator,
+    kappa: float,
+    scale: float,
+    block: Block | None,
+    noise: NoiseStream,
+    rng: np.random.Generator,
+) -> Vector:
+    """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa).
+
+    A gradient counts as zero, and gets a uniform direction, when its direction is lost to rounding (see
+    ``_shortest``). The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on
+    the CPU.
+    """
+    parts = cut_groups(gradients, block)
+    return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
+
+
+def group_size(gradients: GradientOperator, block: Block | None) -> int:
+    """Return the size of groups of examples with which drawing their sums takes about the least time: a power of 2.
+
+    A group of b examples takes b^2 times the inner product of a pair, and a normal vector.
+    """
+    each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
+    pair = max(1, gradients.pair_products(block, precise=False))
+    return 1 << max(0, round(math.log2(each / pair) / 2))
+
+
+def cut_groups(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
+    """Cut a batch into some that consist of groups of one size, their normal vectors small enough; the last is less.
+
+    Returns:
+        Gradients and how many groups they are.
+    """
+    size, examples = group_size(gradients, block), gradients.examples
+    bytes_each = gradients.dimension(block) * gradients.dtype.itemsize
+    together = size * max(1, min(examples // size, gradients.chunk_bytes // max(1, bytes_each)))
+    if together >= examples:
+        return [(gradients, max(1, examples // size))]
+    whole = examples - examples % size
+    cut = [(start, min(start + together, whole)) for start in range(0, whole, together)]
+    parts = [(gradients.part(start, stop), (stop - start) // size) for start, stop in cut]
+    return parts if whole == examples else [*parts, (gradients.part(whole, examples), 1)]
+
+
+def _added(sums: Iterator[Vector]) -> Vector:
+    """The sum of vectors, one after the other, in the first of them."""
+    total = next(sums)
+    for vector in sums:
+        for name, value in total.items():
+            value += vector[name]
+    return total
+
+
+def _draw_groups(
+    gradients: GradientOperator,
+    groups: int,
+    kappa: float,
+    scale: float,
+    block: Block | None,
+    noise: NoiseStream,
+    rng: np.random.Generator,
+) -> Vector:
+    """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
+    size, spanned = gradients.examples // groups, directions_of(gradients, groups, block)
+    if spanned is None:
+        step = size if groups > 1 else 1
+        each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
+        return _added(_draw_groups(group, 1, kappa, scale, block, noise, rng) for group in each)
+    directions, basis = spanned
+    dimension, small = gradients.dimension(block), basis.rank * gradients.examples
+    drawn = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
+    normal = drawn[:small].cpu().double().view(groups, basis.rank, size)
+    draws = draw_small(kappa, dimension, basis.rank, (groups, size), rng)
+    parts = made_parts(basis, directions.scales > 0, normal, draws)
+    coefficients = parts.along + times(basis.combination, parts.inside)
+    if dimension == basis.rank:
+        return directions.combine(scale * coefficients)
+    outside = made_outside(directions, basis, drawn[small:].view(groups, dimension))
+    stretch = parts.outside / outside.lengths
+    numbers, factor = _combined(outside.numbers, stretch)
+    total = gradients.vector(numbers, block)
+    directions.add_combination(total, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
+    return total
+
+
+def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+    """The sum of vectors (G, K) with weights (G,), as a vector and a factor; a single one is left as it is."""
+    return (numbers[0], float(weights[0])) if len(numbers) == 1 else (weights.to(numbers) @ numbers, 1.0)
+
+
+def directions_of(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
+    """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes smaller groups.
+
+    Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
+    is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
+    """
+    limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
+    roundings = gradients.roundings(block).cpu().double().view(groups, -1)
+    shortest = _shortest(gradients, block).view(groups, -1)
+    if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block, precise=False) < dimension:
+        grams = gradients.grams(groups, block, precise=False).cpu()
+        squared = grams.diagonal(dim1=1, dim2=2)
+        if _clear(squared, limits) and bool((squared > 2 * shortest.square()).all()):
+            scales = squared.rsqrt()
+            basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT)
+            if basis is not None:
+                return Directions(gradients, block, scales), basis
+
+    grams = gradients.grams(groups, block).cpu()
+    # Rounding may leave less than 0 where a gradient cancels.
+    lengths = grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    scales = torch.where(lengths > shortest, 1 / lengths, 0.0)
+    similarity = _similarity(grams, scales)
+    size, blur = scales.shape[1], float((roundings * scales).amax()) if scales.numel() else 0.0
+    # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue), and
+    # of blur / sqrt(eigenvalue) where gradients are kept as sums.
+    least = max(limits.eps, CLOSE, (blur / TILT) ** 2)
+    basis = triangular_basis(similarity, least) if size <= dimension else None
+    if basis is None and groups == 1 and (size <= 1 or blur < limits.eps):
+        basis = spectral_basis(similarity[0], dimension, least)
+    return None if basis is None else (Directions(gradients, block, scales), basis)
+
+
+def _shortest(gradients: GradientOperator, block: Block | None) -> Tensor:
+    """The lengths, (B,), up to which a gradient has no direction; each depends on its own gradient alone.
+
+    - The smallest normal number over the precision of the gradients' type (1e-31 in float32): less loses digits. What
+      cannot be squared in float64 (1e-146) is no less.
+    - LOST roundings of what is summed to make the gradient: of such a sum nothing may be left but rounding errors. So
+      it is with what a normalisation makes of a bias before it.
+    - What rounding may add to the gradient where it is combined, over ACCURACY: what is combined of a gradient with a
+      direction has the length 1 within ACCURACY.
+    """
+    limits = torch.finfo(gradients.dtype)
+    magnitudes, roundings = (
+        values.cpu().double() for values in (gradients.magnitudes(block), gradients.roundings(block))
+    )
+    lost = torch.maximum(LOST * roundoff(gradients.dtype) * magnitudes, roundings / ACCURACY)
+    return lost.clamp(min=max(limits.tiny / limits.eps, SMALLEST_SIDE))
+
+
+def _clear(squared: Tensor, limits: torch.finfo) -> bool:
+    """Whether no squared norm lost digits or is infinite or NaN."""
+    return not squared.numel() or within(squared, limits.tiny / limits.eps, limits.max)
+
+
+def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
+    """The inner products (G, b, b) of vectors scaled by (G, b)."""
+    return (grams * scales[:, :, None]).mul_(scales[:, None])
+
+
+def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws) -> Parts:
+    """Make the parts of all sums of what was drawn.
+
+    Args:
+        present: (G, b), which gradients have a direction.
+        normal: standard normal numbers, (G, r, b); overwritten.
+    """
+    cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
+    along = torch.where(present, cosine, 0.0)
+    sines = torch.where(present, sine, 1.0)
+
+    # The coordinates of a gradient without a direction are zeros.
+    own = (normal * basis.coordinates).sum(dim=1, keepdim=True)
+    normal.addcmul_(own, basis.coordinates, value=-1)
+    squared = torch.linalg.vector_norm(normal, dim=1).square() + outside
+    # In one dimension nothing is orthogonal to a direction: the sine is 0, and so may be the length that divides it.
+    shares = torch.where(sines > 0, sines / squared.sqrt(), 0.0)
+    lengths = _walk((shares * outside.sqrt()).numpy(), draws.turns)
+    return Parts(along, times(normal, shares), torch.from_numpy(lengths))
+
+
+def _walk(lengths: Floats, cosines: Floats) -> Floats:
+    """Return the lengths (G,) of sums of vectors of given lengths (G, b) and independent directions.
+
+    The directions are uniform, and so are those of sums: two of them at a time become one.
+
+    Args:
+        cosines: of uniform directions of the space, (G, b - 1); none where it has no dimension.
+    """
+    while lengths.shape[1] > 1 and cosines.size:
+        pairs = lengths.shape[1] // 2
+        left, right, single = lengths[:, :pairs], lengths[:, pairs : 2 * pairs], lengths[:, 2 * pairs :]
+        squared = left**2 + right**2 + 2 * left * right * cosines[:, :pairs]
+        lengths = np.concatenate([np.sqrt(np.maximum(squared, 0)), single], axis=1)
+        cosines = cosines[:, pairs:]
+    summed: Floats = lengths.sum(axis=1)
+    return summed
+
+
+def made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
+    """Take the parts of vectors, numbers (G, K), outside the spans; the numbers are overwritten."""
+    gradients, block = directions.gradients, directions.block
+    inner = times(basis.combination.mT, directions.dots(gradients.vector(numbers, block)))
+    whole = row_norms(numbers).cpu().double().square()
+    rest = whole - inner.square().sum(dim=1)
+    correction, lengths = -times(basis.combination, inner), rest.clamp(min=0).sqrt()
+    for index in torch.nonzero(rest <= whole / 2)[:, 0].tolist():
+        # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
+        # enough), and the length is measured.
+        group, combination = directions.group(index), basis.combination[index : index + 1]
+        vector = gradients.vector(numbers[index], block)
+        group.add_combination(vector, 1.0, correction[index : index + 1])
+        again = group.dots({name: value[None] for name, value in vector.items()})
+        group.add_combination(vector, 1.0, -times(combination, times(combination.mT, again)))
+        correction[index], lengths[index] = 0, float(row_norms(numbers[index : index + 1]))
+    return Outside(numbers, correction, lengths)
+
+
+def times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Products of matrices (G, n, m) and vectors (G, m): (G, n)."""
+    return torch.bmm(matrices, vectors[..., None])[..., 0]
+
+
+# The sums of von Mises-Fisher draws of many models' batches, each with the numbers that it would have alone.
+#
+# Every model has streams of its own, from which it draws the same numbers as alone; what is computed of them is
+# computed for all models at once, a model's groups of examples being some of all groups.
+
+
+def draw_sums(
+    gradients: StackedGradients,
+    kappa: float,
+    scale: float,
+    block: Block,
+    noises: Sequence[NoiseStream],
+    rngs: Sequence[np.random.Generator],
+) -> Vector:
+    """Draw for each of M models ``scale`` times the sum over its batch of VMF(g_i / |g_i|, kappa), (M, *shape).
+
+    Where the directions of some model are nearly dependent, or a batch falls into groups of several sizes, models are
+    drawn one after the other.
+    """
+    cut = cut_groups(next(gradients.each()), block)
+    groups = gradients.models * cut[0][1]
+    directions = directions_of(gradients.flat, groups, block) if len(cut) == 1 else None
+    if directions is None or directions[1].rank == gradients.dimension(block):
+        each = zip(gradients.each(), noises, rngs, strict=True)
+        sums = [draw_sum(own, kappa, scale, block, noise, rng) for own, noise, rng in each]
+        return {name: torch.stack([vector[name] for vector in sums]) for name in block}
+    return _draw_together(gradients, *directions, kappa, scale, noises, rngs)
+
+
+def _draw_together(
+    gradients: StackedGradients,
+    directions: Directions,
+    basis: Basis,
+    kappa: float,
+    scale: float,
+    noises: Sequence[NoiseStream],
+    rngs: Sequence[np.random.Generator],
+) -> Vector:
+    models, block = gradients.models, directions.block
+    groups, size = directions.scales.shape
+    each, dimension, rank = groups // models, gradients.dimension(block), basis.rank
+    small = each * rank * size
+    drawn = torch.empty(models, small + each * dimension, dtype=gradients.dtype, device=gradients.device)
+    for row, noise in zip(drawn, noises, strict=True):
+        fill_normal(row, noise)
+    normal = drawn[:, :small].cpu().double().view(groups, rank, size)
+    draws = draw_small_each(kappa, dimension, rank, (each, size), rngs)
+    parts = made_parts(basis, directions.scales > 0, normal, draws)
+    outside = made_outside(directions, basis, drawn[:, small:].unflatten(1, (each, dimension)).flatten(0, 1))
+    stretch = parts.outside / outside.lengths
+    coefficients = parts.along + times(basis.combination, parts.inside) + stretch[:, None] * outside.correction
+    totals = gradients.vector(_combined_stacks(outside.numbers, scale * stretch, models), block)
+    weights = (scale * coefficients * directions.scales).view(models, -1).to(gradients.device, gradients.dtype)
+    gradients.add_combination(totals, 1.0, weights, block)
+    return totals
+
+
+def _combined_stacks(numbers: Tensor, weights: Tensor, models: int) -> Tensor:
+    """The sums (M, K) of each model's vectors, numbers (G, K) with weights (G,); numbers may be overwritten."""
+    factors = weights.to(numbers).view(models, 1, -1)
+    if len(numbers) == models:
+        return numbers.mul_(factors[:, 0])
+    return torch.bmm(factors, numbers.view(models, -1, numbers.shape[1]))[:, 0]
+
+
+# Inner products of random releases with given vectors, drawn in the space that these span.
+
+
+Array = NDArray[np.float64]
+
+_NEGLIGIBLE = 1e-13  # of the largest eigenvalue: what rounding leaves of a direction that is not there
+
+
+def normal_products(gram: Array, variance: float, sources: NDArray[np.int64], rng: np.random.Generator) -> Array:
+    """Return inner products of N(e_i, variance) with all e_j, (draws, N).
+
+    Args:
+        gram: (N, N), of the e.
+        sources: i of each draw, (draws,).
+    """
+    coordinates = _coordinates(gram)
+    noise = rng.standard_normal((len(sources), coordinates.shape[1]))
+    products: Array = gram[sources] + np.sqrt(variance) * noise @ coordinates.T
+    return products
+
+
+def directional_products(
+    gram: Array, kappa: float, dimension: int, length: float, sources: NDArray[np.int64], rng: np.random.Generator
+) -> Array:
+    """Return inner products of von Mises-Fisher draws around e_i / |e_i| with all e_j, (draws, N).
+
+    A draw is t u + sqrt(1 - t^2) w, w uniform across u. In the span of the e, w is a normal vector without its part
+    along u, divided by its length; the part of that length outside the span is chi-squared.
+
+    Args:
+        gram: (N, N), of the e, none of which is zero.
+        sources: i of each draw, (draws,).
+    """
+    coordinates = _coordinates(gram)
+    directions = coordinates / np.linalg.norm(coordinates, axis=1, keepdims=True)
+    drawn = draw_cosines(kappa, dimension, len(sources), rng)
+    mean, across = directions[sources], rng.standard_normal((len(sources), coordinates.shape[1]))
+    across -= (across * mean).sum(axis=1, keepdims=True) * mean
+    outside = dimension - coordinates.shape[1]
+    squared = (across**2).sum(axis=1) + (rng.chisquare(outside, len(sources)) if outside > 0 else 0.0)
+    sines = drawn.sine / np.sqrt(np.maximum(squared, np.finfo(float).tiny))
+    products: Array = length * (drawn.cosine[:, None] * mean + sines[:, None] * across) @ coordinates.T
+    return products
+
+
+def _coordinates(gram: Array) -> Array:
+    """Vectors (N, r) with these inner products."""
+    values, vectors = np.linalg.eigh(gram)
+    kept = values > _NEGLIGIBLE * max(float(values[-1]), 0.0)
+    coordinates: Array = vectors[:, kept] * np.sqrt(values[kept])
+    return coordinates
