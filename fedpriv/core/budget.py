@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting import Release, proven_epsilon, running_epsilon
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.plan import Plan, participants
-from fedpriv.core.plans import Schedule, kinds_of
+from fedpriv.core.plan import Plan, Schedule, kinds_of, participants
 from fedpriv.core.records import Stop, members_text
 
 

@@ -21,8 +21,7 @@ from fedpriv.core.checks import LOSS, check_fitness, random_examples
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.network import network_of, precision_of, redistribution_of, smoothing_of
-from fedpriv.core.plan import Plan
-from fedpriv.core.plans import Plans, kinds_of
+from fedpriv.core.plan import Plan, Plans, kinds_of
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
 from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
@@ -123,7 +122,7 @@ class World:
 
     @property
     def alike(self) -> np.ndarray:
-        """(C,), int64: of each client which plan it has, as ``fedpriv.core.plans.kinds_of`` numbers them."""
+        """(C,), int64: of each client which plan it has, as ``fedpriv.core.plan.kinds_of`` numbers them."""
         return kinds_of(self.plans)
 
     @property

@@ -25,7 +25,7 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.core.errors import InputError
-from fedpriv.core.plans import with_seed
+from fedpriv.core.plan import with_seed
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World

@@ -18,8 +18,7 @@ from scipy import stats
 from fedpriv.accounting import gaussian_epsilon, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA
 from fedpriv.core.config import Experiment
-from fedpriv.core.plan import Plan, participants, plan_client
-from fedpriv.core.plans import Plans, Schedule
+from fedpriv.core.plan import Plan, Plans, Schedule, participants, plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.lattice import encoded

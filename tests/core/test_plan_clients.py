@@ -14,8 +14,7 @@ from fedpriv.accounting import ceilings
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.plan import participants, plan_client
-from fedpriv.core.plans import Plans, kinds_of
+from fedpriv.core.plan import Plans, kinds_of, participants, plan_client
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import LedgerLine, Partition, member_ranges, members_text, named_members
 from fedpriv.core.runs import RunFolder
