@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpriv.core.columns import Column, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
+from fedpriv.core.settings import wrong_value
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -152,7 +153,9 @@ class PublicSettings:
         if len(self.mean) != channels or len(self.std) != channels:
             raise ValueError(f"mean and std need one number for each of the {channels} channels")
         if self.algorithm == "fedsgd" and self.local_steps != 1:
-            raise ValueError(f"local_steps = {self.local_steps}, but a fedsgd upload is one step's gradient")
+            raise InputError(
+                key="local_steps", given=self.local_steps, allowed="a fedsgd upload is one step's gradient"
+            )
 
     @property
     def examples(self) -> int:
@@ -323,9 +326,7 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
         recorded_model(public.model)
         config = recorded_mechanism(public.mechanism)
     except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(str(part) for part in detail["loc"]) or "settings"
-        raise InputError(f"{path} is damaged: {where}: {detail['msg']}") from None
+        raise wrong_value(error.errors()[0]).replaced(where=f"{path} is damaged") from None
     except InputError as error:
         raise InputError(f"{path} is damaged: {error}") from None
     if config.parameter and config.noise is None:

@@ -12,6 +12,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.core.errors import InputError
+
 Array = NDArray[np.float64]
 
 # Below it numpy's logarithms of probabilities are off by 2e-9 at most.
@@ -24,7 +26,7 @@ _SERIES = [1 / (j * (j - 1)) for j in range(2, 12)]
 def skellam(variance: float, shape: tuple[int, ...], noise: np.random.Generator) -> NDArray[np.int64]:
     """Return independent Skellam numbers with mean 0."""
     if not 0 <= variance <= 2.0**53:
-        raise ValueError(f"variance = {variance:g}: allowed is from 0 to 2^53")
+        raise InputError(key="variance", given=variance, allowed="allowed is from 0 to 2^53")
     mean = variance / 2
     if mean < _LARGE:
         return noise.poisson(mean, shape) - noise.poisson(mean, shape)

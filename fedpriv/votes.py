@@ -101,7 +101,7 @@ class ConfidentMax:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.threshold):
-            raise InputError(f"threshold = {self.threshold}: allowed are finite numbers")
+            raise InputError(key="threshold", given=self.threshold, allowed="allowed are finite numbers")
         _check("sigma1", self.sigma1)
         _check("sigma2", self.sigma2)
 
@@ -239,4 +239,4 @@ def _check_counts(asked: int, answered: int) -> None:
 
 def _check(name: str, value: float) -> None:
     if not _LEAST_NOISE <= value <= _MOST_NOISE:
-        raise InputError(f"{name} = {value:g}: allowed is from {_LEAST_NOISE:g} to {_MOST_NOISE:g}")
+        raise InputError(key=name, given=value, allowed=f"allowed is from {_LEAST_NOISE:g} to {_MOST_NOISE:g}")

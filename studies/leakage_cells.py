@@ -36,6 +36,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import AttackResult, Interval, Score
 from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
 from fedpriv.lab.results import attack_results
@@ -207,7 +208,7 @@ def mechanism_of(name: str) -> dict[str, Any]:
     try:
         return mechanism_settings({**settings, key: float(strength)}).model_dump()
     except ValidationError as error:
-        raise InputError(f"mechanism {name!r}: {key} = {strength}: {error.errors()[0]['msg']}") from None
+        raise wrong_value(error.errors()[0]).replaced(where=f"mechanism {name!r}") from None
     except ValueError:
         raise InputError(f"mechanism {name!r}: {key} = {strength!r} is no number; such as {kind}:1e4") from None
 

@@ -77,7 +77,7 @@ def test_people_read_figures_and_what_they_rest_on(account: Call, command: str) 
         ("response", "needs exactly one of --epsilon, --keep and --coin"),
         ("response --epsilon 1 --keep 0.6", "needs exactly one of --epsilon, --keep and --coin"),
         ("response --epsilon 30", "--epsilon 30: allowed is from 1e-09 to 20"),
-        ("response --keep 0.5", "--keep 0.5 of 2 answers: allowed is above 1 / answers"),
+        ("response --keep 0.5", "--keep 0.5: with 2 answers allowed is above 1 / 2"),
         ("response --coin 0", "--coin 0: allowed is above 0"),
         ("response --epsilon 1 --answers 1", "--answers 1: allowed are whole numbers from 2"),
         ("response --epsilon 1 --share 2", "--share 2: allowed is from 0 to 1"),
@@ -86,7 +86,7 @@ def test_people_read_figures_and_what_they_rest_on(account: Call, command: str) 
         ("erm --examples 10 --features 1 --regularisation 0 --epsilon 1", "--regularisation 0: allowed are finite"),
         (
             "erm --examples 10 --features 1 --regularisation 1 --epsilon 0",
-            "--epsilon 0 --delta 1e-05: allowed are above",
+            "--epsilon 0: allowed is above",
         ),
         ("erm --examples 10 --regularisation 1 --epsilon 1", "--features"),
         ("output --sigma 1", "nothing is proven about output; noise on models: fedpriv account erm"),

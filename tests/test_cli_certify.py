@@ -49,9 +49,9 @@ def test_json_is_what_the_folder_holds(here: Path) -> None:
         (["run", "--noise", "1", "--place", "hidden"], "--place hidden: noise that is added afterwards"),
         (["run", "--place", "input"], "--place input is for --noise"),
         (["run", "--norm", "l1"], "--norm l1: allowed: l2, linf"),
-        (["run", "--votes", "0"], "votes = 0 is not allowed; allowed is from 1"),
-        (["run", "--alpha", "0.7"], "alpha = 0.7 is not allowed; allowed is below 0.5"),
-        (["run", "--alpha", "5e-324"], "alpha = 5e-324 is not allowed; allowed is from 1e-15"),
+        (["run", "--votes", "0"], "votes = 0: allowed is from 1"),
+        (["run", "--alpha", "0.7"], "alpha = 0.7: allowed is below 0.5"),
+        (["run", "--alpha", "5e-324"], "alpha = 5e-324: allowed is from 1e-15"),
         (["run", "--noise", "0.1", "--examples", "100000"], "certify.examples = 100000: allowed is from 1 to"),
     ],
 )

@@ -265,7 +265,7 @@ def _stretched(log_average: Floats, slope: float) -> Floats:
 def _beaten(signals: Signals, average: Floats, others: Floats, gamma: float) -> Floats:
     """The share of the population whose ratio p(z | target) / p(z) is at most a gamma-th of the candidate's."""
     if gamma < 1:
-        raise InputError(f"gamma = {gamma:g} is not allowed: at least 1")
+        raise InputError(key="gamma", given=gamma, allowed="at least 1")
     ratios = log_expit(signals.target[-1]) - average
     sorted_others = np.sort(log_expit(signals.population[-1]) - others)
     shares: Floats = np.searchsorted(sorted_others, ratios - np.log(gamma), side="right") / len(sorted_others)

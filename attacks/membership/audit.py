@@ -108,7 +108,7 @@ def draw_references(
         coins.
     """
     if count < 2 or count % 2:
-        raise InputError(f"references = {count} is not allowed: an even number from 2")
+        raise InputError(key="references", given=count, allowed="an even number from 2")
     rng = numpy_stream(seed, "membership-coins")
     coins = rng.random((count // 2, len(candidates.members))) < 0.5
     both = np.stack([coins, ~coins], axis=1).reshape(count, -1)

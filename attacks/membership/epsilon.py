@@ -80,7 +80,9 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
         confidence: between 0 and 1.
     """
     if not delta > 0:
-        raise InputError(f"delta = {delta:g}: a Gaussian mechanism has a finite epsilon only for delta above 0")
+        raise InputError(
+            key="delta", given=delta, allowed="a Gaussian mechanism has a finite epsilon only for delta above 0"
+        )
     chosen, counted = _halves(scores, inside, delta, confidence)
 
     def separation(threshold: float, with_it: Floats, without: Floats) -> float:
@@ -134,7 +136,7 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     """
     _check(scores, inside, delta, confidence)
     if not (2 <= guesses <= len(scores) and guesses % 2 == 0):
-        raise InputError(f"guesses = {guesses} is not allowed: an even number from 2 to the {len(scores)} canaries")
+        raise InputError(key="guesses", given=guesses, allowed=f"an even number from 2 to the {len(scores)} canaries")
     order = np.argsort(scores, kind="stable")
     half = guesses // 2
     right = int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
@@ -176,9 +178,9 @@ def _check(scores: Floats, inside: Bools, delta: float, confidence: float) -> No
     if np.isnan(scores).any():
         raise InputError("a score is NaN")
     if not 0 <= delta < 1:
-        raise InputError(f"delta = {delta:g} is not allowed: from 0 to below 1")
+        raise InputError(key="delta", given=delta, allowed="from 0 to below 1")
     if not 0 < confidence < 1:
-        raise InputError(f"confidence = {confidence:g} is not allowed: between 0 and 1")
+        raise InputError(key="confidence", given=confidence, allowed="between 0 and 1")
 
 
 Trials = tuple[Floats, Floats]

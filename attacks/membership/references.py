@@ -228,7 +228,9 @@ def _check(
     federation = world.experiment.federation
     if federation.rule.needs_each:
         raise InputError(
-            f"federation.aggregation = {federation.aggregation!r}: reference models average uploads by the mean only"
+            key="federation.aggregation",
+            given=federation.aggregation,
+            allowed="reference models average uploads by the mean only",
         )
     if not references:
         raise InputError("at least one reference model is wanted")

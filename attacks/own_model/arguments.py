@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, suggestion
-from fedpriv.core.settings import allowed_words
+from fedpriv.core.settings import wrong_value
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
 
@@ -34,10 +34,7 @@ def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     try:
         return kind.model_validate(dict(settings))
     except ValidationError as error:
-        detail = error.errors()[0]
-        raise InputError(
-            f"{'.'.join(map(str, detail['loc']))} = {detail['input']!r}: {allowed_words(detail)}"
-        ) from None
+        raise wrong_value(error.errors()[0]) from None
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -47,7 +44,9 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     except (TypeError, ValueError):
         channels = height = width = 0
     if min(channels, height, width) < 1 or any(isinstance(side, bool) for side in shape):
-        raise InputError(f"shape = {shape!r}: (C, H, W) of one image is wanted, three whole numbers from 1")
+        raise InputError(
+            key="shape", given=shape, allowed="(C, H, W) of one image is wanted, three whole numbers from 1"
+        )
     return channels, height, width
 
 
@@ -70,7 +69,7 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(f"the model gives {given} for one image; logits (1, classes) are wanted, at least two classes")
     if classes is not None and classes != output.shape[1]:
-        raise InputError(f"classes = {classes}, but the model has {output.shape[1]} logits")
+        raise InputError(key="classes", given=classes, allowed=f"the model has {output.shape[1]} logits")
     return int(output.shape[1])
 
 
@@ -79,13 +78,17 @@ def per_channel(name: str, given: float | Sequence[float], channels: int) -> tup
     try:
         values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
     except (TypeError, ValueError):
-        raise InputError(f"{name} = {given!r}: a number, or a list of one for each channel, is wanted") from None
+        raise InputError(
+            key=name, given=given, allowed="a number, or a list of one for each channel, is wanted"
+        ) from None
     if len(values) == 1:
         values *= channels
     if len(values) != channels:
         raise InputError(f"{name} has {len(values)} numbers; one, or one for each of the {channels} channels is wanted")
     if not all(math.isfinite(value) for value in values) or (name == "std" and min(values) <= 0):
-        raise InputError(f"{name} = {values}: finite numbers are wanted{', above zero' if name == 'std' else ''}")
+        raise InputError(
+            key=name, given=values, allowed=f"finite numbers are wanted{', above zero' if name == 'std' else ''}"
+        )
     return values
 
 
@@ -96,7 +99,7 @@ def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
         InputError: it is something else.
     """
     if not holds:
-        raise InputError(f"{name} = {value!r}: {words} is wanted")
+        raise InputError(key=name, given=value, allowed=f"{words} is wanted")
     return value
 
 
@@ -136,7 +139,9 @@ def count(name: str, value: int) -> int:
 def learning_rate_of(value: float | None, local_steps: int) -> float:
     """Return the learning rate; 1 for a gradient."""
     if value is None and local_steps != 1:
-        raise InputError(f"local_steps = {local_steps} is for a change of parameters: give its learning_rate, too")
+        raise InputError(
+            key="local_steps", given=local_steps, allowed="for a change of parameters: give its learning_rate, too"
+        )
     rate = 1.0 if value is None else value
     return number("learning_rate", rate, "a finite number above zero", lambda value: 0 < value < math.inf)
 
@@ -147,8 +152,10 @@ def example_count(examples: int | None, batch_size: int, local_steps: int) -> in
         return batch_size * local_steps
     if not batch_size <= count("examples", examples) <= batch_size * local_steps:
         raise InputError(
-            f"examples = {examples}: {local_steps} batches of {batch_size} hold from {batch_size} to "
-            f"{batch_size * local_steps} distinct examples"
+            key="examples",
+            given=examples,
+            allowed=f"{local_steps} batches of {batch_size} hold from {batch_size} to "
+            f"{batch_size * local_steps} distinct examples",
         )
     return examples
 
@@ -159,14 +166,12 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
         return mechanism_settings({})
     if not isinstance(given, (MechanismSettings, Mapping)):
         raise InputError(
-            f"mechanism = {given!r}: its settings are wanted, such as {{'name': 'gaussian', 'sigma': 1.0}}"
+            key="mechanism", given=given, allowed="its settings are wanted, such as {'name': 'gaussian', 'sigma': 1.0}"
         )
     try:
         config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
     except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(["mechanism", *map(str, detail["loc"])])
-        raise InputError(f"{where}: {allowed_words(detail)}") from None
+        raise wrong_value(error.errors()[0], "mechanism") from None
     if config.parameter and config.noise is None:
         raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
     # The noise in the upload is meant; of one whose noise is added later, the attack would believe in none.
@@ -183,18 +188,13 @@ def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tu
     try:
         known = tuple(index(label) for label in labels)
     except TypeError:
-        raise InputError(f"{name} = {_shown(labels)}: whole numbers, one for each example, are wanted") from None
+        raise InputError(key=name, given=labels, allowed="whole numbers, one for each example, are wanted") from None
     if len(known) != examples:
         raise InputError(f"{len(known)} {name} for {examples} examples")
     if min(known) < 0 or max(known) >= classes:
         wrong = next(label for label in known if not 0 <= label < classes)
         raise InputError(f"{name}: numbers from 0 to {classes - 1} are wanted; given is {wrong}")
     return known
-
-
-def _shown(given: Any) -> str:
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ def bounds_of(given: tuple[float, float] | None) -> Bounds:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
         raise InputError(
-            f"value_range = {given!r}: two numbers, the lowest and the highest value, are wanted"
+            key="value_range", given=given, allowed="two numbers, the lowest and the highest value, are wanted"
         ) from None
     if not (high - low <= torch.finfo(torch.float32).max and low < high):
-        raise InputError(f"value_range = {given!r}: finite numbers are wanted, the lower one first")
+        raise InputError(key="value_range", given=given, allowed="finite numbers are wanted, the lower one first")
     return Bounds(low, high)
 
 

@@ -30,7 +30,9 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
     """Bring tensors in any of the accepted forms into a mapping of the trained parameters' names, on the CPU."""
     parameters = trained(model)
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InputError(f"{what} = {given!r}: tensors or arrays are wanted, by name or in the order of the model's")
+        raise InputError(
+            key=what, given=given, allowed="tensors or arrays are wanted, by name or in the order of the model's"
+        )
     if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
         raise InputError(f"{what}: its keys are {list(given)[:3]}; names of the model's parameters are wanted")
     if isinstance(given, Mapping) and set(given) != {str(number) for number in range(len(given))}:

@@ -25,5 +25,7 @@ def membership_auc(epsilon: float, delta: float) -> float:
 
 
 def _check(epsilon: float, delta: float) -> None:
-    if not (epsilon >= 0 and 0 <= delta <= 1):
-        raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon from 0, delta from 0 to 1")
+    if not epsilon >= 0:
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
+    if not 0 <= delta <= 1:
+        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")

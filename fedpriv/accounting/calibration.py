@@ -58,7 +58,7 @@ def calibrate(target_epsilon: float, release: Release) -> float:
     noise = _parameter(_proof(release.mechanism))
     _check_epsilon(target_epsilon)
     if release.participations == 0:
-        raise InputError("participations = 0: without a participation there is nothing to calibrate")
+        raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
 
     def value(log_noise: float) -> float:
         # exp(log(x)) may lie a rounding beyond x.
@@ -73,13 +73,16 @@ def calibrate(target_epsilon: float, release: Release) -> float:
     exposed, private = math.log(noise.least), math.log(noise.most)
     if final(exposed) <= target_epsilon:
         raise OutOfReachError(
-            f"epsilon = {target_epsilon:g}: so large that it needs less noise than the least allowed "
-            f"({noise.name} = {noise.least:g})"
+            key="epsilon",
+            given=target_epsilon,
+            allowed=f"so large that it needs less noise than the least allowed ({noise.name} = {noise.least:g})",
         )
     if final(private) > target_epsilon:
         raise OutOfReachError(
-            f"epsilon = {target_epsilon:g} at delta = {release.delta:g}: no {noise.name} from "
-            f"{min(noise.least, noise.most):g} to {noise.ceiling:g} reaches it"
+            key="epsilon",
+            given=target_epsilon,
+            allowed=f"at delta = {release.delta:g} no {noise.name} from {min(noise.least, noise.most):g} to "
+            f"{noise.ceiling:g} reaches it",
         )
     # First with the cheap figure, which is never below the final one, then with that from there on.
     if running(private) <= target_epsilon:
@@ -120,7 +123,7 @@ def _proof(mechanism: str) -> type[Proof]:
     if kind.parameter is None:
         noisy = [name for name, each in MECHANISMS.items() if each.proof().parameter is not None]
         why = "nothing is proven about it" if MECHANISMS[mechanism].on_gradients else "its amount is an epsilon already"
-        raise InputError(f"mechanism = {mechanism}: {why}; allowed is {', '.join(noisy)}")
+        raise InputError(key="mechanism", given=mechanism, allowed=f"{why}; allowed is {', '.join(noisy)}")
     return kind
 
 
@@ -132,4 +135,4 @@ def _parameter(kind: type[Proof]) -> NoiseParameter:
 
 def _check_epsilon(epsilon: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InputError(f"epsilon = {epsilon}: allowed is above 0, finite")
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")

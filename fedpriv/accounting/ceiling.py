@@ -86,7 +86,7 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
 
 def _checked(baseline: float) -> float:
     if not 0 < baseline < 1:
-        raise InputError(f"k0 = {baseline:g}: allowed is between 0 and 1, both excluded")
+        raise InputError(key="k0", given=baseline, allowed="allowed is between 0 and 1, both excluded")
     return float(baseline)
 
 

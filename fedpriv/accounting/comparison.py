@@ -89,11 +89,13 @@ def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
         InputError: a number of coordinates out of range, no block, or more blocks than coordinates or ten million.
     """
     if not 1 <= dimension <= LARGEST_DIMENSION:
-        raise InputError(f"dimension = {dimension}: allowed is from 1 to {LARGEST_DIMENSION:,}")
+        raise InputError(key="dimension", given=dimension, allowed=f"allowed is from 1 to {LARGEST_DIMENSION:,}")
     if not 1 <= blocks <= dimension:
-        raise InputError(f"blocks = {blocks}: allowed is from 1 to the {dimension:,} coordinates that there are")
+        raise InputError(
+            key="blocks", given=blocks, allowed=f"allowed is from 1 to the {dimension:,} coordinates that there are"
+        )
     if blocks > _MOST_BLOCKS:
-        raise InputError(f"blocks = {blocks}: allowed is up to {_MOST_BLOCKS:,}")
+        raise InputError(key="blocks", given=blocks, allowed=f"allowed is up to {_MOST_BLOCKS:,}")
     size, larger = divmod(dimension, blocks)
     return (size + 1,) * larger + (size,) * (blocks - larger)
 
@@ -135,7 +137,7 @@ def compare_mechanisms(
         InputError: an argument out of range.
     """
     if not 1 <= batch_size <= _MOST_BATCH_SIZE:
-        raise InputError(f"batch_size = {batch_size}: allowed is from 1 to {_MOST_BATCH_SIZE:,}")
+        raise InputError(key="batch_size", given=batch_size, allowed=f"allowed is from 1 to {_MOST_BATCH_SIZE:,}")
     whole = equal_blocks(dimension, 1)
     small = _small_blocks(dimension, min(_BLOCK_SIZE, dimension) if block_size is None else block_size)
     sampling: SamplingName = "full" if rate is None else "fixed"
@@ -174,12 +176,16 @@ def compare_mechanisms(
 def _small_blocks(dimension: int, block_size: int) -> tuple[int, ...]:
     if not 1 <= block_size <= dimension:
         raise InputError(
-            f"block_size = {block_size}: allowed is from 1 to the {dimension:,} coordinates that there are"
+            key="block_size",
+            given=block_size,
+            allowed=f"allowed is from 1 to the {dimension:,} coordinates that there are",
         )
     blocks = -(-dimension // block_size)
     if blocks > _MOST_BLOCKS_COMPARED:
         least = -(-dimension // _MOST_BLOCKS_COMPARED)
         raise InputError(
-            f"block_size = {block_size}: cuts {dimension:,} coordinates in {blocks:,} blocks; allowed is from {least:,}"
+            key="block_size",
+            given=block_size,
+            allowed=f"cuts {dimension:,} coordinates in {blocks:,} blocks; allowed is from {least:,}",
         )
     return equal_blocks(dimension, blocks)

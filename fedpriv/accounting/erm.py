@@ -71,16 +71,18 @@ class Problem:
     def __post_init__(self) -> None:
         for name, value, least in (("examples", self.examples, 1), ("features", self.features, 1)):
             if value < least:
-                raise InputError(f"{name} = {value}: allowed are whole numbers from {least}")
+                raise InputError(key=name, given=value, allowed=f"allowed are whole numbers from {least}")
         if self.classes < 2:
-            raise InputError(f"classes = {self.classes}: allowed are whole numbers from 2")
+            raise InputError(key="classes", given=self.classes, allowed="allowed are whole numbers from 2")
         if not 0 < self.regularisation < math.inf:
             raise InputError(
-                f"regularisation = {self.regularisation:g}: allowed are finite numbers above 0; without it one example "
-                "may move the minimum as far as it likes"
+                key="regularisation",
+                given=self.regularisation,
+                allowed="allowed are finite numbers above 0; without it one example may move the minimum as "
+                "far as it likes",
             )
         if not 0 <= self.tolerance < math.inf:
-            raise InputError(f"tolerance = {self.tolerance:g}: allowed are finite numbers from 0")
+            raise InputError(key="tolerance", given=self.tolerance, allowed="allowed are finite numbers from 0")
 
     @property
     def rows(self) -> int:
@@ -303,4 +305,4 @@ def refuse_unsolvable(
     while value <= most and not is_solvable(*solved(replace(problem, **{key: value}))):
         value = float(f"{1.2 * value:.1e}")
     way = f"set {section}.{key} to {value:.1e} or more" if value <= most else f"raise {section}.regularisation too"
-    raise InputError(f"{section}.{key} = {getattr(problem, key):g}: {reason}, for {about}; {way}")
+    raise InputError(key=f"{section}.{key}", given=getattr(problem, key), allowed=f"{reason}, for {about}; {way}")

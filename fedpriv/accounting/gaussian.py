@@ -69,8 +69,9 @@ def classic_sigma(epsilon: float, delta: float) -> float:
     _check(epsilon, delta)
     if epsilon > 1:
         raise InputError(
-            f"epsilon = {epsilon:g}: the classic calibration is proven for epsilon <= 1 only; analytic and extended "
-            "hold for any"
+            key="epsilon",
+            given=epsilon,
+            allowed="the classic calibration is proven for epsilon <= 1 only; analytic and extended hold for any",
         )
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
@@ -87,7 +88,7 @@ def extended_sigma(epsilon: float, delta: float) -> float:
     _check(epsilon, delta)
     s = math.log(math.sqrt(2 / math.pi) / delta)
     if s < 0:
-        raise InputError(f"delta = {delta:g}: the extended calibration needs delta <= sqrt(2/pi) = 0.798")
+        raise InputError(key="delta", given=delta, allowed="the extended calibration needs delta <= sqrt(2/pi) = 0.798")
     return math.sqrt(2) / (2 * epsilon) * (math.sqrt(s) + math.sqrt(s + epsilon))
 
 
@@ -97,8 +98,9 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
     Raises:
         InputError: epsilon negative or not finite, or delta not in (0, 1).
     """
-    if not (math.isfinite(epsilon) and epsilon >= 0 and 0 < delta < 1):
-        raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon >= 0 and 0 < delta < 1")
+    if not (math.isfinite(epsilon) and epsilon >= 0):
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0, finite")
+    _check_delta(delta)
 
     def gap(log_mu: float) -> float:
         mu = math.exp(log_mu)
@@ -115,8 +117,14 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
 
 
 def _check(epsilon: float, delta: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
-        raise InputError(f"epsilon = {epsilon:g}, delta = {delta:g}: allowed are epsilon > 0 and 0 < delta < 1")
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")
+    _check_delta(delta)
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise InputError(key="delta", given=delta, allowed="allowed is between 0 and 1, both excluded")
 
 
 # ---- Poisson sampling, zero-out ------------------------------------------------------------------------------------

@@ -34,11 +34,12 @@ class Statement(NamedTuple):
 def of_copies(statement: Statement, copies: int) -> Statement:
     """Return what a statement about one sequence says about several together."""
     epsilon, delta = statement
-    if not (epsilon >= 0 and 0 <= delta <= 1 and copies >= 1):
-        raise InputError(
-            f"epsilon = {epsilon:g}, delta = {delta:g}, {copies} copies: allowed are epsilon from 0, delta from 0 to 1 "
-            "and copies from 1"
-        )
+    if not epsilon >= 0:
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
+    if not 0 <= delta <= 1:
+        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")
+    if not copies >= 1:
+        raise InputError(key="copies", given=copies, allowed="allowed is from 1")
     if not delta:
         return Statement(copies * epsilon, 0.0)
     # Sum of e^(i epsilon) over i < copies, the largest taken out so that nothing overflows.

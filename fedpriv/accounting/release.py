@@ -89,17 +89,23 @@ class Release:
         proof = MECHANISMS[self.mechanism].proof()
         if self.unit == "update" and self.sampling != "full" and not proof.whole_clients:
             raise InputError(
-                f"sampling = {self.sampling}: with unit = update allowed is full, the update is not sampled"
+                key="sampling",
+                given=self.sampling,
+                allowed="with unit = 'update' allowed is full, the update is not sampled",
             )
         if proof.whole_clients and self.unit != "update":
             raise InputError(
-                f"unit = {self.unit}: with mechanism = {self.mechanism} allowed is update, a client's whole data"
+                key="unit",
+                given=self.unit,
+                allowed=f"with mechanism = {self.mechanism!r} allowed is update, a client's whole data",
             )
         zero_out = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
         if self.adjacency == "zero-out" and not (proof.zero_out and zero_out):
             raise InputError(
-                f"adjacency = zero-out: with mechanism = {self.mechanism} and sampling = {self.sampling} allowed is "
-                f"replace-one; zero-out is for {' and '.join(_zero_out())} with poisson"
+                key="adjacency",
+                given=self.adjacency,
+                allowed=f"with mechanism = {self.mechanism!r} and sampling = {self.sampling!r} allowed is replace-one; "
+                f"zero-out is for {' and '.join(_zero_out())} with poisson",
             )
         _check_range("rate", self.rate, SMALLEST_RATE, 1.0)
         _check(
@@ -155,7 +161,7 @@ def _check_range(name: str, given: float | None, least: float, most: float) -> N
 
 def _check(fine: bool, name: str, given: object, allowed: str) -> None:
     if not fine:
-        raise InputError(f"{name} = {given}: allowed is {allowed}")
+        raise InputError(key=name, given=given, allowed=f"allowed is {allowed}")
 
 
 def _is_number(value: object) -> bool:

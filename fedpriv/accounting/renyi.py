@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.vmf_functions import log_mgf
+from fedpriv.core.errors import InputError
 
 Array = NDArray[np.float64]
 
@@ -93,7 +94,7 @@ def laplace_rdp(orders: ArrayLike, shift: float) -> Array:
     """
     values = _checked_orders(orders)
     if not shift >= 0:
-        raise ValueError(f"shift = {shift}: allowed is 0 and more")
+        raise InputError(key="shift", given=shift, allowed="allowed is 0 and more")
     if np.isinf(shift):
         return np.full_like(values, np.inf)
     up, down = (values - 1) * shift, values * shift

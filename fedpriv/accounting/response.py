@@ -34,10 +34,11 @@ class Response:
     def __post_init__(self) -> None:
         if not LEAST_LABEL_EPSILON <= self.epsilon <= MOST_LABEL_EPSILON:
             raise InputError(
-                f"epsilon = {self.epsilon:g}: allowed is from {LEAST_LABEL_EPSILON:g} to {MOST_LABEL_EPSILON:g}"
+                key="epsilon",
+                given=self.epsilon,
+                allowed=f"allowed is from {LEAST_LABEL_EPSILON:g} to {MOST_LABEL_EPSILON:g}",
             )
-        if self.answers < 2:
-            raise InputError(f"answers = {self.answers}: allowed are whole numbers from 2")
+        _check_answers(self.answers)
 
     @property
     def keep(self) -> float:
@@ -95,10 +96,18 @@ class Response:
         return joint
 
 
+def _check_answers(answers: int) -> None:
+    if answers < 2:
+        raise InputError(key="answers", given=answers, allowed="allowed are whole numbers from 2")
+
+
 def kept_response(keep: float, answers: int) -> Response:
     """Return the law that gives the true one of K answers with this probability, above 1/K."""
-    if not (answers >= 2 and 1 / answers < keep < 1):
-        raise InputError(f"keep = {keep:g} of {answers} answers: allowed is above 1 / answers, below 1")
+    _check_answers(answers)
+    if not 1 / answers < keep < 1:
+        raise InputError(
+            key="keep", given=keep, allowed=f"with {answers} answers allowed is above 1 / {answers}, below 1"
+        )
     return Response(math.log(keep * (answers - 1) / (1 - keep)), answers)
 
 
@@ -108,7 +117,7 @@ def coin_response(heads: float, answers: int) -> Response:
     Epsilon is ln(1 + K heads / (1 - heads)): ln 3 for a fair coin and two answers.
     """
     if not 0 < heads < 1:
-        raise InputError(f"coin = {heads:g}: allowed is above 0, below 1")
+        raise InputError(key="coin", given=heads, allowed="allowed is above 0, below 1")
     return Response(math.log1p(answers * heads / (1 - heads)), answers)
 
 

@@ -24,6 +24,8 @@ import scipy
 from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
 
+from fedpriv.core.errors import InputError
+
 Array = NDArray[np.float64]
 
 _SERIES_INDEX = 30.0  # the series serves while its largest term comes before this index
@@ -92,7 +94,7 @@ def mean_resultant_length(dimension: int, k: ArrayLike) -> Array:
 def _checked(dimension: int, k: ArrayLike) -> Array:
     values = np.asarray(k, dtype=np.float64)
     if dimension < 1:
-        raise ValueError(f"dimension = {dimension}: allowed is 1 and more")
+        raise InputError(key="dimension", given=dimension, allowed="allowed is 1 and more")
     if not np.all(np.isfinite(values) & (values >= 0)):
         raise ValueError("k must be finite and at least 0")
     return values

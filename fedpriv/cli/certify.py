@@ -47,7 +47,7 @@ def certify(
 ) -> None:
     """Prove what small perturbations of an input cannot change about the final model in DIR."""
     if norm is not None and norm not in _NORMS:
-        raise InputError(f"--norm {norm}: allowed: {', '.join(_NORMS)}")
+        raise InputError(key="--norm", given=norm, allowed=f"allowed: {', '.join(_NORMS)}")
     from fedpriv.cli.display import shown
     from fedpriv.core.runs import RunFolder
     from fedpriv.lab.certify import certify_run, check_noise

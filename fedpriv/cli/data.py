@@ -47,8 +47,10 @@ def data(
         _list(root, as_json)
     elif name in DATASETS and DATASETS[name].needs_path:
         raise InputError(
-            f"--of {name}: this data set is a file of yours, and --unicity takes those that come without one, such as "
-            f"{_of_facts()}"
+            key="--of",
+            given=name,
+            allowed="this data set is a file of yours, and --unicity takes those that come without one, "
+            f"such as {_of_facts()}",
         )
     else:
         given = {"name": name or _of_facts(), "root": root}
@@ -88,13 +90,17 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     if not file:
         raise InputError("--bounds needs --of FILE, the experiment file that names your table")
     if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
-        raise InputError(f"--bounds {epsilon:g}: allowed is an epsilon from {LEAST_EPSILON:g} to {MOST_EPSILON:g}")
+        raise InputError(
+            key="--bounds", given=epsilon, allowed=f"allowed is an epsilon from {LEAST_EPSILON:g} to {MOST_EPSILON:g}"
+        )
     experiment = load_experiment(Path(file))
     before = experiment.data.bounds_epsilon
     together = before + epsilon
     if together > MOST_EPSILON:
         raise InputError(
-            f"--bounds {epsilon:g}: with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}"
+            key="--bounds",
+            given=epsilon,
+            allowed=f"with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}",
         )
     bounds = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
     columns = [{"name": name, "low": low, "high": high} for name, (low, high) in bounds.items()]

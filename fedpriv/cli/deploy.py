@@ -209,7 +209,7 @@ def down(folder: Folder = _DEFAULT) -> None:
 def _host_and_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"--server {text}: expected HOST:PORT, such as 127.0.0.1:8000")
+        raise InputError(key="--server", given=text, allowed="expected HOST:PORT, such as 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
 

@@ -1,6 +1,5 @@
 """The commands ``fedpriv probe DIR | list``: attacks on the finished model, on its answers and on its inputs."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,7 +217,11 @@ def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[EndpointA
     for text in set_:
         keys, value = parse_override(text)
         if len(keys) != 2 or keys[0] not in given:
-            raise InputError(f"--set {text}: ATTACK.KEY=VALUE is wanted, of an attack that is made: {', '.join(given)}")
+            raise InputError(
+                key="--set",
+                given=text,
+                allowed=f"ATTACK.KEY=VALUE is wanted, of an attack that is made: {', '.join(given)}",
+            )
         given[keys[0]][keys[1]] = value
     return [validated(PROBES[name], settings, f"--set {name}") for name, settings in given.items()]
 
@@ -315,7 +318,7 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> Ev
         return validated(EvadeConfig, {**settings, **given}, "fedpriv probe")
     except InputError as error:
         # One of the sizes has a number as well, which the command line does not.
-        raise InputError(re.sub(r"^(fedpriv probe: )sizes(\.\d+)?(?= )", r"\1--size", str(error))) from error
+        raise (error.replaced(key="--size") if error.key.split(".")[0] == "sizes" else error) from None
 
 
 def _table(evasion: "Evasion") -> Table:

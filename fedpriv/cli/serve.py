@@ -162,7 +162,7 @@ def _new_user(text: str) -> tuple[str, int]:
     """Name and answers of --user."""
     name, _, answers = text.partition("=")
     if not _NUMBER.fullmatch(answers):
-        raise InputError(f"--user {text}: expected NAME=N, such as ann=100")
+        raise InputError(key="--user", given=text, allowed="expected NAME=N, such as ann=100")
     return name, int(answers)
 
 
@@ -173,7 +173,9 @@ def _listening(port: int) -> socket.socket:
         listener.bind((_ADDRESS, port))
     except OSError as error:
         listener.close()
-        raise InputError(f"--port {port}: {error.strerror}; choose another") from None
+        raise InputError(
+            key="--port", given=port, allowed=error.strerror or str(error), hint="choose another"
+        ) from None
     return listener
 
 
@@ -181,7 +183,11 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
     """What --set asks for; ``None``: what the folder says."""
     for text in overrides or ():
         if not text.partition("=")[0].strip().startswith("service."):
-            raise InputError(f"--set {text}: an endpoint is made by keys of [service], such as service.method=label")
+            raise InputError(
+                key="--set",
+                given=text,
+                allowed="an endpoint is made by keys of [service], such as service.method=label",
+            )
     return ServiceConfig.of(load_run(folder, overrides)) if overrides and (folder / "config.toml").is_file() else None
 
 
@@ -223,7 +229,7 @@ def _test_images(run: "RunFolder", text: str) -> "tuple[Tensor, Tensor]":
     images = dataset.x_test
     first, _, last = text.partition(":")
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
-        raise InputError(f"--test {text}: A:B with 0 <= A < B <= {len(images)} is wanted")
+        raise InputError(key="--test", given=text, allowed=f"A:B with 0 <= A < B <= {len(images)} is wanted")
     rows = slice(int(first), int(last))
     return images[rows], dataset.y_test[rows]
 

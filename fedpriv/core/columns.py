@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from fedpriv.core.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -45,11 +47,11 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.kind == "category" and (len(self.values) < 1 or len(set(self.values)) < len(self.values)):
-            raise ValueError(f"column {self.name!r}: a category needs distinct values, at least one")
+            raise InputError(f"column {self.name!r}: a category needs distinct values, at least one")
         if self.kind == "flag" and len(self.values) != 2:
-            raise ValueError(f"column {self.name!r}: a flag has two values")
+            raise InputError(f"column {self.name!r}: a flag has two values")
         if self.kind == "number" and not self.low < self.high:
-            raise ValueError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
+            raise InputError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
 
     @property
     def width(self) -> int:

@@ -3,6 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
+from numbers import Integral, Real
+from pathlib import PurePath
+from typing import Any, Self
 
 
 def printable(text: str) -> str:
@@ -29,11 +32,59 @@ def drop_output() -> None:
 class InputError(ValueError):
     """The user's input cannot be used: the command exits with 2 and prints this one line.
 
-    What was given is often quoted in it, and may hold anything: line breaks, or codes that a terminal obeys.
+    The line is ``where: key = given: allowed; hint``, without the parts that are not given; ``text`` is for what has no
+    key. What was given may hold anything: line breaks, or codes that a terminal obeys.
+
+    Attributes:
+        text: what is wrong, in free words.
+        where: the file, or whatever else holds the input.
+        key: the setting or argument; or the option, as ``--name``.
+        given: its value; ``...``: the line does not show it.
+        allowed: what is allowed, or why this is not.
+        hint: what to do instead.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(printable(text))
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        where: str = "",
+        key: str = "",
+        given: object = ...,
+        allowed: str = "",
+        hint: str = "",
+    ) -> None:
+        self.text, self.where, self.key, self.given, self.allowed, self.hint = text, where, key, given, allowed, hint
+        subject = text if given is ... else _shown(key, given)
+        line = ": ".join(part for part in (where, subject or key, allowed) if part)
+        super().__init__(printable(f"{line}; {hint}" if hint else line))
+
+    def replaced(self, **changes: Any) -> Self:
+        """Return the same error with other parts, such as the name of the option that stands for a key."""
+        names = ("text", "where", "key", "given", "allowed", "hint")
+        return type(self)(**{name: getattr(self, name) for name in names} | changes)
+
+
+_LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
+
+
+def _shown(key: str, given: object) -> str:
+    """A key and its value as a file of settings has them, or an option as it was typed."""
+    given = str(given) if isinstance(given, PurePath) else given
+    if isinstance(given, bool):
+        value = str(given).lower()
+    elif isinstance(given, Integral):
+        value = str(given)
+    elif isinstance(given, Real):
+        number = float(given)
+        short = f"{number:g}"
+        value = short if float(short) == number and len(short) < len(repr(number)) else repr(number)
+    elif key.startswith("--") and isinstance(given, str):
+        value = given
+    else:
+        value = repr(given)
+    value = value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 4]} ..."
+    return f"{key} {value}" if key.startswith("--") else f"{key} = {value}"
 
 
 class RunFailedError(RuntimeError):

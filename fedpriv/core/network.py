@@ -76,6 +76,8 @@ def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Ten
     """Test images, which are public in this laboratory and no client's."""
     there = len(dataset.x_test)
     if wanted > there:
-        raise InputError(f"mechanism.public_examples = {wanted}: {dataset.name} has {there} test images")
+        raise InputError(
+            key="mechanism.public_examples", given=wanted, allowed=f"{dataset.name} has {there} test images"
+        )
     chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
     return dataset.x_test[torch.from_numpy(np.sort(chosen))]

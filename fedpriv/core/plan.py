@@ -229,8 +229,10 @@ def draft_plan(
     batch_size = examples if algorithm_of(experiment).releases_models else training.batch_size
     if batch_size > examples:
         raise InputError(
-            f"training.batch_size = {training.batch_size} is larger than the data of client {client}: "
-            f"{examples} examples; lower it, or federation.clients"
+            key="training.batch_size",
+            given=training.batch_size,
+            allowed=f"larger than the data of client {client}: {examples} examples",
+            hint="lower it, or federation.clients",
         )
     sampling = Sampling(training.sampling, batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"

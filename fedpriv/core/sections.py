@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic.fields import FieldInfo
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.settings import Section, absent
 
@@ -40,7 +41,7 @@ class ExperimentSection(Section):
         """
         found = cls.of(experiment)
         if found is None:
-            raise ValueError(f"the experiment has no section [{cls.name}]")
+            raise InputError(f"the experiment has no section [{cls.name}]")
         return found
 
     def conflicts(self, experiment: "Experiment") -> None:

@@ -50,12 +50,12 @@ class Section(BaseModel):
         try:
             settings = handler(given)
         except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
-            raise ValueError(f"{cls.__module__}.{cls.__qualname__} raises {type(error).__name__}: {error}") from error
+            raise InputError(f"{cls.__module__}.{cls.__qualname__} raises {type(error).__name__}: {error}") from error
         for key, value in settings:
             if not _is_plain(value):
-                raise ValueError(
-                    f"{key} = {value!r} cannot be written into a file of settings; allowed are finite numbers, texts, "
-                    "paths, true, false, nothing, and tuples of these"
+                raise InputError(
+                    f"{key} = {value!r} cannot be written into a file of settings; allowed are finite "
+                    "numbers, texts, paths, true, false, nothing, and tuples of these"
                 )
         return settings
 
@@ -74,7 +74,7 @@ Chosen = TypeVar("Chosen", bound=Section)
 def _not_bool(value: Any) -> Any:
     """Python takes true for 1; a person who writes true where a number belongs does not mean that."""
     if isinstance(value, bool):
-        raise ValueError("a number is wanted")
+        raise InputError("a number is wanted")
     return value
 
 
@@ -96,7 +96,7 @@ def _each_once(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ..
     every = [label for group in groups for label in group]
     twice = [label for number, label in enumerate(every) if label in every[:number]]
     if twice:
-        raise ValueError(f"class {twice[0]} is named twice")
+        raise InputError(f"class {twice[0]} is named twice")
     return groups
 
 
@@ -127,7 +127,7 @@ class Registered:
     def _known(self, name: str) -> str:
         known = self._names()
         if name not in known:
-            raise ValueError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
+            raise InputError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
         return name
 
 
@@ -236,6 +236,23 @@ class Extensible(Section):
         return handler(source)
 
 
+def wrong_value(detail: ErrorDetails, where: str = "") -> InputError:
+    """What a validator refuses, as an error of ours; ``where``: the section that was validated, if it has a name."""
+    return wrong_key(detail, ".".join(filter(None, (where, *map(str, detail["loc"])))))
+
+
+def wrong_key(detail: ErrorDetails, key: str) -> InputError:
+    """The same, under the key that people know it by."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, InputError) and cause.key:
+        return cause.replaced(key=f"{key}.{cause.key}" if key else cause.key)
+    if cause is not None and isinstance(detail["input"], dict):
+        return InputError(f"{key}: {cause}" if key else str(cause))
+    words = allowed_words(detail)
+    given = ... if detail["type"] == "missing" else detail["input"]
+    return InputError(key=key, given=given, allowed=f"{words[0].lower()}{words[1:]}")
+
+
 def allowed_words(detail: ErrorDetails) -> str:
     """What a validator's error says, in plain words: "allowed is from 1", not "Input should be greater than ..."."""
     kind, context = detail["type"], detail.get("ctx", {})
@@ -248,7 +265,7 @@ def allowed_words(detail: ErrorDetails) -> str:
     for start, words in _WANTED.items():
         if kind.startswith(start):
             return words
-    return detail["msg"].removeprefix("Value error, ")
+    return str(context.get("error", detail["msg"]))
 
 
 _WANTED = {

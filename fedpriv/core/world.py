@@ -251,7 +251,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if present["cuda"] else "cpu")
     if not present[name]:
         allowed = ", ".join(device for device, there in present.items() if there)
-        raise InputError(f"engine.device = {name!r}: this machine has no {name} device; present: {allowed}")
+        raise InputError(
+            key="engine.device", given=name, allowed=f"this machine has no {name} device; present: {allowed}"
+        )
     return torch.device(name)
 
 
@@ -287,7 +289,12 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     """``_``: the digest of pretrained weights, by which replaced ones are told from those before."""
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
-        raise InputError("engine.precision = 'float64': mps devices have no float64; use engine.device = 'cpu'")
+        raise InputError(
+            key="engine.precision",
+            given="float64",
+            allowed="mps devices have no float64",
+            hint="use engine.device = 'cpu'",
+        )
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
     dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)

@@ -78,7 +78,9 @@ def _token(tokenizer: Tokenizer, character: str) -> int:
 def canary_rows(shares: Sequence[Numbers], config: CanaryConfig, seed: int) -> Numbers:
     """Return which training sequences are replaced, secret by secret, as often as each is put in."""
     if config.client >= len(shares):
-        raise InputError(f"data.canaries.client = {config.client}: there are clients 0 to {len(shares) - 1}")
+        raise InputError(
+            key="data.canaries.client", given=config.client, allowed=f"there are clients 0 to {len(shares) - 1}"
+        )
     own = shares[config.client]
     if config.rows > len(own):
         raise InputError(

@@ -233,7 +233,9 @@ def _complete(name: str, place: Place, digest: bytes) -> Dataset:
 def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
     available = len(complete.x_train)
     if count > available:
-        raise InputError(f"data.train_examples = {count}, but {complete.name} has {available} training examples")
+        raise InputError(
+            key="data.train_examples", given=count, allowed=f"{complete.name} has {available} training examples"
+        )
     rows = torch.from_numpy(np.sort(numpy_stream(seed, "train-examples").choice(available, count, replace=False)))
     source = f"{complete.source}; {count} of its {available} training examples, drawn by the seed"
     return replace(

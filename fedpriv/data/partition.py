@@ -129,14 +129,17 @@ def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
 def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
     if keys is None:
         raise InputError(
-            f"data.partition = 'key': data.name = {name!r} does not say whose an example is; own "
-            "texts name the column in data.text.key"
+            key="data.partition",
+            given="key",
+            allowed=f"data.name = {name!r} does not say whose an example is; own texts name the column in "
+            "data.text.key",
         )
     counts = np.bincount(keys)
     if clients > np.count_nonzero(counts):
         raise InputError(
-            f"federation.clients = {clients}: data.partition = 'key', and the examples belong to "
-            f"{np.count_nonzero(counts)}"
+            key="federation.clients",
+            given=clients,
+            allowed=f"data.partition = 'key', and the examples belong to {np.count_nonzero(counts)}",
         )
     most = np.argsort(-counts, kind="stable")[:clients]
     return Shares(counts[most].astype(np.int64), lambda client: np.flatnonzero(keys == most[client]))
@@ -146,12 +149,16 @@ def _check_enough(examples: int, config: DataConfig, clients: int) -> None:
     if config.partition == "overlapping":
         each = config.examples_per_client or 0
         if each > examples:
-            raise InputError(f"data.examples_per_client = {each} is more than the {examples} training examples")
+            raise InputError(
+                key="data.examples_per_client", given=each, allowed=f"more than the {examples} training examples"
+            )
         return
     if clients > examples:
         raise InputError(
-            f"federation.clients = {clients} is more than the {examples} training examples; clients share examples "
-            "with data.partition = 'overlapping'"
+            key="federation.clients",
+            given=clients,
+            allowed=f"more than the {examples} training examples; clients share examples with "
+            "data.partition = 'overlapping'",
         )
     shards = clients * config.shards_per_client
     if config.partition == "shards" and shards > examples:

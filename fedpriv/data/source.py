@@ -166,7 +166,9 @@ class SingleFile(Source):
         """Return where the file is."""
         path = place.root / cls.file
         if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.origin}")
+            raise InputError(
+                key="data.name", given=cls.name, allowed=f"{path} is not there, and is not downloaded: {cls.origin}"
+            )
         return path
 
     @classmethod

@@ -267,8 +267,10 @@ def estimated_bounds(
         full = np.flatnonzero(counts > threshold)
         if not len(full):
             raise InputError(
-                f"epsilon = {epsilon:g} is too little for so few rows: the bounds of {name!r} are lost "
-                "in noise; tell low and high, or allow more"
+                key="epsilon",
+                given=epsilon,
+                allowed=f"too little for so few rows: the bounds of {name!r} are lost in noise",
+                hint="tell low and high, or allow more",
             )
         bounds[name] = float(EDGES[full[0]]), float(EDGES[full[-1] + 1])
     return bounds

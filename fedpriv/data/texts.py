@@ -167,7 +167,7 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
             raise InputError(f"{path}, row {number}: it has no split, and other rows have one")
         if row.split not in (None, *SPLITS):
             allowed = " and ".join(SPLITS)
-            raise InputError(f"{path}, row {number}: split = {row.split!r} is not allowed; allowed: {allowed}")
+            raise InputError(where=f"{path}, row {number}", key="split", given=row.split, allowed=f"allowed: {allowed}")
 
 
 PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the same for every experiment
@@ -212,7 +212,9 @@ class Corpus(Source):
         """Return where the file is."""
         path = cls._path(place)
         if not path.is_file():
-            raise InputError(f"data.name = {cls.name!r}: {path} is not there, and is not downloaded: {cls.wanted()}")
+            raise InputError(
+                key="data.name", given=cls.name, allowed=f"{path} is not there, and is not downloaded: {cls.wanted()}"
+            )
         return path
 
     @classmethod
@@ -294,7 +296,7 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
     if task == "classify":
         if not labels:
-            raise InputError(f"{where}: data.text.task = 'classify', and the texts have no labels")
+            raise InputError(where=where, key="data.text.task", given="classify", allowed="the texts have no labels")
         if config.pack:
             raise InputError(f"{where}: data.text.pack = true lays texts end to end, and labels are of single ones")
         made = [_Made.labelled(rows, labels, tokenizer, config, where, names) for rows in part]

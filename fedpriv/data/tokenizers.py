@@ -109,7 +109,9 @@ class Pairs(Tokenizer):
         try:
             found = self._library.encode(text, add_special_tokens=False).ids
         except Exception as error:  # noqa: BLE001 - the library raises no other kind
-            raise InputError(f"data.text.tokenizer = 'bpe': a text cannot be encoded: {one_line(error)}") from None
+            raise InputError(
+                key="data.text.tokenizer", given="bpe", allowed=f"a text cannot be encoded: {one_line(error)}"
+            ) from None
         return [len(_OWN) + int(number) for number in found]
 
     @override

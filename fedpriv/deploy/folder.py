@@ -110,7 +110,10 @@ class DeploymentFolder:
             strangers = {name for name in entries - known if not is_part(name)}
             if strangers:
                 raise InputError(
-                    f"--dir {self.path}: is not the folder of a deployment, it holds {min(strangers)}; give another"
+                    key="--dir",
+                    given=self.path,
+                    allowed=f"is not the folder of a deployment, it holds {min(strangers)}",
+                    hint="give another",
                 )
             for part in (self.path, *parts):
                 part.mkdir(parents=True, exist_ok=True, mode=0o700)

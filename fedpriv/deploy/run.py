@@ -52,8 +52,10 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
     if clients > record.nodes:
         more = "COMPOSE_PROFILES=eight" if record.is_contained else f"fedpriv deploy up --nodes {clients}"
         raise InputError(
-            f"federation.clients = {clients}: the deployment in {folder.path} has {record.nodes} SuperNodes; "
-            f"--set federation.clients={record.nodes}, or {more}"
+            key="federation.clients",
+            given=clients,
+            allowed=f"the deployment in {folder.path} has {record.nodes} SuperNodes; --set "
+            f"federation.clients={record.nodes}, or {more}",
         )
     _check_server(folder)
     check_certificates(folder, record)

@@ -184,12 +184,16 @@ def _check_ports(record: Record) -> None:
     wanted = record.ports
     if wanted[-1] > _LAST_PORT:
         raise InputError(
-            f"--port {record.port}: {record.nodes} SuperNodes need the ports up to {wanted[-1]}, above {_LAST_PORT}"
+            key="--port",
+            given=record.port,
+            allowed=f"{record.nodes} SuperNodes need the ports up to {wanted[-1]}, above {_LAST_PORT}",
         )
     for number in wanted:
         if not is_free(number):
             raise InputError(
-                f"--port {record.port}: port {number} is in use; {len(wanted)} free ports in a row are needed"
+                key="--port",
+                given=record.port,
+                allowed=f"port {number} is in use; {len(wanted)} free ports in a row are needed",
             )
 
 

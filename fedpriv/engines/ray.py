@@ -206,13 +206,13 @@ def connect(address: str, key: str, shares: Sequence[Share]) -> None:
     try:
         ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"{key} = {address!r}: no Ray cluster answers: {error}") from None
+        raise InputError(key=key, given=address, allowed=f"no Ray cluster answers: {error}") from None
     offered = ray.cluster_resources()
     for share in shares:
         if share.amount > offered.get(share.kind, 0.0):
             ray.shutdown()
             there = offered.get(share.kind, 0.0)
-            raise InputError(f"{share.key} = {share.amount:g}: Ray offers {there:g} {share.kind}s in all")
+            raise InputError(key=share.key, given=share.amount, allowed=f"Ray offers {there:g} {share.kind}s in all")
 
 
 def _knock(address: str, key: str) -> None:
@@ -223,7 +223,7 @@ def _knock(address: str, key: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
     except (OSError, ValueError) as error:
-        raise InputError(f"{key} = {address!r}: no Ray cluster answers: {error}") from None
+        raise InputError(key=key, given=address, allowed=f"no Ray cluster answers: {error}") from None
 
 
 def _workers_environment() -> dict[str, str]:

@@ -61,7 +61,7 @@ class PrivatiseSettings(Section):
     def _is_one_place(cls, folder: Path | None) -> Path | None:
         """Where a process starts, who starts it, and where Flower unpacks the app must not begin a new ledger."""
         if folder is not None and not folder.is_absolute():
-            raise ValueError(_ABSOLUTE)
+            raise InputError(_ABSOLUTE)
         return folder
 
 
@@ -88,19 +88,19 @@ class FlowerSettings(Section):
     def _fits(self) -> "FlowerSettings":
         config = self.mechanism
         if config.unit != "update" or not config.on_gradients:
-            raise ValueError(
-                f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole update and no "
-                'example; allowed is a mechanism on gradients with unit = "update"'
+            raise InputError(
+                f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole "
+                'update and no example; allowed is a mechanism on gradients with unit = "update"'
             )
         config.require_noise_at("clients")
         if config.needs_redistribution:
-            raise ValueError(
+            raise InputError(
                 f"mechanism.name = {config.name!r} shares its noise out by a public model, which a mod does not know"
             )
         if config.calibrated_epsilon is not None and self.privatise.rounds is None:
-            raise ValueError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
+            raise InputError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
         if config.protects and self.privatise.folder is None:
-            raise ValueError(f"privatise.folder is not set: {_ABSOLUTE}")
+            raise InputError(f"privatise.folder is not set: {_ABSOLUTE}")
         return self
 
 

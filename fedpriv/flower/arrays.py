@@ -36,7 +36,9 @@ def arrays_of(message: Message, record: str) -> Vector:
     """
     records = message.content.array_records
     if record not in records:
-        raise InputError(f"record = {record!r}: the message has {', '.join(sorted(records)) or 'no ArrayRecord'}")
+        raise InputError(
+            key="record", given=record, allowed=f"the message has {', '.join(sorted(records)) or 'no ArrayRecord'}"
+        )
     return unpack(records[record])
 
 

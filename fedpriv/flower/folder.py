@@ -122,7 +122,7 @@ def built(tapped: Tapped, shape: tuple[int, int, int], classes: int) -> nn.Modul
     try:
         network = maker(**{key: value for key, value in (("shape", shape), ("classes", classes)) if key in takes})
     except Exception as error:
-        raise InputError(f"tap.model = {tapped.model!r}: {reason_of(error)}") from error
+        raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error)) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"tap.model = {tapped.model!r} returns {type(network).__name__}, no torch.nn.Module")
     return network

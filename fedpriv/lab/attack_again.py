@@ -176,12 +176,14 @@ def _checked(overrides: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     for text in overrides:
         key = text.partition("=")[0].strip()
         if not key.startswith("adversary.") and key.partition(".")[0] in ATTACKS:
-            raise InputError(f"--set {key}: write adversary.{key}")
+            raise InputError(key="--set", given=key, allowed=f"write adversary.{key}")
         attack = key.removeprefix("adversary.").partition(".")[0]
         if key not in _FREE and not (key.startswith("adversary.") and attack in ATTACKS):
             raise InputError(
-                f"--set {key}: an existing run keeps its settings; what may be set here: adversary.NAME.KEY of an "
-                f"attack ({', '.join(ATTACKS)}), {', '.join(_FREE)}"
+                key="--set",
+                given=key,
+                allowed="an existing run keeps its settings; what may be set here: adversary.NAME.KEY of an "
+                f"attack ({', '.join(ATTACKS)}), {', '.join(_FREE)}",
             )
     return overrides
 

@@ -106,7 +106,11 @@ def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[
     for text in overrides:
         keys, value = parse_override(text)
         if len(keys) != 3 or keys[0] != "adversary" or keys[1] not in ATTACKS or (names and keys[1] not in names):
-            raise InputError(f"--set {'.'.join(keys)}: of a tap's folder adversary.NAME.KEY of an attack may be set")
+            raise InputError(
+                key="--set",
+                given=".".join(keys),
+                allowed="of a tap's folder adversary.NAME.KEY of an attack may be set",
+            )
         settings.setdefault(keys[1], {})[keys[2]] = value
     return settings
 

@@ -44,7 +44,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         What is written to membership.json.
     """
     if references < 6 or references % 2:
-        raise InputError(f"--references {references}: an even number from 6 is wanted")
+        raise InputError(key="--references", given=references, allowed="an even number from 6 is wanted")
     summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()

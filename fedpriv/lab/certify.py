@@ -165,8 +165,12 @@ def check_noise(noise: float | None, place: str | None) -> None:
     if noise is None and place is not None:
         raise InputError(f"--place {place} is for --noise; without it the run's own noise is certified")
     if place not in (None, "input"):
-        raise InputError(f"--place {place}: noise that is added afterwards goes on the input; allowed: input")
+        raise InputError(
+            key="--place", given=place, allowed="noise that is added afterwards goes on the input; allowed: input"
+        )
     if noise is not None and not LEAST_NOISE <= noise <= MOST_NOISE:
         raise InputError(
-            f"--noise {noise:g}: a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, for inputs from 0 to 1"
+            key="--noise",
+            given=noise,
+            allowed=f"a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, for inputs from 0 to 1",
         )

@@ -98,8 +98,9 @@ def _chosen_rows(
         wanted = len(certificates)
     if wanted > there - public:
         raise InputError(
-            f"evade.victims = {wanted}: allowed is from 1 to {there - public}; there are {there} test images, {public} "
-            "of them public"
+            key="evade.victims",
+            given=wanted,
+            allowed=f"allowed is from 1 to {there - public}; there are {there} test images, {public} of them public",
         )
     rows: list[int] = certified_rows(world.experiment.seed, there, wanted, public).tolist()
     missing = set(rows) - {each.image for each in certificates}

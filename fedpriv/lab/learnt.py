@@ -69,7 +69,7 @@ def learnt_network(place: Path, world: World, policy: HeadPolicy, known: Service
     try:
         return _read(policy.learnt, world)
     except InputError as error:
-        raise InputError(f"service.features = {policy.features!r}: {error}") from None
+        raise InputError(key="service.features", given=policy.features, allowed=str(error)) from None
 
 
 def stored_network(place: Path, world: World, policy: HeadPolicy, service: Service) -> Learnt | None:

@@ -53,7 +53,9 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
         refuse_texts(experiment, "an audit of anything but the next token (data.text.task)")
     length, config = world.dataset.shape[-1], experiment.data.canaries
     if not 1 <= tokens < length:
-        raise InputError(f"--tokens {tokens}: a sequence of this run has {length}; allowed: 1 to {length - 1}")
+        raise InputError(
+            key="--tokens", given=tokens, allowed=f"a sequence of this run has {length}; allowed: 1 to {length - 1}"
+        )
     final = final_state(folder, world, final_checkpoint(folder, "audit"))
     with cpu_threads(experiment.engine.threads), torch.no_grad():
         progress.stage(f"writing {samples} texts")

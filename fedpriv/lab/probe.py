@@ -105,7 +105,9 @@ def _budget(world: World, shown: str, questions: int | None) -> int:
     own = ServiceConfig.of(world.experiment)
     most = own.answers if own is not None and own.method == shown else None
     if questions is not None and most is not None and questions > most:
-        raise InputError(f"--queries {questions}: the run's endpoint answers service.answers = {most} at most")
+        raise InputError(
+            key="--queries", given=questions, allowed=f"the run's endpoint answers service.answers = {most} at most"
+        )
     pixels = int(np.prod(world.dataset.shape))
     return questions or most or max(_FEWEST_QUESTIONS, 2 * (pixels + 1))
 

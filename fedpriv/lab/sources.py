@@ -55,8 +55,10 @@ def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service 
     """Make what a policy answers from."""
     if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
         raise InputError(
-            f"service.method = {policy.name!r}: what is proven of its answers takes each example to be there once, and "
-            "under data.partition = 'overlapping' several clients hold copies"
+            key="service.method",
+            given=policy.name,
+            allowed="what is proven of its answers takes each example to be there once, and under "
+            "data.partition = 'overlapping' several clients hold copies",
         )
     if isinstance(policy, NoisyVotes):
         shards = shards_of(world, policy.shards)

@@ -195,8 +195,10 @@ def _check_images(trials: Sequence[Trial], world: World) -> None:
         for key, wanted in asked.items():
             if wanted > left:
                 raise InputError(
-                    f"robustness.{key} = {wanted}: allowed is from 1 to {left}; there are {there} test images, "
-                    f"{there - left} of them public"
+                    key=f"robustness.{key}",
+                    given=wanted,
+                    allowed=f"allowed is from 1 to {left}; there are {there} test images, {there - left} of them "
+                    "public",
                 )
 
 

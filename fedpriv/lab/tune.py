@@ -35,6 +35,7 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.core.records import Interval, RowResult, Score
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
 from fedpriv.data.datasets import unit_scale
@@ -182,9 +183,13 @@ def _parsed(attack: type[AttackSettings], grid: Sequence[str]) -> dict[str, tupl
         key, separator, listed = text.partition("=")
         key = key.strip().removeprefix("adversary.").removeprefix(f"{attack.name}.")
         if not separator or not all(part.strip() for part in listed.split(",")):
-            raise InputError(f"--grid {text}: expected KEY=VALUE,VALUE, such as tv=1e-5,1e-4")
+            raise InputError(key="--grid", given=text, allowed="expected KEY=VALUE,VALUE, such as tv=1e-5,1e-4")
         if key not in attack.model_fields:
-            raise InputError(f"--grid {text}: {attack.name} has no setting {key}: {', '.join(attack.model_fields)}")
+            raise InputError(
+                key="--grid",
+                given=text,
+                allowed=f"{attack.name} has no setting {key}: {', '.join(attack.model_fields)}",
+            )
         values[key] = tuple(part.strip() for part in listed.split(","))
     return values
 
@@ -202,8 +207,7 @@ def _configs(
         try:
             configs.append((tuple(values), attack.model_validate({**usual.model_dump(), **chosen})))
         except ValidationError as error:
-            detail = error.errors()[0]
-            raise InputError(f"--grid: {attack.name}.{detail['loc'][0]} = {detail['input']}: {detail['msg']}") from None
+            raise wrong_value(error.errors()[0], attack.name).replaced(where="--grid") from None
     return configs
 
 

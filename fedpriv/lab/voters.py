@@ -44,7 +44,7 @@ def shards_of(world: World, count: int) -> tuple[NDArray[np.int64], ...]:
     else:
         rows = np.sort(np.concatenate(world.partitions))
         if count > len(rows):
-            raise InputError(f"service.shards = {count}: there are {len(rows)} training examples")
+            raise InputError(key="service.shards", given=count, allowed=f"there are {len(rows)} training examples")
         shards = np.array_split(rows[numpy_stream(world.experiment.seed, "voters").permutation(len(rows))], count)
     if len(shards) < 2:
         raise InputError("votes need two models or more: more clients, or service.shards")

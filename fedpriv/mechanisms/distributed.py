@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Count, Real
@@ -78,9 +79,11 @@ class DistributedSettings(NoisySettings):
         least = least_survivors(clients)
         survivors = least if self.survivors is None else self.survivors
         if not least <= survivors <= clients:
-            raise ValueError(
-                f"mechanism.survivors = {survivors}: of the {clients} clients of a round, secure aggregation needs "
-                f"{least} or more in a sum; allowed are {least} to {clients}"
+            raise InputError(
+                key="mechanism.survivors",
+                given=survivors,
+                allowed=f"of the {clients} clients of a round, secure aggregation needs {least} or more in a "
+                f"sum; allowed are {least} to {clients}",
             )
         return self.model_copy(update={"survivors": survivors})
 

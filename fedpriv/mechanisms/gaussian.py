@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Epsilon
@@ -60,9 +61,11 @@ class GaussianFamily(NoisySettings):
     @model_validator(mode="after")
     def _classic_is_proven(self) -> Self:
         if self._calibrates_each_upload and self.calibration == "classic" and (self.epsilon or 0) > 1:
-            raise ValueError(
-                f"calibration = 'classic' is proven for epsilon <= 1, not for epsilon = {self.epsilon:g}; "
-                "use analytic or extended"
+            raise InputError(
+                key="calibration",
+                given="classic",
+                allowed=f"proven for epsilon <= 1, not for epsilon = {self.epsilon:g}",
+                hint="use analytic or extended",
             )
         return self
 
@@ -184,7 +187,7 @@ class GaussianMechanism(NormalNoise):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clipping not in ("flat", "layer"):
-            raise ValueError(f"clipping = {self.clipping!r} is not allowed: flat, layer")
+            raise InputError(key="clipping", given=self.clipping, allowed="flat, layer")
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Epsilon, NonNegative
 from fedpriv.mechanisms.machinery.base import (
@@ -73,8 +74,10 @@ class VmfSettings(NoisySettings):
     @model_validator(mode="after")
     def _epsilon_fits(self) -> Self:
         if self.epsilon is not None and self.epsilon > 2 * MOST_KAPPA:
-            raise ValueError(
-                f"epsilon = {self.epsilon:g}: vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa"
+            raise InputError(
+                key="epsilon",
+                given=self.epsilon,
+                allowed=f"vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa",
             )
         return self
 
@@ -137,10 +140,10 @@ class VmfMechanism(BlockMechanism):
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= MOST_KAPPA:
-            raise ValueError(f"kappa = {self.kappa} is not allowed: it is a number from 0 to {MOST_KAPPA:g}")
+            raise InputError(key="kappa", given=self.kappa, allowed=f"it is a number from 0 to {MOST_KAPPA:g}")
         block_length(self.blocks)
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"scale = {self.scale} is not allowed: it is a finite number above 0")
+            raise InputError(key="scale", given=self.scale, allowed="it is a finite number above 0")
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:

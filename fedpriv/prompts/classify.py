@@ -83,7 +83,7 @@ class Classifier:
         if clients == 1:
             return [np.arange(count)]
         if clients > count:
-            raise InputError(f"icl.clients = {clients}, and there are {count} examples")
+            raise InputError(key="icl.clients", given=clients, allowed=f"there are {count} examples")
         order = numpy_stream(self.seed, "icl-clients").permutation(count)
         return [np.sort(part) for part in np.array_split(order, clients)]
 

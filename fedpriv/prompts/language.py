@@ -144,7 +144,9 @@ class Transformer(Language):
                 folder, local_files_only=True, dtype="auto", use_safetensors=True
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise InputError(f"model.path = {str(folder)!r}: no model can be read: {one_line(error)}") from None
+            raise InputError(
+                key="model.path", given=str(folder), allowed=f"no model can be read: {one_line(error)}"
+            ) from None
         self._torch, self._batch = torch, batch
         self._longest = int(getattr(self._model.config, "max_position_embeddings", 0) or 2048)
         self.title = f"{folder.name or 'model'}, {sum(p.numel() for p in self._model.parameters()):,} parameters"

@@ -76,8 +76,10 @@ def candidates(classifier: Classifier, pairs: int) -> list[Candidate]:
     others = [question for question in texts.questions if question.text not in known]
     if pairs > min(len(texts.examples), len(others)):
         raise InputError(
-            f"leaks.pairs = {pairs}: there are {len(texts.examples)} private examples and {len(others)} test texts "
-            "that are none of them"
+            key="leaks.pairs",
+            given=pairs,
+            allowed=f"there are {len(texts.examples)} private examples and {len(others)} test texts that "
+            "are none of them",
         )
     chosen = generator.choice(len(texts.examples), pairs, replace=False)
     strangers = generator.choice(len(others), pairs, replace=False)

@@ -35,11 +35,15 @@ class Http(Language):
     def __init__(self, config: LanguageConfig) -> None:
         host = _host(config.url)
         if not host:
-            raise InputError(f"model.url = {config.url!r}: allowed are addresses such as http://127.0.0.1:8080/v1")
+            raise InputError(
+                key="model.url", given=config.url, allowed="allowed are addresses such as http://127.0.0.1:8080/v1"
+            )
         if not config.remote and not _is_loopback(host):
             raise InputError(
-                f"model.url = {config.url!r} is not on the loopback, and prompts hold private examples; use an address "
-                "such as http://127.0.0.1:8080/v1, or set model.remote = true"
+                key="model.url",
+                given=config.url,
+                allowed="not on the loopback, and prompts hold private examples",
+                hint="use an address such as http://127.0.0.1:8080/v1, or set model.remote = true",
             )
         self._config, self._url = config, f"{config.url.rstrip('/')}/completions"
         self.title = f"{config.served or 'the model'} at {config.url}"

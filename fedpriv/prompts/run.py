@@ -103,7 +103,9 @@ class _Bench:
 def _bench(settings: Prompting, texts: Texts, secret: Secret) -> _Bench:
     wanted = settings.icl.queries
     if wanted > len(texts.questions):
-        raise InputError(f"icl.queries = {wanted}, and {texts.source} has {len(texts.questions)} test texts")
+        raise InputError(
+            key="icl.queries", given=wanted, allowed=f"{texts.source} has {len(texts.questions)} test texts"
+        )
     # Whoever asks more questions asks these first.
     chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
     language = open_language(settings.model, text_root(settings.data.root))

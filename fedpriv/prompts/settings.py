@@ -41,7 +41,7 @@ class TextConfig(Section):
     @model_validator(mode="after")
     def _has_its_file(self) -> Self:
         if (self.name == "csv") != bool(self.path):
-            raise ValueError("path names the file of name = 'csv', and of no other data set; set both or none")
+            raise InputError("path names the file of name = 'csv', and of no other data set; set both or none")
         return self
 
 
@@ -76,7 +76,7 @@ class LanguageConfig(Section):
     def _has_its_place(self) -> Self:
         for key, owner in (("path", "folder"), ("url", "http")):
             if (self.name == owner) != bool(getattr(self, key)):
-                raise ValueError(f"{key} goes with name = {owner!r}, and with no other; set both or none")
+                raise InputError(f"{key} goes with name = {owner!r}, and with no other; set both or none")
         return self
 
 
@@ -123,20 +123,20 @@ class IclConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.unit == "client" and self.mode == "generate":
-            raise ValueError("unit = 'client' is proven for mode = 'classify' only")
+            raise InputError(key="unit", given="client", allowed="proven for mode = 'classify' only")
         if (self.unit == "client") != (self.clients > 1):
-            raise ValueError(f"clients = {self.clients} with unit = {self.unit!r}: two or more with 'client', else one")
+            raise InputError(f"clients = {self.clients} with unit = {self.unit!r}: two or more with 'client', else one")
         if self.noise_at == "clients":
             self._check_masked()
         return self
 
     def _check_masked(self) -> None:
         if not 2 <= self.clients <= MOST_MASKED:
-            raise ValueError(f"noise_at = 'clients' with clients = {self.clients}: allowed are 2 to {MOST_MASKED}")
+            raise InputError(f"noise_at = 'clients' with clients = {self.clients}: allowed are 2 to {MOST_MASKED}")
         if self.compare:
-            raise ValueError(
-                "noise_at = 'clients' leaves the server no votes, so nothing is measured on them at another epsilon: "
-                "set compare = []"
+            raise InputError(
+                "noise_at = 'clients' leaves the server no votes, so nothing is measured on them at "
+                "another epsilon: set compare = []"
             )
 
     @property
@@ -179,7 +179,7 @@ class Prompting(Section):
         writes = [key for key, asked in (("icl.mode = 'generate'", self.icl.mode == "generate"),
                                          ("leaks.repeats", self.leaks.repeats > 0)) if asked]  # fmt: skip
         if self.model.name == "counting" and writes:
-            raise ValueError(f"{writes[0]} needs a language model, and model.name = 'counting' writes nothing")
+            raise InputError(f"{writes[0]} needs a language model, and model.name = 'counting' writes nothing")
         return self
 
     def decisive(self) -> dict[str, Any]:

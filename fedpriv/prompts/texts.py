@@ -83,8 +83,10 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
     columns = (config.text, config.label) if known is None else (known.text, known.label)
     if known is not None and not path.is_file():
         raise InputError(
-            f"data.name = {config.name!r}: {path} is not there, and is not downloaded: {known.title}, as "
-            f"{csv_wanted(Columns(*columns), known.labels)}; a column split (train, test) may be missing"
+            key="data.name",
+            given=config.name,
+            allowed=f"{path} is not there, and is not downloaded: {known.title}, as "
+            f"{csv_wanted(Columns(*columns), known.labels)}; a column split (train, test) may be missing",
         )
     rows = read_texts(path, Columns(*columns))
     if known is None:
@@ -96,7 +98,9 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
         raise InputError(f"{path}: {len(train)} private examples and {len(test)} questions; both are wanted")
     if config.examples is not None:
         if config.examples > len(train):
-            raise InputError(f"data.examples = {config.examples}, but {path} has {len(train)} private examples")
+            raise InputError(
+                key="data.examples", given=config.examples, allowed=f"{path} has {len(train)} private examples"
+            )
         kept = np.sort(numpy_stream(seed, "icl-examples").choice(len(train), config.examples, replace=False))
         train = [train[number] for number in kept]
     words = ("Text", "Label") if known is None else (known.text_word, known.label_word)

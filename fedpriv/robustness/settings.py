@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import override
 
 from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import EVASIONS, NOISELESS, SECTIONS
 from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
@@ -22,14 +23,14 @@ _USED_BY_EPSILON = ("delta", "size", "calibration")
 def _ascending(sizes: tuple[float, ...]) -> tuple[float, ...]:
     """Refuse sizes that are not in order, or named twice."""
     if list(sizes) != sorted(set(sizes)):
-        raise ValueError("sizes ascend, each once")
+        raise InputError("sizes ascend, each once")
     return sizes
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse an attack that is named twice."""
     if len(set(names)) < len(names):
-        raise ValueError("each is named once")
+        raise InputError("each is named once")
     return names
 
 
@@ -127,31 +128,35 @@ class RobustnessConfig(ExperimentSection):
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
         if (self.noise is None) == (self.epsilon is None):
-            raise ValueError("give either noise, or epsilon and size")
+            raise InputError("give either noise, or epsilon and size")
         if self.epsilon is None:
             idle = [key for key in _USED_BY_EPSILON if getattr(self, key) != _default(key)]
             if idle:
-                raise ValueError(f"{idle[0]} is for epsilon, and noise = {self.noise:g} is given")
+                raise InputError(f"{idle[0]} is for epsilon, and noise = {self.noise:g} is given")
         elif self.size is None:
-            raise ValueError(f"epsilon = {self.epsilon:g} needs size, the perturbation that the noise is made for")
+            raise InputError(f"epsilon = {self.epsilon:g} needs size, the perturbation that the noise is made for")
         elif not self.sigma <= MOST_NOISE:
-            raise ValueError(f"epsilon = {self.epsilon:g} needs noise above {MOST_NOISE:g}")
+            raise InputError(f"epsilon = {self.epsilon:g} needs noise above {MOST_NOISE:g}")
         if 0 < self.sigma < LEAST_NOISE:
-            raise ValueError(f"noise is {self.sigma:g}; allowed: 0, or from {LEAST_NOISE:g}: float32 rounds less away")
+            raise InputError(f"noise is {self.sigma:g}; allowed: 0, or from {LEAST_NOISE:g}: float32 rounds less away")
         return self
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         if self.redistribution == "informative" and self.place == "hidden":
-            raise ValueError(
-                "redistribution = 'informative' is for place = 'input'; allowed: uniform, vulnerable, rows"
+            raise InputError(
+                key="redistribution",
+                given="informative",
+                allowed="for place = 'input'; allowed: uniform, vulnerable, rows",
             )
         if self.redistribution == "rows" and self.place == "input":
-            raise ValueError(
-                "redistribution = 'rows' is for place = 'hidden'; allowed: uniform, vulnerable, informative"
+            raise InputError(
+                key="redistribution",
+                given="rows",
+                allowed="for place = 'hidden'; allowed: uniform, vulnerable, informative",
             )
         if self.inflation != 1 and self.redistribution not in ("vulnerable", "rows"):
-            raise ValueError(f"inflation is for vulnerable and rows, not for redistribution = {self.redistribution!r}")
+            raise InputError(f"inflation is for vulnerable and rows, not for redistribution = {self.redistribution!r}")
         return self
 
     @property
@@ -182,7 +187,7 @@ class RobustnessConfig(ExperimentSection):
     def conflicts(self, experiment: "Experiment") -> None:
         algorithm = algorithm_of(experiment)
         if not algorithm.trains_in_steps:
-            raise ValueError(f"[robustness] is noise in the training of uploads; with {algorithm.name} leave it out")
+            raise InputError(f"[robustness] is noise in the training of uploads; with {algorithm.name} leave it out")
 
     @override
     def decisive(self) -> dict[str, Any]:

@@ -45,7 +45,11 @@ def pooled_features(images: Array, size: int | None, norm: float) -> Array:
     count, channels, height, width = images.shape
     if size is not None:
         if height % size or width % size:
-            raise InputError(f"service.features = 'pooled:{size}': images of {height} x {width} are no multiple of it")
+            raise InputError(
+                key="service.features",
+                given=f"pooled:{size}",
+                allowed=f"images of {height} x {width} are no multiple of it",
+            )
         squares = images.reshape(count, channels, size, height // size, size, width // size)
         images = squares.mean(axis=(3, 5))
     return _scaled(images.reshape(count, -1), norm)

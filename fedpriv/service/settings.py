@@ -14,12 +14,9 @@ from fedpriv.core.settings import Count, Extensible
 
 
 def _known(method: str) -> str:
-    try:
-        kind = POLICIES[method.partition(":")[0]]
-    except InputError as error:
-        raise ValueError(str(error)) from None
+    kind = POLICIES[method.partition(":")[0]]
     if ":" in method and not kind.argument:
-        raise ValueError(f"{method.partition(':')[0]} takes nothing behind a colon")
+        raise InputError(f"{method.partition(':')[0]} takes nothing behind a colon")
     return method
 
 
@@ -45,7 +42,7 @@ class ServiceConfig(ExperimentSection, Extensible):
         for key, field in type(self).model_fields.items():
             read = key in kind.model_fields or key in ServiceConfig.__annotations__
             if not read and getattr(self, key) != field.get_default(call_default_factory=True):
-                raise ValueError(f"{key} is set, and method = {self.method!r} does not read it")
+                raise InputError(f"{key} is set, and method = {self.method!r} does not read it")
         return self
 
     def told(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
         for layer, mode in modes.items():
             layer.training = mode
     if reason is not None:
-        raise InputError(f"robustness.place = 'hidden': {reason}; or use place = 'input'")
+        raise InputError(key="robustness.place", given="hidden", allowed=f"{reason}; or use place = 'input'")
     if mixed:
         raise InputError(
             "robustness: what the network says of an image depends on the others of its batch; its votes prove nothing"
@@ -58,7 +58,12 @@ def _around_the_first(network: nn.Module) -> nn.Module:
                 return RobustnessNoise(layer)
             network.set_submodule(name, RobustnessNoise(layer))
             return network
-    raise InputError("robustness.place = 'hidden': the network has no Conv or Linear layer; use place = 'input'")
+    raise InputError(
+        key="robustness.place",
+        given="hidden",
+        allowed="the network has no Conv or Linear layer",
+        hint="use place = 'input'",
+    )
 
 
 def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
@@ -108,8 +113,9 @@ def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
     """
     if wanted >= test_images:
         raise InputError(
-            f"robustness.public_examples = {wanted}: there are {test_images} test images, and public ones cannot be "
-            "certified"
+            key="robustness.public_examples",
+            given=wanted,
+            allowed=f"there are {test_images} test images, and public ones cannot be certified",
         )
     return np.sort(_order(seed, test_images)[:wanted])
 
@@ -122,8 +128,9 @@ def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.
     if not 1 <= wanted <= test_images - public:
         kept = f", {public} of them public ones that the noise is shared out by" if public else ""
         raise InputError(
-            f"certify.examples = {wanted}: allowed is from 1 to {test_images - public}; there are {test_images} test "
-            f"images{kept}"
+            key="certify.examples",
+            given=wanted,
+            allowed=f"allowed is from 1 to {test_images - public}; there are {test_images} test images{kept}",
         )
     return np.sort(_order(seed, test_images)[test_images - wanted :])
 

@@ -66,7 +66,9 @@ def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tenso
     """
     variances = images.double().cpu().var(dim=0, correction=0)
     if not bool((variances > 0).any()):
-        raise InputError("robustness.redistribution = 'informative': the public images are all the same")
+        raise InputError(
+            key="robustness.redistribution", given="informative", allowed="the public images are all the same"
+        )
     budget = variances.numel() / sigma**2
     precisions = _filled(variances, (1 - EVEN) * budget) + EVEN * budget / variances.numel()
     return _at_the_place(first, precisions.rsqrt())

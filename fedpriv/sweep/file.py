@@ -76,7 +76,7 @@ class AuditConfig(_Section):
     @classmethod
     def _in_twos(cls, references: int) -> int:
         if references < 6 or references % 2:
-            raise ValueError("an even number from 6 is wanted")
+            raise InputError("an even number from 6 is wanted")
         return references
 
 
@@ -197,7 +197,7 @@ def _scaled(tree: dict[str, Any], asked: str, source: str) -> dict[str, Any]:
     if not name:
         return tree
     if not isinstance(name, str):
-        raise InputError(f"{source}: scale = {name!r} is not allowed: the name of one of [scales]")
+        raise InputError(where=source, key="scale", given=name, allowed="the name of one of [scales]")
     if name not in scales:
         known = ", ".join(scales) or "none; the file has no [scales]"
         raise InputError(f"{source}: scale {name!r} is not known; known: {known}")
@@ -221,7 +221,7 @@ def _base(base: object, path: Path) -> dict[str, Any]:
     if isinstance(base, str):
         return read_toml(path.parent / base) if base else {}
     raise InputError(
-        f"{path}: base = {base!r} is not allowed: an experiment file, or its sections, such as [base.data]"
+        where=str(path), key="base", given=base, allowed="an experiment file, or its sections, such as [base.data]"
     )
 
 
@@ -229,7 +229,7 @@ def _seeds(seeds: tuple[int, ...] | None, base: Mapping[str, Any], source: str) 
     if seeds is None:
         usual = base.get("seed", 0)
         if not isinstance(usual, int):
-            raise InputError(f"{source}: the base's seed = {usual!r} is not allowed: a number is wanted")
+            raise InputError(where=source, key="the base's seed", given=usual, allowed="a number is wanted")
         return (usual,)
     if not seeds:
         raise InputError(f"{source}: seeds is empty: no trial would run")
@@ -249,7 +249,9 @@ def _axes(file: _File, source: str) -> dict[str, tuple[Values, ...]]:
     for keys, values in _values(file.grid or {}, f"{source}: grid"):
         name = f"grid.{'.'.join(keys)}"
         if not isinstance(values, list):
-            raise InputError(f"{source}: {name} = {values!r}: a list of values is wanted, such as [{values!r}]")
+            raise InputError(
+                where=source, key=name, given=values, allowed=f"a list of values is wanted, such as [{values!r}]"
+            )
         axes[name] = tuple(((keys, value),) for value in values)
     holders: dict[Key, str] = {}
     for name, positions in axes.items():
@@ -268,7 +270,9 @@ def _lists(lists: object, source: str) -> dict[str, tuple[Values, ...]]:
         return {}
     named = {"list": lists} if isinstance(lists, list) else lists
     if not isinstance(named, dict):
-        raise InputError(f"{source}: list = {lists!r} is not allowed: entries [[list]], or [[list.NAME]] for each axis")
+        raise InputError(
+            where=source, key="list", given=lists, allowed="entries [[list]], or [[list.NAME]] for each axis"
+        )
     axes = {}
     for name, entries in named.items():
         title = name if named is not lists else f"list.{name}"
@@ -310,8 +314,7 @@ def _trials(
         try:
             trials.append(Trial(number, MappingProxyType(settings), seed, _experiment(base, positions, seed, source)))
         except InputError as error:
-            reason = str(error).removeprefix(f"{source}: ")
-            refused.setdefault(reason, []).append(f"{number} ({plain_settings(settings)})")
+            refused.setdefault(str(error.replaced(where="")), []).append(f"{number} ({plain_settings(settings)})")
     total = len(trials) + sum(len(who) for who in refused.values())
     refuse_trials(refused, total, source)
     return tuple(trials)
@@ -349,7 +352,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
     tree = deepcopy(dict(base))
     # All at once: two noise parameters that exclude each other are both there then, and refused.
-    override(tree, [pair for values in positions for pair in values], f"{source}: ")
+    override(tree, [pair for values in positions for pair in values], "")
     tree["seed"] = seed
     experiment = validated(Experiment, tree, source)
     if experiment.engine.name == "ray" or experiment.engine.address:

@@ -90,8 +90,8 @@ def test_bad_targets_are_refused(mechanism, target):
         ({"rate": math.nan}, "rate = nan"),
         ({"participations": 0}, "participations = 0"),
         ({"participations": -3}, "participations = -3"),
-        ({"sampling": "cyclic"}, "sampling = cyclic"),
-        ({"unit": "update"}, "unit = update"),
+        ({"sampling": "cyclic"}, "sampling = 'cyclic'"),
+        ({"unit": "update"}, "unit = 'update'"),
     ],
 )
 def test_bad_settings_are_refused(mechanism, change, words):
@@ -111,9 +111,9 @@ def test_only_mechanisms_with_noise_are_calibrated():
     # Noise on sums is calibrated in tests/accounting/test_accounting_trust.py.
     on_uploads = {name for name, each in MECHANISMS.items() if each.on_gradients and each.noise_at == "clients"}
     assert set(PARAMETER) == {name for name in on_uploads if MECHANISMS[name].proof() is not NoProof}
-    with pytest.raises(InputError, match="mechanism = none: nothing is proven"):
+    with pytest.raises(InputError, match="mechanism = 'none': nothing is proven"):
         calibrate(1.0, release_with(1.0, 1e-5, mechanism="none", **FULL))
-    with pytest.raises(InputError, match="mechanism = output: its amount is an epsilon already"):
+    with pytest.raises(InputError, match="mechanism = 'output': its amount is an epsilon already"):
         calibrate(1.0, release_with(1.0, 1e-5, mechanism="output", **FULL))
 
 
@@ -180,5 +180,5 @@ def test_bad_nominal_epsilons_are_refused(mechanism, epsilon):
 def test_what_a_calibration_does_not_cover_is_refused(epsilon, delta, calibration, words):
     with pytest.raises(InputError, match=words):
         nominal_noise(epsilon, delta, mechanism="gaussian", calibration=calibration)
-    with pytest.raises(InputError, match="mechanism = none"):
+    with pytest.raises(InputError, match="mechanism = 'none'"):
         nominal_noise(1.0, 1e-5, mechanism="none")

@@ -111,7 +111,7 @@ def test_a_survey_has_no_bias_and_the_error_that_it_says() -> None:
         (lambda: Response(0.0, 3), "epsilon = 0: allowed is from 1e-09 to 20"),
         (lambda: Response(21.0, 3), "epsilon = 21"),
         (lambda: Response(1.0, 1), "answers = 1"),
-        (lambda: kept_response(0.3, 3), "keep = 0.3 of 3 answers: allowed is above 1 / answers"),
+        (lambda: kept_response(0.3, 3), "keep = 0.3: with 3 answers allowed is above 1 / 3"),
         (lambda: coin_response(1.0, 2), "coin = 1"),
     ],
 )

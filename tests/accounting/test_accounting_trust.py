@@ -34,7 +34,7 @@ def release(
 @in_one_test(("name", "adjacency"), [(n, a) for n in ("central", "distributed") for a in ("replace-one", "zero-out")])
 def test_a_sum_of_updates_has_no_figure_for_one_example(name: str, adjacency: AdjacencyName) -> None:
     """One example less may move a client's clipped update by 2 clip_norm; zero-out counts 1 clip_norm."""
-    with pytest.raises(InputError, match=r"unit = example: .* allowed is update"):
+    with pytest.raises(InputError, match=r"unit = 'example': .* allowed is update"):
         Release(name, "example", "full", 1.0, 1, (1000,), 1.0, DELTA, adjacency)
 
 

@@ -519,7 +519,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "value of a setting": ({"tv": -1}, "tv = -1: allowed is from 0"),
     "shape": ({"shape": (8, 8)}, "shape = (8, 8): (C, H, W) of one image is wanted"),
     "shape that does not fit": ({"shape": (3, 8, 8)}, "the model does not take images of shape (1, 3, 8, 8)"),
-    "classes": ({"classes": 7}, "classes = 7, but the model has 10 logits"),
+    "classes": ({"classes": 7}, "classes = 7: the model has 10 logits"),
     "labels": ({"labels": [1, 2]}, "2 labels for 1 examples"),
     "a label": ({"labels": [10]}, "numbers from 0 to 9"),
     "half a label": ({"labels": [1.5]}, "labels = [1.5]: whole numbers, one for each example, are wanted"),
@@ -529,7 +529,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
     "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: a finite number above zero"),
     "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': sgd or adam"),
-    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1.0: a number from 0 to below 1"),
+    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1: a number from 0 to below 1"),
     "examples": ({"examples": 3, "batch_size": 2}, "hold from 2 to 2 distinct examples"),
     "public images' shape": (
         {"public_images": torch.zeros(30, 8, 8)}, "public_images has the shape (30, 8, 8); (M, 1, 8, 8) is wanted"

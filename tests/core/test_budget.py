@@ -235,8 +235,8 @@ def test_each_figure_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mechanism", "words"),
     [
         ({}, "mechanism.name = 'none' proves no epsilon"),
-        ({"name": "vmf", "target_epsilon": 2}, "is above mechanism.target_epsilon = 2, for which the noise"),
-        ({"name": "gaussian", "epsilon": 2}, "is above mechanism.epsilon = 2, for which the noise"),
+        ({"name": "vmf", "target_epsilon": 2}, "above mechanism.target_epsilon = 2, for which the noise"),
+        ({"name": "gaussian", "epsilon": 2}, "above mechanism.epsilon = 2, for which the noise"),
     ],
 )
 def test_a_target_that_makes_no_sense_is_refused(mechanism: dict[str, object], words: str) -> None:

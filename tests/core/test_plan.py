@@ -223,7 +223,7 @@ def test_gradients_that_were_not_accounted_for_are_refused(sizes: tuple[int, ...
 
 
 def test_the_batch_must_fit_the_client() -> None:
-    with pytest.raises(InputError, match="batch_size = 10 is larger than the data of client 4: 9 examples"):
+    with pytest.raises(InputError, match="batch_size = 10: larger than the data of client 4: 9 examples"):
         plan_client(experiment(), 4, 9, TENSORS)
 
 

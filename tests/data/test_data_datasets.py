@@ -247,7 +247,7 @@ def test_a_subset_is_drawn_by_the_seed() -> None:
 
 def test_more_examples_than_there_are_are_refused() -> None:
     message = refusal(load, "digits", train_examples=1438)
-    assert message == "data.train_examples = 1438, but digits has 1437 training examples"
+    assert message == "data.train_examples = 1438: digits has 1437 training examples"
 
 
 def test_loading_twice_gives_the_same_object() -> None:

@@ -100,7 +100,7 @@ def test_shards_are_label_sorted_runs(clients: int, shards: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_clients_than_examples_are_refused(kind: str) -> None:
-    with pytest.raises(InputError, match=r"federation\.clients = 6 is more than the 5 training examples"):
+    with pytest.raises(InputError, match=r"federation\.clients = 6: more than the 5 training examples"):
         share(kind, 6, labels=np.arange(5))
 
 
@@ -151,7 +151,7 @@ def test_copies_that_nothing_is_claimed_of_are_refused(data: dict[str, object], 
 
 
 def test_more_examples_a_client_than_there_are_are_refused() -> None:
-    with pytest.raises(InputError, match=r"data\.examples_per_client = 6 is more than the 5 training examples"):
+    with pytest.raises(InputError, match=r"data\.examples_per_client = 6: more than the 5 training examples"):
         share("overlapping", 2, labels=np.arange(5), examples_per_client=6)
 
 

@@ -270,7 +270,7 @@ def test_a_ledger_is_of_one_mechanism(tmp_path: Path) -> None:
         *(
             (
                 f'[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nfolder = "{folder}"',
-                f"privatise.folder = '{folder}' is not allowed; allowed is an absolute path",
+                f"privatise.folder = '{folder}': allowed is an absolute path",
             )
             for folder in ("privacy", "./privacy", "~/privacy", "")
         ),

@@ -188,7 +188,7 @@ Damage = Callable[[bytes], bytes]
     [
         ("robustness/attacks.jsonl", lambda text: text[:-30], r"attacks.jsonl, line \d+ is damaged"),
         ("robustness/attacks.jsonl", lambda text: text[: text.index(b"\n") + 1], "it has 1 lines; evasion.json is of"),
-        ("robustness/attacks.jsonl", lambda text: text.replace(b'"distance": 0', b'"distance": 7'), "is above size"),
+        ("robustness/attacks.jsonl", lambda text: text.replace(b'"distance": 0', b'"distance": 7'), "above size"),
         ("robustness/attacks.jsonl", lambda text: text.replace(b"false", b"true"), "no certificate can be broken"),
         ("robustness/certificates.jsonl", lambda text: text[:-30], r"certificates.jsonl, line \d+ is damaged"),
         ("robustness/noise.safetensors", lambda text: text[:40], r"noise.safetensors is damaged"),

@@ -163,7 +163,7 @@ def test_expected_is_differentiable(size: float, clipping: Literal["flat", "laye
     ],
 )
 def test_refuses_settings(sigma: float, clip_norm: float, clipping: Literal["flat", "layer"]) -> None:
-    with pytest.raises(ValueError, match="is not allowed"):
+    with pytest.raises(ValueError, match=r" = .*: "):
         GaussianMechanism(sigma, clip_norm, clipping)
 
 

@@ -158,7 +158,7 @@ def test_standardised_noise_is_as_large_everywhere() -> None:
 
 @in_one_test(("sigma", "clip_norm"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 0), (1, -1), (1, math.inf)])
 def test_refuses_settings(sigma: float, clip_norm: float) -> None:
-    with pytest.raises(ValueError, match="is not allowed"):
+    with pytest.raises(ValueError, match=r" = .*: "):
         HeterogeneousGaussianMechanism(sigma, clip_norm, some_shares())
 
 

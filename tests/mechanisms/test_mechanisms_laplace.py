@@ -149,7 +149,7 @@ def test_expected_of_zero_has_finite_derivatives() -> None:
 
 @in_one_test(("scale", "clip_norm"), [(-1, 1), (math.nan, 1), (math.inf, 1), (1, 0), (1, -1), (1, math.inf)])
 def test_refuses_settings(scale: float, clip_norm: float) -> None:
-    with pytest.raises(ValueError, match="is not allowed"):
+    with pytest.raises(ValueError, match=r" = .*: "):
         LaplaceMechanism(scale, clip_norm)
 
 

@@ -212,7 +212,7 @@ def test_the_papers_figure_is_nominal_and_its_formulas_are_for_one_hidden_layer(
         ("model", {"noise": 1, "delta": 0}, "normal noise proves nothing at delta = 0"),
         ("paper", {"target_epsilon": 1}, "target_epsilon"),
         ("model", {"noise": 1, "features": "run"}, "features"),
-        ("model", {"noise": 1, "regularisation": 0}, "regularisation: allowed is above 0"),
+        ("model", {"noise": 1, "regularisation": 0}, "regularisation = 0: allowed is above 0"),
     ],
 )
 def test_settings_that_prove_nothing_are_refused(name: str, settings: dict[str, object], said: str) -> None:

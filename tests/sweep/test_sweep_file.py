@@ -88,31 +88,31 @@ def test_trials_run_inline_whatever_the_base_says(tmp_path: Path) -> None:
         ({"seed": [1]}, "unknown key seed; did you mean seeds?"),
         ({"audit": {"reference": 6}}, "unknown key audit.reference; did you mean audit.references?"),
         ({"audit": {"references": 7}}, "an even number from 6"),
-        ({"resources": {"cpus": 0}}, "resources.cpus = 0 is not allowed"),
+        ({"resources": {"cpus": 0}}, "resources.cpus = 0:"),
         ({"grid": {}}, "grid is empty: no trial would run"),
         ({"grid": {"training.batch_size": []}}, "grid.training.batch_size is empty"),
         ({"grid": {"training.batch_size": 4}}, r"batch_size = 4: a list of values is wanted, such as \[4\]"),
         ({"list": {"noise": []}}, "list.noise is empty"),
         ({"list": {"noise": {"mechanism": {}}}}, r"write \[\[list.noise\]\]"),
-        ({"list": 3}, r"list = 3 is not allowed"),
+        ({"list": 3}, r"list = 3:"),
         ({"seeds": []}, "seeds is empty"),
         ({"seeds": [3, 3]}, "names a seed twice"),
-        ({"seeds": [-1]}, "seed = -1 is not allowed"),
+        ({"seeds": [-1]}, "seed = -1:"),
         ({"seeds": None, "list": None}, "nothing varies"),
         ({"grid": {"seed": [1, 2]}}, "grid.seed sets seed; use seeds"),
         ({"grid": {"mechanism.name": ["none"]}}, "mechanism.name varies twice, in list.noise and in grid"),
         ({"list": {"noise": [NOISES[0], NOISES[0]]}}, "trials 1 and 2 .* are the same"),
-        ({"base": 3}, "base = 3 is not allowed"),
+        ({"base": 3}, "base = 3:"),
         ({"base": "nowhere.toml"}, "nowhere.toml: no such file"),
         ({"base": {**SMALL, "engine": {"name": "ray"}}}, "engine.name: a trial runs in one process"),
         ({"name": "a b"}, "letters, digits"),
         ({"scales": {"small": 3}, "scale": "small"}, "scales is a section of sections"),
         ({"set": {"seed": {"x": 1}}}, "seed is a value, not a section"),
         ({"set": {"seed": 3}}, "seeds and set.seed exclude each other"),
-        ({"seeds": None, "base": {**SMALL, "seed": "x"}}, "base's seed = 'x' is not allowed"),
-        ({"audit": {"pairs": 1}}, "audit.pairs = 1 is not allowed"),
-        ({"scales": {"small": {}}, "scale": ["small"]}, r"scale = \['small'\] is not allowed"),
-        ({"scale": 3}, "scale = 3 is not allowed"),
+        ({"seeds": None, "base": {**SMALL, "seed": "x"}}, "base's seed = 'x':"),
+        ({"audit": {"pairs": 1}}, "audit.pairs = 1:"),
+        ({"scales": {"small": {}}, "scale": ["small"]}, r"scale = \['small'\]:"),
+        ({"scale": 3}, "scale = 3:"),
         ({"set": {"data.name": "digits", "data": {"name": "lfw"}}}, "set gives data.name twice"),
         ({"grid": {"training.epochs": [1], "training": {"epochs": [2]}}}, "grid gives training.epochs twice"),
         ({"list": [{"data.name": "lfw", "data": {"name": "digits"}}]}, "an entry of list gives data.name twice"),
@@ -157,7 +157,7 @@ def test_many_reasons_are_counted_after_the_first(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_the_data_or_the_network_is_found_before_anything_starts(tmp_path: Path) -> None:
     found = sweep(tmp_path, grid={"training.batch_size": [4, 31, 64]}, list=None)
-    with pytest.raises(InputError, match=r"training.batch_size = 31 is larger than the data of client 0: 30") as error:
+    with pytest.raises(InputError, match=r"training.batch_size = 31: larger than the data of client 0: 30") as error:
         check_trials(found)
     # Both seeds of both sizes, and the right one not.
     assert "4 trials of 6 cannot run" in str(error.value)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS, PROBES
 from fedpriv.core.settings import Count, Groups, Positive, Registered
 
@@ -59,7 +60,7 @@ class CloakedQuestions(EndpointAttack):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.least >= self.most:
-            raise ValueError(f"least = {self.least:g} is not below most = {self.most:g}")
+            raise InputError(key="least", given=self.least, allowed=f"not below most = {self.most:g}")
         return self
 
     @override

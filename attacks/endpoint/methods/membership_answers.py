@@ -33,7 +33,7 @@ class MembershipByAnswers(EndpointAttack):
         from fedpriv.attacks.endpoint.membership import need_network
 
         if self.references < 6 or self.references % 2:
-            return f"{self.name}.references = {self.references} is not allowed: an even number from 6"
+            return f"{self.name}.references = {self.references}: an even number from 6"
         return need_network(scene.known_training().policy, self.name)
 
     @override

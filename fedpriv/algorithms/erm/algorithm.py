@@ -8,6 +8,7 @@ from typing_extensions import override
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.algorithms.rounds.algorithm import Rounds
 from fedpriv.core.algorithm import refuse_keys
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.sections import ExperimentSection
 
@@ -45,9 +46,11 @@ class Erm(Rounds):
     def conflicts(self, experiment: "Experiment") -> None:
         mechanism = experiment.mechanism
         if mechanism.protects and mechanism.on_gradients:
-            raise ValueError(
-                f"mechanism.name = {mechanism.name!r} is noise on gradients or updates, and under erm clients "
-                "upload a model: use output, objective or none"
+            raise InputError(
+                key="mechanism.name",
+                given=mechanism.name,
+                allowed="noise on gradients or updates, and under erm clients upload a model: use output, "
+                "objective or none",
             )
         if experiment.adversary.attacks:
             raise ValueError(

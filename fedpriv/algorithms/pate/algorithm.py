@@ -51,9 +51,12 @@ class Pate(Algorithm):
                 "clients upload votes; set it to []"
             )
         if mechanism.protects:
-            raise ValueError(
-                f"mechanism.name = {mechanism.name!r} is noise on gradients or parameters, and under pate clients "
-                "upload votes: the noise is that of [pate]; use none"
+            raise InputError(
+                key="mechanism.name",
+                given=mechanism.name,
+                allowed="noise on gradients or parameters, and under pate clients upload votes: the noise is "
+                "that of [pate]",
+                hint="use none",
             )
         keys = "aggregation", "clients_per_round", "max_update_norm"
         refuse_keys(experiment, keys, "under pate clients upload votes, not parameters")
@@ -69,9 +72,11 @@ class Pate(Algorithm):
                 "tell bounds that are public"
             )
         if experiment.data.overlaps:
-            raise ValueError(
-                "data.partition = 'overlapping': votes protect a client's examples with the client, and others would "
-                "hold copies of them; with pate use another partition"
+            raise InputError(
+                key="data.partition",
+                given="overlapping",
+                allowed="votes protect a client's examples with the client, and others would hold copies of "
+                "them; with pate use another partition",
             )
 
     @override
@@ -79,15 +84,19 @@ class Pate(Algorithm):
         there, asked = len(dataset.x_test), PateConfig.required(experiment).queries
         if asked >= there:
             raise InputError(
-                f"pate.queries = {asked}: {dataset.name} has {there} test images, and the "
-                "student is measured on those that are not asked about"
+                key="pate.queries",
+                given=asked,
+                allowed=f"{dataset.name} has {there} test images, and the student is measured on those that "
+                "are not asked about",
             )
 
     @override
     def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
         teachers = PateConfig.required(experiment).teachers_per_client
         if teachers > sizes.min():
-            raise InputError(f"pate.teachers_per_client = {teachers}: a client has {sizes.min()} examples only")
+            raise InputError(
+                key="pate.teachers_per_client", given=teachers, allowed=f"a client has {sizes.min()} examples only"
+            )
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:

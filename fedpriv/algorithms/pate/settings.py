@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Epsilon, Positive, Real
@@ -69,18 +70,18 @@ class PateConfig(ExperimentSection):
     @model_validator(mode="after")
     def _is_proven(self) -> Self:
         if self.noise_at == "clients" and self.aggregator != "gnmax":
-            raise ValueError(
-                f"pate.noise_at = 'clients' releases a noisy count of every class, which is proven for aggregator = "
-                f"'gnmax' only (given: {self.aggregator!r}); a threshold would save nothing"
+            raise InputError(
+                "pate.noise_at = 'clients' releases a noisy count of every class, which is proven for "
+                f"aggregator = 'gnmax' only (given: {self.aggregator!r}); a threshold would save nothing"
             )
         if not self.sanitised:
             return self
         if self.aggregator == "lnmax":
-            raise ValueError("pate.sanitised: no smooth sensitivity is known for aggregator = 'lnmax'")
+            raise InputError("pate.sanitised: no smooth sensitivity is known for aggregator = 'lnmax'")
         if self.noise_at == "clients":
-            raise ValueError("pate.sanitised needs the votes, and with noise_at = 'clients' nobody has them")
+            raise InputError("pate.sanitised needs the votes, and with noise_at = 'clients' nobody has them")
         if self.teachers_per_client > 1:
-            raise ValueError("pate.sanitised is proven for one vote a client; use teachers_per_client = 1")
+            raise InputError("pate.sanitised is proven for one vote a client; use teachers_per_client = 1")
         self.sanitiser  # noqa: B018 - it says what is out of range
         return self
 

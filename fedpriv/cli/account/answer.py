@@ -96,9 +96,8 @@ def in_options(options: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        name, equals, rest = str(error).partition(" = ")
-        option = {**_OPTIONS, **options}.get(name) if equals else None
-        raise (error if option is None else InputError(f"{option} {rest}")) from None
+        option = {**_OPTIONS, **options}.get(error.key)
+        raise (error if option is None else error.replaced(key=option)) from None
 
 
 _OPTIONS = {
@@ -160,7 +159,11 @@ def _baseline(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         baseline = math.nan
     if not 0 < baseline < 1:
-        raise InputError(f"--ceiling {text}: allowed are numbers and fractions between 0 and 1, such as 0.1 and 1/100")
+        raise InputError(
+            key="--ceiling",
+            given=text,
+            allowed="allowed are numbers and fractions between 0 and 1, such as 0.1 and 1/100",
+        )
     return baseline
 
 

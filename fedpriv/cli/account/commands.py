@@ -191,7 +191,7 @@ def compare(
 ) -> None:
     """All mechanisms at the same proven epsilon: how much noise is left on the mean gradient."""
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise InputError(f"--plot {plot}: allowed are files that end in .png or .svg")
+        raise InputError(key="--plot", given=plot, allowed="allowed are files that end in .png or .svg")
     # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
     from fedpriv.accounting import compare_mechanisms
     from fedpriv.cli.account.answer import in_options

@@ -52,8 +52,10 @@ def erm(
 
     with in_options({name: f"--{name}" for name in ("examples", "features", "classes", "regularisation", "tolerance")}):
         problem = Problem(examples, features, classes, regularisation, tolerance)
-    if not (0 < epsilon < math.inf and 0 < delta < 1):
-        raise InputError(f"--epsilon {epsilon:g} --delta {delta:g}: allowed are above 0, and between 0 and 1")
+    if not 0 < epsilon < math.inf:
+        raise InputError(key="--epsilon", given=epsilon, allowed="allowed is above 0, finite")
+    if not 0 < delta < 1:
+        raise InputError(key="--delta", given=delta, allowed="allowed is between 0 and 1, both excluded")
     rows = _figures(problem, epsilon, delta)
     theorem = (
         "Chaudhuri, Monteleoni and Sarwate 2011, Theorems 6 and 9; the solver's error, in objective perturbation: "

@@ -120,14 +120,16 @@ def answered_poll(poll: Poll) -> PollAnswer:
 
 def _check(poll: Poll) -> None:
     if poll.votes < 1:
-        raise InputError(f"--votes-per-client {poll.votes}: allowed are whole numbers from 1 on")
+        raise InputError(key="--votes-per-client", given=poll.votes, allowed="allowed are whole numbers from 1 on")
     if not 0 < poll.delta < 1:
-        raise InputError(f"--delta {poll.delta:g}: allowed is between 0 and 1, both excluded")
+        raise InputError(key="--delta", given=poll.delta, allowed="allowed is between 0 and 1, both excluded")
     if poll.target_epsilon is not None and not 0 < poll.target_epsilon < math.inf:
-        raise InputError(f"--target-epsilon {poll.target_epsilon:g}: allowed are finite numbers above 0")
+        raise InputError(
+            key="--target-epsilon", given=poll.target_epsilon, allowed="allowed are finite numbers above 0"
+        )
     for option, count in (("--answers", poll.answers), ("--asked", poll.asked)):
         if count is not None and not 0 <= count <= MOST_ANSWERS:
-            raise InputError(f"{option} {count}: allowed are whole numbers from 0 to {MOST_ANSWERS:,}")
+            raise InputError(key=option, given=count, allowed=f"allowed are whole numbers from 0 to {MOST_ANSWERS:,}")
     if poll.asked is not None and poll.answers is not None and poll.answers > poll.asked:
         raise InputError(f"--answers {poll.answers} is more than --asked {poll.asked}")
     if poll.asked is not None and poll.threshold_sigma is None:
@@ -149,7 +151,7 @@ def _sampled(poll: Poll, rate: float) -> PollAnswer:
     aggregator = NoisyMax(sigma or 0.0)
     proven = use.guarantee(aggregator.sigma)
     if proven.epsilon is None:
-        raise InputError(f"--sigma {aggregator.sigma:g}: nothing finite is proven")
+        raise InputError(key="--sigma", given=aggregator.sigma, allowed="nothing finite is proven")
     return PollAnswer(
         poll=replace(poll, sigma=aggregator.sigma, asked=poll.answers),
         aggregator=aggregator.title,

@@ -79,9 +79,9 @@ def _law(epsilon: float | None, keep: float | None, coin: float | None, answers:
 
 def _error(law: "Response", share: float, examples: int | None) -> float | None:
     if not 0 <= share <= 1:
-        raise InputError(f"--share {share:g}: allowed is from 0 to 1")
+        raise InputError(key="--share", given=share, allowed="allowed is from 0 to 1")
     if examples is None:
         return None
     if examples < 1:
-        raise InputError(f"--examples {examples}: allowed are whole numbers from 1")
+        raise InputError(key="--examples", given=examples, allowed="allowed are whole numbers from 1")
     return law.standard_error(share, examples)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.algorithm import Algorithm, algorithm_of
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.sections import given_sections
 from fedpriv.core.settings import enumerated
@@ -27,13 +28,16 @@ def check_algorithm(experiment: "Experiment") -> None:
     """Refuse what the algorithm, or a section that a capability added, has no proof for or no meaning with."""
     for name, kind in ALGORITHMS.items():
         if name != experiment.federation.algorithm and kind.settings is not None and kind.settings.of(experiment):
-            raise ValueError(
+            raise InputError(
                 f"the section [{kind.settings.name}] is read with federation.algorithm = {name!r} only; leave it out"
             )
     algorithm = algorithm_of(experiment)
     if algorithm.rounds is not None and experiment.federation.rounds != algorithm.rounds:
-        raise ValueError(
-            f"federation.rounds = {experiment.federation.rounds}: {algorithm.name} has one round; set it to 1"
+        raise InputError(
+            key="federation.rounds",
+            given=experiment.federation.rounds,
+            allowed=f"{algorithm.name} has one round",
+            hint="set it to 1",
         )
     _check_mechanism(experiment, algorithm)
     algorithm.conflicts(experiment)
@@ -47,9 +51,11 @@ def _check_mechanism(experiment: "Experiment", algorithm: Algorithm) -> None:
     if mechanism.on_gradients or algorithm.releases_models:
         return
     known = enumerated([repr(name) for name, kind in ALGORITHMS.items() if kind.releases_models], "or")
-    raise ValueError(
-        f"mechanism.name = {mechanism.name!r} is noise on a convex model, which clients train with "
-        f"federation.algorithm = {known} only (given: {algorithm.name!r})"
+    raise InputError(
+        key="mechanism.name",
+        given=mechanism.name,
+        allowed=f"noise on a convex model, which clients train with federation.algorithm = {known} "
+        f"only (given: {algorithm.name!r})",
     )
 
 
@@ -59,8 +65,8 @@ def check_labels(experiment: "Experiment") -> None:
         return
     correction = "training.label_correction = 'forward'"
     if experiment.data.label_epsilon is None:
-        raise ValueError(f"{correction} corrects for labels that clients change: set data.label_epsilon, too")
+        raise InputError(f"{correction} corrects for labels that clients change: set data.label_epsilon, too")
     if not algorithm_of(experiment).trains_in_steps:
-        raise ValueError(f"{correction} is for fedsgd and fedavg, not for {experiment.federation.algorithm!r}")
+        raise InputError(f"{correction} is for fedsgd and fedavg, not for {experiment.federation.algorithm!r}")
     if experiment.adversary.attacks:
-        raise ValueError(f"{correction}: attacks on gradients are for the cross entropy; set adversary.attacks = []")
+        raise InputError(f"{correction}: attacks on gradients are for the cross entropy; set adversary.attacks = []")

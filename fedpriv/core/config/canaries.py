@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Integer, Section
 
 _Copies = Annotated[Integer, Field(ge=1, le=100_000)]
@@ -31,15 +32,16 @@ class CanaryConfig(Section):
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
         if len(set(self.alphabet)) != len(self.alphabet):
-            raise ValueError(f"alphabet = {self.alphabet!r} has a character twice")
+            raise InputError(f"alphabet = {self.alphabet!r} has a character twice")
         # As many again are drawn that are not put in.
         if 2 * self.count > self.space:
-            raise ValueError(
-                f"count = {self.count}: alphabet and length make {self.space} secrets, and twice as many as count are "
-                "drawn"
+            raise InputError(
+                key="count",
+                given=self.count,
+                allowed=f"alphabet and length make {self.space} secrets, and twice as many as count are drawn",
             )
         if self.space.bit_length() > _MOST_BITS:
-            raise ValueError(f"length = {self.length}: a secret of more than {_MOST_BITS} bits")
+            raise InputError(key="length", given=self.length, allowed=f"a secret of more than {_MOST_BITS} bits")
         return self
 
     @property

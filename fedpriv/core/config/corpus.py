@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Count, Integer, Real, Section
 
 
@@ -44,11 +45,11 @@ class CorpusConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.pack and self.task == "classify":
-            raise ValueError("pack = true lays texts end to end, and task = 'classify' needs each by itself")
+            raise InputError("pack = true lays texts end to end, and task = 'classify' needs each by itself")
         if self.vocabulary_file and self.tokenizer != "bpe":
-            raise ValueError(f"vocabulary_file goes with tokenizer = 'bpe'; given {self.tokenizer!r}")
+            raise InputError(f"vocabulary_file goes with tokenizer = 'bpe'; given {self.tokenizer!r}")
         if self.tokenizer == "bpe" and not self.vocabulary_file and self.vocabulary < _BYTES:
-            raise ValueError(f"tokenizer = 'bpe' has {_BYTES} tokens before it merges; vocabulary = {self.vocabulary}")
+            raise InputError(f"tokenizer = 'bpe' has {_BYTES} tokens before it merges; vocabulary = {self.vocabulary}")
         return self
 
 

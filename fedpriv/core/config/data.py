@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.config.table import TableConfig
+from fedpriv.core.errors import InputError
 from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Count, Groups, Integer, Positive, Real, Registered, Section, absent
@@ -85,15 +86,15 @@ class DataConfig(Section):
     def _copies_have_a_number(self) -> Self:
         if self.overlaps != (self.examples_per_client is not None):
             wanted = "needs data.examples_per_client" if self.overlaps else "does not read data.examples_per_client"
-            raise ValueError(f"partition = {self.partition!r} {wanted}")
+            raise InputError(f"partition = {self.partition!r} {wanted}")
         if self.overlaps and self.canaries is not None:
-            raise ValueError("canaries with partition = 'overlapping': others hold copies of one client's canary")
+            raise InputError("canaries with partition = 'overlapping': others hold copies of one client's canary")
         if self.overlaps and self.label_epsilon is not None:
-            raise ValueError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
+            raise InputError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
         if self.overlaps and self.bounds_epsilon:
-            raise ValueError(
-                "table.bounds_epsilon with partition = 'overlapping': the estimate counts a row once, and clients "
-                "hold copies; tell bounds that are public"
+            raise InputError(
+                "table.bounds_epsilon with partition = 'overlapping': the estimate counts a row once, "
+                "and clients hold copies; tell bounds that are public"
             )
         return self
 
@@ -101,11 +102,11 @@ class DataConfig(Section):
     def _has_its_file(self) -> Self:
         source = DATASETS[self.name]
         if source.needs_path and not self.path:
-            raise ValueError(f"name = {self.name!r} needs data.path, the file")
+            raise InputError(f"name = {self.name!r} needs data.path, the file")
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
-            raise ValueError(f"name = {self.name!r} needs {wanted}")
+            raise InputError(f"name = {self.name!r} needs {wanted}")
         for section in ("text", "canaries"):
             if getattr(self, section) is not None and not source.is_text:
-                raise ValueError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
+                raise InputError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
         return self

@@ -2,23 +2,23 @@
 
 import difflib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import suggestion
-from fedpriv.core.settings import Choice, allowed_words, enumerated
+from fedpriv.core.settings import Choice, allowed_words, enumerated, wrong_key
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 
 Section = TypeVar("Section", bound=BaseModel)
 
 _MEAN = "did you mean "
-_LONGEST_VALUE = 200  # characters of a wrong value that an error quotes
 
 
 def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:
@@ -36,8 +36,10 @@ def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Sect
         return kind.model_validate(tree)
     except ValidationError as error:
         every = [_explain(detail, kind) for detail in _causes(error.errors())]
-        numbered = [f"({number}) {text}" for number, text in enumerate(every, start=1)]
-        raise InputError(f"{source}: {every[0] if len(every) == 1 else ' '.join(numbered)}") from None
+        if len(every) == 1:
+            raise every[0].replaced(where=source) from None
+        numbered = [f"({number}) {each}" for number, each in enumerate(every, start=1)]
+        raise InputError(" ".join(numbered), where=source) from None
 
 
 def _causes(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
@@ -46,51 +48,35 @@ def _causes(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in inside]
 
 
-def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> str:
-    location, section = _found([str(part) for part in detail["loc"]], kind)
-    key = ".".join(location)
-    given = detail["input"]
-    if detail["type"] == "extra_forbidden":
-        known = list(section.model_fields)
-        close = _other(location[-1], section) or suggestion(location[-1], known)
-        return f"unknown key {key}{close.replace(_MEAN, _MEAN + key.removesuffix(location[-1]))}"
-    if detail["type"] == "union_tag_invalid":
-        return _explain_name(detail, key)
-    message = _plain_words(detail, key, section)
-    if detail["type"] == "value_error" and isinstance(given, dict):
-        return f"{key}: {message}" if key else message
-    shown = repr(given)
-    shown = shown if len(shown) <= _LONGEST_VALUE else f"{shown[: _LONGEST_VALUE - 4]} ..."
-    return f"{key} = {shown} is not allowed{_joined(message)}"
-
-
-def _explain_name(detail: ErrorDetails, key: str) -> str:
-    context = detail.get("ctx", {})
-    choices = re.findall(r"'([^']*)'", context.get("expected_tags", ""))
-    close = suggestion(str(context.get("tag", "")), choices, else_known=False)
-    return f"{key}.name = {context.get('tag')!r} is not allowed; allowed: {', '.join(choices)}{close}"
-
-
-def _joined(message: str) -> str:
-    """What is allowed, behind "is not allowed"."""
-    return f"{'; ' if message.startswith('allowed') else ': '}{message[0].lower()}{message[1:]}"
-
-
-def _plain_words(detail: ErrorDetails, key: str, section: type[BaseModel]) -> str:
-    """What is allowed, without the validator's own terms."""
-    message = allowed_words(detail)
+def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
+    place = _found([str(part) for part in detail["loc"]], kind)
+    key, section, given = place.key, place.section, detail["input"]
     match detail["type"]:
-        case "model_type" | "model_attributes_type" | "union_tag_not_found":
-            return f"{key} is a section, such as [{key}] with keys of its own; known: {', '.join(section.model_fields)}"
-        case "tuple_type":
-            return f"{message}, such as {_example(detail['input'], key, section)}"
-        case "string_pattern_mismatch":
-            return "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
+        case "extra_forbidden":
+            name = key.rpartition(".")[2]
+            head = key.removesuffix(name)
+            close = _other(name, section) or suggestion(name, list(section.model_fields))
+            return InputError(f"unknown key {key}{close.replace(_MEAN, _MEAN + head)}")
+        case "union_tag_invalid":
+            tag = str(detail.get("ctx", {}).get("tag"))
+            return _none_of(place.names, f"{key}.name", tag)
         case "literal_error":
-            choices = re.findall(r"'([^']*)'", message)
-            return f"allowed: {', '.join(choices)}{suggestion(str(detail['input']), choices, else_known=False)}"
+            return _none_of(place.names, key, given)
+        case "model_type" | "model_attributes_type" | "union_tag_not_found":
+            known = ", ".join(section.model_fields)
+            words = f"{key} is a section, such as [{key}] with keys of its own; known: {known}"
+        case "tuple_type":
+            words = f"{allowed_words(detail)}, such as {_example(given, key, section)}"
+        case "string_pattern_mismatch":
+            words = "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
         case _:
-            return message
+            return wrong_key(detail, key)
+    return InputError(key=key, given=given, allowed=words)
+
+
+def _none_of(allowed: Sequence[str], key: str, given: Any) -> InputError:
+    close = suggestion(str(given), allowed, else_known=False)
+    return InputError(key=key, given=given, allowed=f"allowed: {', '.join(allowed)}{close}")
 
 
 def _example(given: Any, key: str, section: type[BaseModel]) -> str:
@@ -100,23 +86,50 @@ def _example(given: Any, key: str, section: type[BaseModel]) -> str:
     return json.dumps(list(default) if isinstance(default, tuple) and default else [given])
 
 
-def _found(location: list[str], kind: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
-    """The key at ``location`` as a file has it, and the section that it is in; or, for a section, itself."""
+@dataclass(frozen=True)
+class _Place:
+    """Where a value is: the key as a file has it, the section that it is in, or is itself, and the field."""
+
+    key: str
+    section: type[BaseModel]
+    field: FieldInfo | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the field chooses from."""
+        if self.field is None:
+            return ()
+        choice = _choice(self.field)
+        return tuple(choice.registry) if choice is not None else _literals(self.field.annotation)
+
+
+def _found(location: Sequence[str], kind: type[BaseModel]) -> _Place:
     key: list[str] = []
-    section, parts = kind, iter(location)
+    section, last, parts = kind, None, iter(location)
     for part in parts:
         key.append(part)
         field = section.model_fields.get(part)
         if field is None:
             continue
-        choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+        last, choice = field, _choice(field)
         if choice is not None:
             # The validator names which of the choices it took; a file does not.
             section = choice.kind(next(parts, choice.default)) or section
             continue
         kinds = (field.annotation, *get_args(field.annotation))
         section = next((each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)), section)
-    return key, section
+    return _Place(".".join(key), section, last)
+
+
+def _choice(field: FieldInfo) -> Choice[Any] | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+
+
+def _literals(annotation: Any) -> tuple[str, ...]:
+    """The values of the Literal in a type."""
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation)))
+    return tuple(name for part in get_args(annotation) for name in _literals(part))
 
 
 def _other(key: str, section: type[BaseModel]) -> str:

@@ -25,6 +25,7 @@ from fedpriv.core.config.sections import (
 )
 from fedpriv.core.config.texts import check_texts, without_attacks
 from fedpriv.core.config.trust import check_trust, with_usual_sums
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection, given_sections, section_fields
 from fedpriv.core.settings import Extensible, Integer
@@ -94,7 +95,7 @@ class Experiment(Extensible):
     def _rooms_agree(self) -> Self:
         late = [number for number in self.adversary.rounds if number > self.federation.rounds]
         if self.adversary.attacks and late:
-            raise ValueError(
+            raise InputError(
                 f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
             )
         return self
@@ -113,14 +114,14 @@ class Experiment(Extensible):
         if not self.federation.rule.needs_each:
             return self
         if listener in SUM_LISTENERS:
-            raise ValueError(
-                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model = {listener!r} "
-                "the server has their sum only; use mean"
+            raise InputError(
+                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model "
+                f"= {listener!r} the server has their sum only; use mean"
             )
         if self.adversary.crafts:
-            raise ValueError(
-                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left out, and too "
-                "few may be left to compare; use mean"
+            raise InputError(
+                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left "
+                "out, and too few may be left to compare; use mean"
             )
         return self
 
@@ -128,9 +129,9 @@ class Experiment(Extensible):
     def _sums_hold_what_they_should(self) -> Self:
         listener = self.adversary.threat_model
         if self.federation.secure_aggregation and self.adversary.crafts and listener not in SUM_LISTENERS:
-            raise ValueError(
-                f"federation.secure_aggregation with imprint under adversary.threat_model = {listener!r}: the "
-                "server reads the sum only; use malicious-secure-aggregation"
+            raise InputError(
+                "federation.secure_aggregation with imprint under adversary.threat_model = "
+                f"{listener!r}: the server reads the sum only; use malicious-secure-aggregation"
             )
         return self
 
@@ -143,9 +144,11 @@ class Experiment(Extensible):
     def _uploads_for_every_attack(self) -> Self:
         asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
         if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
-            raise ValueError(
-                f"adversary.victims = {adversary.victims}: imprint takes the uploads of the first {adversary.victims} "
-                f"clients, and of {asked} that leaves {adversary.passive_attacks[0]} none"
+            raise InputError(
+                key="adversary.victims",
+                given=adversary.victims,
+                allowed=f"imprint takes the uploads of the first {adversary.victims} clients, and of {asked} "
+                f"that leaves {adversary.passive_attacks[0]} none",
             )
         return self
 
@@ -154,9 +157,11 @@ class Experiment(Extensible):
         mechanism, sampling = self.mechanism, self.training.sampling
         in_batches = mechanism.unit == "example" and sampling == "poisson"
         if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
-            raise ValueError(
-                f"mechanism.adjacency = 'zero-out' is for examples in Poisson batches; with mechanism.unit = "
-                f"{mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one"
+            raise InputError(
+                key="mechanism.adjacency",
+                given="zero-out",
+                allowed=f"for examples in Poisson batches; with mechanism.unit = {mechanism.unit!r} and "
+                f"training.sampling = {sampling!r} allowed is replace-one",
             )
         return self
 
@@ -168,12 +173,13 @@ class Experiment(Extensible):
             return self
         what = "loss = 'risk-averting'" if training.tilt is not None else f"weight_decay = {training.weight_decay:g}"
         if self.mechanism.protects and self.mechanism.unit == "example":
-            raise ValueError(
+            raise InputError(
                 f"training.{what}: a batch's gradient is then not the mean of its examples' own, which "
-                f"mechanism.name = {self.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no mechanism"
+                f"mechanism.name = {self.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no "
+                "mechanism"
             )
         if self.adversary.attacks:
-            raise ValueError(
+            raise InputError(
                 f"training.{what}: attacks on gradients are for the mean cross entropy; set adversary.attacks = []"
             )
         return self
@@ -188,7 +194,7 @@ class Experiment(Extensible):
             ("mechanism.unit = 'update': it protects single rows", self.mechanism.unit == "update"),
         ):
             if clash:
-                raise ValueError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
+                raise InputError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
         return self
 
     @model_validator(mode="after")
@@ -197,13 +203,17 @@ class Experiment(Extensible):
         if stop is None:
             return self
         if self.mechanism.parameter is None:
-            raise ValueError(
-                f"federation.target_epsilon = {stop:g}, but mechanism.name = {self.mechanism.name!r} proves no epsilon"
+            raise InputError(
+                key="federation.target_epsilon",
+                given=stop,
+                allowed=f"mechanism.name = {self.mechanism.name!r} proves no epsilon",
             )
         if calibrated is not None and calibrated < stop:
-            raise ValueError(
-                f"federation.target_epsilon = {stop:g} is above mechanism.{self.mechanism.target_key} = "
-                f"{calibrated:g}, for which the noise of the whole run is calibrated: no client would reach it"
+            raise InputError(
+                key="federation.target_epsilon",
+                given=stop,
+                allowed=f"above mechanism.{self.mechanism.target_key} = {calibrated:g}, for which the noise of "
+                "the whole run is calibrated: no client would reach it",
             )
         return self
 

@@ -187,15 +187,15 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     key, separator, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not separator or not all(keys):
-        raise InputError(f"--set {text}: expected key=value, such as mechanism.epsilon=50")
+        raise InputError(key="--set", given=text, allowed="expected key=value, such as mechanism.epsilon=50")
     try:
         tree = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         return keys, _bare(value.strip())
     except (ValueError, RecursionError):
-        raise InputError(f"--set {key}: the value is too long or too deep") from None
+        raise InputError(key="--set", given=key, allowed="the value is too long or too deep") from None
     if len(tree) > 1:
-        raise InputError(f"--set {key}: one value is wanted; set {list(tree)[1]} on its own")
+        raise InputError(key="--set", given=key, allowed="one value is wanted", hint=f"set {list(tree)[1]} on its own")
     return keys, tree["value"]
 
 

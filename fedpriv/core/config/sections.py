@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS, ATTACKS, RULES
 from fedpriv.core.settings import (
     Count,
@@ -34,7 +35,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse a list that names something twice."""
     twice = [value for number, value in enumerate(values) if value in values[:number]]
     if twice:
-        raise ValueError(f"{twice[0]} is named twice")
+        raise InputError(f"{twice[0]} is named twice")
     return values
 
 
@@ -87,13 +88,15 @@ class FederationConfig(Extensible):
     def _consistent(self) -> Self:
         asked = self.clients_per_round or self.clients
         if asked > self.clients:
-            raise ValueError(f"clients_per_round = {asked} is more than clients = {self.clients}")
+            raise InputError(key="clients_per_round", given=asked, allowed=f"more than clients = {self.clients}")
         if self.min_clients > asked:
-            raise ValueError(f"min_clients = {self.min_clients} is more than the {asked} clients of a round")
+            raise InputError(
+                key="min_clients", given=self.min_clients, allowed=f"more than the {asked} clients of a round"
+            )
         if self.client_sampling == "poisson" and (self.min_clients > 1 or self.secure_aggregation):
-            raise ValueError(
-                "client_sampling = 'poisson' draws any number of clients: min_clients above 1 and secure_aggregation "
-                "need client_sampling = 'fixed'"
+            raise InputError(
+                "client_sampling = 'poisson' draws any number of clients: min_clients above 1 and "
+                "secure_aggregation need client_sampling = 'fixed'"
             )
         self.rule.check(asked)
         return self
@@ -104,11 +107,11 @@ class FederationConfig(Extensible):
         if not self.secure_aggregation:
             return self
         if not 2 <= asked <= MOST_MASKED:
-            raise ValueError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
+            raise InputError(f"secure_aggregation is of 2 to {MOST_MASKED} clients a round, not of {asked}")
         if self.rule.needs_each:
-            raise ValueError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
+            raise InputError(f"secure_aggregation hides each upload, and aggregation = {self.aggregation!r} needs it")
         if self.max_update_norm is not None:
-            raise ValueError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
+            raise InputError("secure_aggregation hides each upload, and max_update_norm cannot be checked")
         return self
 
     @classmethod
@@ -235,17 +238,17 @@ class AdversaryConfig(Extensible):
         if not active:
             return self
         if self.threat_model not in ACTIVE_LISTENERS:
-            raise ValueError(
-                f"attacks: {active[0]} sends clients parameters of the adversary's own making, and threat_model = "
-                f"{self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
+            raise InputError(
+                f"attacks: {active[0]} sends clients parameters of the adversary's own making, and "
+                f"threat_model = {self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
             )
         for key in ("knows_batch_size", "knows_public_data"):
             if not getattr(self, key):
-                raise ValueError(f"attacks: {active[0]} needs what {key} = false withholds")
+                raise InputError(f"attacks: {active[0]} needs what {key} = false withholds")
         if self.threat_model == "malicious-secure-aggregation" and self.passive_attacks:
-            raise ValueError(
-                f"attacks: under {self.threat_model} {active[0]} takes the one sum of each attacked round, and leaves "
-                f"{self.passive_attacks[0]} none; make them in runs of their own"
+            raise InputError(
+                f"attacks: under {self.threat_model} {active[0]} takes the one sum of each attacked "
+                f"round, and leaves {self.passive_attacks[0]} none; make them in runs of their own"
             )
         return self
 

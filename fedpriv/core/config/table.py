@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Epsilon, Real, Section
 
 _SHARE = Annotated[Real, Field(gt=0, lt=1)]
@@ -24,17 +25,17 @@ class ColumnConfig(Section):
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         if (self.low is None) != (self.high is None):
-            raise ValueError(f"column {self.name!r}: low and high are told together")
+            raise InputError(f"column {self.name!r}: low and high are told together")
         if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
+            raise InputError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
         if self.low is not None and self.high is not None and not math.isfinite(self.high - self.low):
-            raise ValueError(f"column {self.name!r}: high - low is no finite number")
+            raise InputError(f"column {self.name!r}: high - low is no finite number")
         if self.values and (self.low is not None or self.kind not in (None, "category")):
-            raise ValueError(f"column {self.name!r}: values are of categories, low and high of numbers")
+            raise InputError(f"column {self.name!r}: values are of categories, low and high of numbers")
         if self.low is not None and self.kind not in (None, "number"):
-            raise ValueError(f"column {self.name!r}: low and high are of numbers; given kind = {self.kind!r}")
+            raise InputError(f"column {self.name!r}: low and high are of numbers; given kind = {self.kind!r}")
         if len(set(self.values)) < len(self.values):
-            raise ValueError(f"column {self.name!r}: a value is told twice")
+            raise InputError(f"column {self.name!r}: a value is told twice")
         return self
 
 
@@ -62,7 +63,7 @@ class TableConfig(Section):
     @classmethod
     def _is_read_as_one_byte(cls, delimiter: str) -> str:
         if delimiter != "\t" and (not " " <= delimiter <= "~" or delimiter in "\"'"):
-            raise ValueError("one printable ASCII character, or a tab, and no quote is wanted")
+            raise InputError("one printable ASCII character, or a tab, and no quote is wanted")
         return delimiter
 
     @field_validator("classes")
@@ -70,7 +71,7 @@ class TableConfig(Section):
     def _each_class_once(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
         twice = [name for number, name in enumerate(classes) if name in classes[:number]]
         if twice:
-            raise ValueError(f"{twice[0]!r} is told twice")
+            raise InputError(f"{twice[0]!r} is told twice")
         return classes
 
     @model_validator(mode="after")
@@ -78,7 +79,7 @@ class TableConfig(Section):
         names = [column.name for column in self.columns]
         twice = [name for number, name in enumerate(names) if name in names[:number]]
         if twice:
-            raise ValueError(f"column {twice[0]!r} is told twice")
+            raise InputError(f"column {twice[0]!r} is told twice")
         if self.label in names:
-            raise ValueError(f"column {self.label!r} is the label; its values are told as classes")
+            raise InputError(f"column {self.label!r} is the label; its values are told as classes")
         return self

@@ -34,13 +34,13 @@ def check_texts(experiment: "Experiment") -> None:
     """Refuse what is for images or rows, where the data are texts; and attacks on texts, where they are not."""
     for name in experiment.adversary.attacks:
         if reason := unsuited(experiment, name):
-            raise ValueError(f"adversary.attacks: {reason}")
+            raise InputError(f"adversary.attacks: {reason}")
     if not experiment.data.is_text:
         return
     what = f"data.name = {experiment.data.name!r} are texts"
     for name, section in given_sections(experiment).items():
         if not section.reads_texts:
-            raise ValueError(f"section [{name}] is for images and rows of tables, and {what}")
+            raise InputError(f"section [{name}] is for images and rows of tables, and {what}")
 
 
 def unsuited(experiment: "Experiment", attack: str) -> str | None:

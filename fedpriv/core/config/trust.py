@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MECHANISMS
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def check_trust(experiment: "Experiment") -> None:
     federation, mechanism = experiment.federation, experiment.mechanism
     name, where = mechanism.name, mechanism.noise_at
     if federation.client_sampling == "poisson" and where != "server":
-        raise ValueError(
-            f"federation.client_sampling = 'poisson' with mechanism.name = {name!r}: a round that asks nobody has no "
-            "noise; allowed is mechanism.name = 'central'"
+        raise InputError(
+            f"federation.client_sampling = 'poisson' with mechanism.name = {name!r}: a round that "
+            "asks nobody has no noise; allowed is mechanism.name = 'central'"
         )
     if where == "clients":
         return
@@ -49,13 +50,13 @@ def check_trust(experiment: "Experiment") -> None:
     ):
         if given != allowed:
             wanted = "unset" if allowed is None else repr(allowed).lower()
-            raise ValueError(
-                f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs {key} = {wanted} "
-                f"(given: {given!r})"
+            raise InputError(
+                f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs "
+                f"{key} = {wanted} (given: {given!r})"
             )
     mechanism.require_noise_at(*noise_places(experiment))
     some = mechanism.with_some_noise()
     if not some.noise_on_mean(1, some.bound) > 0:
-        raise ValueError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
+        raise InputError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
     if secure:
         mechanism.shared_by(federation.asked)

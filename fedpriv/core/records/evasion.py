@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.records.attacks import Interval
 from fedpriv.core.records.reading import Model, Record
 
@@ -51,7 +52,7 @@ class Attempt(Record):
         if self.count + self.rival > self.votes:
             raise ValueError(f"{self.count} and {self.rival} of {self.votes} votes")
         if self.distance > self.size * (1 + _ROUNDING) + _ROUNDING:
-            raise ValueError(f"distance = {self.distance:g} is above size = {self.size:g}")
+            raise InputError(key="distance", given=self.distance, allowed=f"above size = {self.size:g}")
         if self.broken and (self.right or not self.certified):
             raise ValueError("broken = true, where no certificate can be broken")
 

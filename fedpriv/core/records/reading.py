@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
         return kind.validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = first.get("ctx", {}).get("error", first["msg"])
         key = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{reason}") from None
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.records.attacks import Interval
 from fedpriv.core.records.reading import Model, Record
 
@@ -68,9 +69,10 @@ class Certificate(Record):
             raise ValueError(f"margins has no {missing[0]!r}")
         for weaker, stronger in _ORDER:
             if self.margins[weaker] > self.margins[stronger] + _TOLERANCE:
-                raise ValueError(
-                    f"margins.{weaker} = {self.margins[weaker]:g} is above margins.{stronger} = "
-                    f"{self.margins[stronger]:g}, which no votes give"
+                raise InputError(
+                    key=f"margins.{weaker}",
+                    given=self.margins[weaker],
+                    allowed=f"above margins.{stronger} = {self.margins[stronger]:g}, which no votes give",
                 )
 
     @property

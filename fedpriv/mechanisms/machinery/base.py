@@ -211,19 +211,19 @@ class BlockMechanism(Mechanism):
 def check_noise(name: str, value: float) -> None:
     """Raise ValueError unless a noise parameter (zero: no noise) is a finite number, at least 0."""
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} = {value} is not allowed: it is a finite number, at least 0")
+        raise InputError(key=name, given=value, allowed="it is a finite number, at least 0")
 
 
 def check_clip_norm(clip_norm: float) -> None:
     """Raise ValueError unless the bound of a gradient's norm is a finite number above 0."""
     if not (math.isfinite(clip_norm) and clip_norm > 0):
-        raise ValueError(f"clip_norm = {clip_norm} is not allowed: it is a finite number above 0")
+        raise InputError(key="clip_norm", given=clip_norm, allowed="it is a finite number above 0")
 
 
 def check_batch_size(batch_size: int) -> None:
     """Raise ValueError for a public batch size below 1."""
     if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size} is not allowed: it divides the sum, so it is at least 1")
+        raise InputError(key="batch_size", given=batch_size, allowed="it divides the sum, so it is at least 1")
 
 
 ClipNorm = Annotated[Real, Field(ge=1e-9, le=1e9)]
@@ -309,8 +309,11 @@ class MechanismSettings(Section):
         alike = {name: kind for name, kind in MECHANISMS.items() if kind.protects and kind.on_gradients}
         fitting = (name for name, kind in alike.items() if kind.noise_at in places)
         raise InputError(
-            f"mechanism.name = {self.name!r}: would leave without noise here, since "
-            f"{_ADDED_BY.get(self.noise_at, f'it is added at {self.noise_at!r}')}; allowed: {', '.join(fitting)}"
+            key="mechanism.name",
+            given=self.name,
+            allowed="would leave without noise here, since "
+            f"{_ADDED_BY.get(self.noise_at, f'it is added at {self.noise_at!r}')}; allowed: "
+            f"{', '.join(fitting)}",
         )
 
     @property
@@ -365,7 +368,7 @@ class MechanismSettings(Section):
             InputError: it is out of range.
             ValueError: the mechanism makes no noise.
         """
-        raise ValueError(f"mechanism.name = {self.name!r} makes no noise")
+        raise InputError(f"mechanism.name = {self.name!r} makes no noise")
 
     def with_noise(self, noise: float) -> Self:
         """Return these settings with the noise itself (sigma, scale, kappa) in place of any target.
@@ -373,7 +376,7 @@ class MechanismSettings(Section):
         Raises:
             ValueError: the mechanism makes no noise, or the number is out of range.
         """
-        raise ValueError(f"mechanism.name = {self.name!r} makes no noise")
+        raise InputError(f"mechanism.name = {self.name!r} makes no noise")
 
     def with_some_noise(self) -> Self:
         """Return these settings with an arbitrary amount of noise, to ask what does not depend on it."""
@@ -386,7 +389,7 @@ class MechanismSettings(Section):
         Raises:
             ValueError: there is none.
         """
-        raise ValueError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
+        raise InputError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
 
     def shared_by(self, clients: int) -> Self:
         """Return these settings as they are where so many clients are asked in a round.
@@ -412,7 +415,7 @@ class MechanismSettings(Section):
             ValueError: the noise is added to a sum, and the mechanism does not say how much.
         """
         if self.noise_at != "clients":
-            raise ValueError(f"mechanism.name = {self.name!r} does not say how much noise a sum gets (noise_on_mean)")
+            raise InputError(f"mechanism.name = {self.name!r} does not say how much noise a sum gets (noise_on_mean)")
         return 0.0
 
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
@@ -486,7 +489,7 @@ class NoisySettings(MechanismSettings):
         what = f"{'both ' if len(given) == 2 else ''}{enumerated(given, 'and')} are set" if given else "none is set"
         if "target_epsilon" in given:
             what += "; to stop clients when they reach a target, set federation.target_epsilon"
-        raise ValueError(f"{self.name} needs exactly one of {enumerated(keys, 'or')}; {what}")
+        raise InputError(f"{self.name} needs exactly one of {enumerated(keys, 'or')}; {what}")
 
     @property
     def calibrated_epsilon(self) -> float | None:
@@ -500,7 +503,7 @@ class NoisySettings(MechanismSettings):
             ValueError: a target is set.
         """
         if self.noise is None:
-            raise ValueError(f"{self.name} needs {self.parameter} itself, not an epsilon")
+            raise InputError(f"{self.name} needs {self.parameter} itself, not an epsilon")
         return self.noise
 
     @property
@@ -516,7 +519,7 @@ class NoisySettings(MechanismSettings):
     def nominal_noise(self) -> float:
         """Return what the mechanism's paper says for epsilon."""
         if self.epsilon is None:
-            raise ValueError(f"{self.name} has no nominal epsilon here")
+            raise InputError(f"{self.name} has no nominal epsilon here")
         return self.proof().nominal_noise(self.epsilon, self.delta, self.single_release)
 
     def with_noise(self, noise: float) -> Self:
@@ -556,5 +559,5 @@ def block_length(blocks: str) -> int | None:
         return None
     match = re.fullmatch(r"size:([1-9][0-9]*)", blocks)
     if not match:
-        raise ValueError(f"blocks = {blocks!r} is not allowed: whole, layer, or size:D with a whole number D above 0")
+        raise InputError(key="blocks", given=blocks, allowed="whole, layer, or size:D with a whole number D above 0")
     return int(match[1])

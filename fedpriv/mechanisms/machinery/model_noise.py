@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field
 from typing_extensions import TypeAliasType, override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Epsilon
 from fedpriv.mechanisms.machinery.base import MechanismSettings
 
@@ -49,7 +50,7 @@ class ModelNoiseSettings(MechanismSettings):
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
-        raise ValueError(f"mechanism.name = {self.name!r} is noise on a model and releases no gradients")
+        raise InputError(key="mechanism.name", given=self.name, allowed="noise on a model and releases no gradients")
 
     @abstractmethod
     def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:

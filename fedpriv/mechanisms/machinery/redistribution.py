@@ -99,7 +99,9 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
         for name, total in _absolute_totals(gradients).items():
             sensitivity[name] += total
     if not all(bool(torch.isfinite(value).all()) for value in sensitivity.values()):
-        raise InputError("mechanism.redistribution = 'public': the network's derivatives are NaN or infinite")
+        raise InputError(
+            key="mechanism.redistribution", given="public", allowed="the network's derivatives are NaN or infinite"
+        )
     largest = max(float(value.max()) for value in sensitivity.values())
     reference: Vector = {name: value.detach() for name, value in model.named_parameters() if name in sensitivity}
     if largest == 0:

@@ -92,7 +92,7 @@ class ModelSettings(Section):
 
     def refusal(self, why: str) -> InputError:
         """Return the error of a network that cannot be used."""
-        return InputError(f"model.name = {self.name!r}: {why}")
+        return InputError(key="model.name", given=self.name, allowed=why)
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings for digests and observations, the same ones as up to version 0.2."""
@@ -132,9 +132,9 @@ class TextModelSettings(ModelSettings):
     @model_validator(mode="after")
     def _has_a_rank(self) -> Self:
         if self.adapter and self.lora_rank is None:
-            raise ValueError("adapter is a file of adapters; lora_rank says that there are any")
+            raise InputError("adapter is a file of adapters; lora_rank says that there are any")
         if self.lora_layers and self.lora_rank is None:
-            raise ValueError("lora_layers says which layers get adapters; lora_rank says that there are any")
+            raise InputError("lora_layers says which layers get adapters; lora_rank says that there are any")
         return self
 
     @override

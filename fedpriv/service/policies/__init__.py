@@ -14,7 +14,7 @@ from typing_extensions import override
 from fedpriv.convex import softmax
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import POLICIES
-from fedpriv.core.settings import Epsilon, Positive, Real, Section, allowed_words
+from fedpriv.core.settings import Epsilon, Positive, Real, Section, wrong_value
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 from fedpriv.service.questions import Answers
 
@@ -163,9 +163,9 @@ class NoisyPolicy(AnswerPolicy):
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
         if (self.target_epsilon is None) == (self.noise is None):
-            raise ValueError(f"method = {self.name!r} needs either target_epsilon or noise")
+            raise InputError(f"method = {self.name!r} needs either target_epsilon or noise")
         if self.delta == 0 and self.law == "gaussian":
-            raise ValueError("normal noise proves nothing at delta = 0; use distribution = 'laplace'")
+            raise InputError("normal noise proves nothing at delta = 0; use distribution = 'laplace'")
         return self
 
     @property
@@ -195,7 +195,7 @@ class NoisyPolicy(AnswerPolicy):
         if self.noise is not None:
             return self.noise
         if self.target_epsilon is None:
-            raise ValueError("neither noise nor target_epsilon")
+            raise InputError("neither noise nor target_epsilon")
         return self.unit(facts) / calibrated_level(self.release(facts, answers, delta, 0.0), self.target_epsilon)
 
     @override
@@ -238,7 +238,7 @@ _FEATURES = r"^(pixels|pooled:[1-9][0-9]{0,3}|run:.+)$"
 
 def _known_features(features: str) -> str:
     if re.fullmatch(_FEATURES, features) is None:
-        raise ValueError("allowed are pixels, pooled:K with K from 1 to 9999, and run:DIR")
+        raise InputError("allowed are pixels, pooled:K with K from 1 to 9999, and run:DIR")
     return features
 
 
@@ -293,9 +293,9 @@ class VectorPolicy(DrawnPolicy, HeadPolicy):
     @model_validator(mode="after")
     def _is_drawn(self) -> Self:
         if self.distribution == "laplace" and not self.repeats_noise:
-            raise ValueError(
-                f"method = {self.name!r} with distribution = 'laplace' takes noise whose density falls with a vector's "
-                "length, which OpenDP does not draw; use randomness = 'seeded'"
+            raise InputError(
+                f"method = {self.name!r} with distribution = 'laplace' takes noise whose density falls "
+                "with a vector's length, which OpenDP does not draw; use randomness = 'seeded'"
             )
         return self
 
@@ -322,9 +322,7 @@ def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> Answer
     try:
         return kind.model_validate({**(settings or {}), **({kind.argument: argument} if colon else {})})
     except ValidationError as error:
-        first = error.errors()[0]
-        keys = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"answers {text!r}: {keys + ': ' if keys else ''}{allowed_words(first)}") from None
+        raise wrong_value(error.errors()[0]).replaced(where=f"answers {text!r}") from None
 
 
 def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:

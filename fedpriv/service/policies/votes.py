@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import POLICIES
 from fedpriv.core.settings import Count, Integer
 from fedpriv.service.policies import (
@@ -51,9 +52,10 @@ class NoisyVotes(HeadKeys, DrawnPolicy):
     @model_validator(mode="after")
     def _features_are_public(self) -> Self:
         if self.learnt:
-            raise ValueError(
-                f"features = {self.features!r} are for the one convex head of all data (model, logits, label, "
-                "label-confidence); voters take pixels or pooled:K, or are networks themselves (voters = 'network')"
+            raise InputError(
+                f"features = {self.features!r} are for the one convex head of all data (model, logits, "
+                "label, label-confidence); voters take pixels or pooled:K, or are networks themselves (voters "
+                "= 'network')"
             )
         return self
 
