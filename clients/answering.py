@@ -105,7 +105,7 @@ class Answering:
         shared = self._shared_secret(world)
         if run.origin is None:
             check_data(context, world.dataset.digest, shared)
-        if shared is not None or not world.experiment.changes_labels:
+        if shared is not None or not world.experiment.prepares_data:
             return world
         return _with_own_labels(*known, run, context.run_id, partition_of(context), own_secret(context, None))
 
@@ -122,7 +122,7 @@ def partition_of(context: Context) -> int:
 
 @lru_cache(maxsize=2)
 def _with_own_labels(text: str, name: str, run: _Run, run_id: int, client: int, own: Secret) -> World:
-    return _world(text, name, run, run_id).with_labels_changed([client], own)
+    return _world(text, name, run, run_id).prepared([client], own)
 
 
 @lru_cache(maxsize=2)

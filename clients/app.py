@@ -95,7 +95,7 @@ def _answer(
 def _trained_with(world: World, client: int) -> MetricRecord:
     """What a client says of itself, with how often it holds each class after labels were changed, if it tells that."""
     told = about(world, client)
-    if world.experiment.surveys_labels:
+    if world.experiment.counts_classes:
         told["labels"] = world.class_counts_of(world.dataset.y_train, client)
     return told
 

@@ -13,6 +13,7 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.plan import participants
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
@@ -25,7 +26,6 @@ from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
 from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
-from fedpriv.server.survey import record_survey
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 
@@ -181,7 +181,8 @@ class _Run:
             require_usable(replies, world.experiment.federation, number)
         if world.experiment.mechanism.noise_at == "server":
             replies = replace(replies, mean=noised_mean(world, number, replies.uploads))
-        record_survey(world, self.folder, replies.uploads)
+        if (preparation := preparation_of(world.experiment)) is not None:
+            preparation.record(world, self.folder, replies.uploads)
         honest = [upload for upload in replies.uploads if upload.client not in deceived]
         stolen = [upload for upload in replies.uploads if upload.client in deceived]
         record_heard(world, self.folder, number, before, honest, replies.mean)

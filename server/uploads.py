@@ -79,7 +79,7 @@ def allowed_upload(world: World, client: int) -> Allowed:
 
 def told_classes(world: World) -> int | None:
     """Of how many classes clients say how often they hold each; ``None``: they say nothing."""
-    return world.dataset.classes if world.experiment.surveys_labels else None
+    return world.dataset.classes if world.experiment.counts_classes else None
 
 
 def _honest_norm(world: World, plan: Plan) -> float:

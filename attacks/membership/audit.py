@@ -21,10 +21,10 @@ from fedpriv.attacks.membership.scores import score_membership
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.core.errors import InputError
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import EpsilonBound, MembershipAttack
 from fedpriv.core.world import World
-from fedpriv.data.labels import changed_labels
 from fedpriv.gradients import Vector
 
 # Enough for RMIA's shares of the population to be told apart to a thousandth.
@@ -74,10 +74,10 @@ def build_pool(world: World) -> Pool:
 
 
 def _outsiders_labels(world: World) -> Tensor:
-    labels, response = world.dataset.y_test, world.response
-    if response is None:
+    labels, preparation = world.dataset.y_test, preparation_of(world.experiment)
+    if preparation is None:
         return labels
-    return changed_labels(labels, response, Secret.of_seed(world.experiment.seed).stream("labels of outsiders"))
+    return preparation.changed(world, labels, Secret.of_seed(world.experiment.seed).stream("labels of outsiders"))
 
 
 def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:

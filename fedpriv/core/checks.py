@@ -7,6 +7,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import refuse_mixed_examples
@@ -27,6 +28,8 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     _refuse_few_test_examples(experiment, dataset)
     if dataset.is_next:
         _refuse_labels(experiment)
+    if (preparation := preparation_of(experiment)) is not None:
+        preparation.check_data(experiment, dataset)
     algorithm_of(experiment).check_network(experiment, dataset, model)
     if experiment.mechanism.protects:
         _refuse_coupled(experiment, model)
@@ -44,9 +47,8 @@ def _refuse_few_test_examples(experiment: Experiment, dataset: Dataset) -> None:
 
 def _refuse_labels(experiment: Experiment) -> None:
     """Refuse what is about labels, where each token has the next one as its own."""
-    for key in ("groups", "label_epsilon"):
-        if getattr(experiment.data, key) is not None:
-            raise InputError(f"data.{key} is about labels of whole examples, and the next token is predicted")
+    if experiment.data.groups is not None:
+        raise InputError("data.groups is about labels of whole examples, and the next token is predicted")
     if experiment.data.partition in ("dirichlet", "shards"):
         raise InputError(
             f"data.partition = {experiment.data.partition!r} sorts by labels, and the next token is predicted; use iid "

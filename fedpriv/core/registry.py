@@ -210,4 +210,8 @@ PROBES = Registry(
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
 ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
 FILES = Registry("kind of files", "settings", "fedpriv.files", "fedpriv.core.config.file:FileKind")
+KEYS = Registry("added keys", "settings", "fedpriv.keys", "fedpriv.core.sections:AddedKeys")
+PREPARATIONS = Registry(
+    "preparation of data", "preparation", "fedpriv.preparations", "fedpriv.core.preparation:Preparation"
+)
 SECTIONS = Registry("section of experiments", "settings", "fedpriv.sections", "fedpriv.core.sections:ExperimentSection")

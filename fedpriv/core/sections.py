@@ -1,12 +1,12 @@
 """Sections of an experiment that capabilities add: settings.py in a capability's folder registers its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic.fields import FieldInfo
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import SECTIONS
+from fedpriv.core.registry import KEYS, SECTIONS
 from fedpriv.core.settings import Section, absent
 
 if TYPE_CHECKING:
@@ -54,6 +54,29 @@ class ExperimentSection(Section):
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide what clients release; empty: none does."""
         return self.model_dump(mode="json")
+
+
+class AddedKeys:
+    """Keys that a capability adds to sections of the core.
+
+    Attributes:
+        name: of the capability.
+        sections: section -> a class that has the keys; :class:`fedpriv.core.settings.After` says where they stand.
+    """
+
+    name: ClassVar[str]
+    sections: ClassVar[Mapping[str, type[Section]]]
+
+
+def added_keys(section: str) -> Iterator[tuple[type[Section], str, FieldInfo]]:
+    """Return for each key that is added to a section of the core who adds it, the key and its field."""
+    for added in (kind.sections[section] for kind in KEYS.values() if section in kind.sections):
+        yield from ((added, key, field) for key, field in added.model_fields.items())
+
+
+def added_value(section: Section, key: str) -> Any:
+    """Return the value of a key that was added to a section."""
+    return getattr(section, key)
 
 
 def section_fields() -> Iterator[tuple[type[ExperimentSection], str, FieldInfo]]:

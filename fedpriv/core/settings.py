@@ -203,6 +203,13 @@ class Choice(Generic[Chosen]):
         return self.open_name if self.open_name and isinstance(name, str) and ":" in name else name
 
 
+class After:
+    """Marks a field that a capability adds to a section: behind which key it stands in a file."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
 class Extensible(Section):
     """A section that has further keys from registered things, which are imported when settings are first read."""
 
@@ -233,6 +240,10 @@ class Extensible(Section):
         """With the further keys: from here on they are fields like the others."""
         for key, field in cls.further().items():
             cls.model_fields.setdefault(key, field)
+        for key, field in list(cls.model_fields.items()):
+            before = next((mark.key for mark in field.metadata if isinstance(mark, After)), None)
+            if before is not None:
+                _put_after(cls.model_fields, key, before)
         return handler(source)
 
 
@@ -251,6 +262,15 @@ def wrong_key(detail: ErrorDetails, key: str) -> InputError:
     words = allowed_words(detail)
     given = ... if detail["type"] == "missing" else detail["input"]
     return InputError(key=key, given=given, allowed=f"{words[0].lower()}{words[1:]}")
+
+
+def _put_after(fields: dict[str, FieldInfo], key: str, before: str) -> None:
+    """Move a key behind another one."""
+    order = [each for each in fields if each != key]
+    order.insert(order.index(before) + 1, key)
+    known = dict(fields)
+    fields.clear()
+    fields.update({each: known[each] for each in order})
 
 
 def allowed_words(detail: ErrorDetails) -> str:

@@ -22,10 +22,10 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.network import network_of, precision_of, redistribution_of, smoothing_of
 from fedpriv.core.plan import Plan, Plans, kinds_of
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
 from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
-from fedpriv.data.labels import changed_labels
 from fedpriv.data.partition import Shares, partition_indices
 from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
@@ -131,25 +131,20 @@ class World:
         return self.dataset.y_train if self.unchanged is None else self.unchanged
 
     @property
-    def response(self) -> Response | None:
-        """How clients change their labels; ``None``: they do not."""
-        epsilon = self.experiment.data.label_epsilon
-        return None if epsilon is None else Response(epsilon, self.dataset.classes)
-
-    @property
     def corrected(self) -> Response | None:
         """What the training loss corrects for; ``None``: it takes labels as they are."""
-        return self.response if self.experiment.training.label_correction == "forward" else None
+        preparation = preparation_of(self.experiment)
+        return None if preparation is None else preparation.correction(self)
 
-    def with_labels_changed(self, clients: Iterable[int], secret: Secret) -> "World":
+    def prepared(self, clients: Iterable[int], secret: Secret) -> "World":
         """Return the world in which these clients' labels are changed, each by its own stream of the secret."""
-        response = self.response
-        if response is None:
+        preparation = preparation_of(self.experiment)
+        if preparation is None:
             return self
         labels = self.dataset.y_train.clone()
         for client in clients:
-            rows = torch.from_numpy(self.partitions[client])
-            labels[rows] = changed_labels(self.true_labels[rows], response, secret.stream("labels", client))
+            rows, noise = torch.from_numpy(self.partitions[client]), secret.stream(preparation.name, client)
+            labels[rows] = preparation.changed(self, self.true_labels[rows], noise)
         return replace(self, dataset=replace(self.dataset, y_train=labels), unchanged=self.true_labels)
 
     def received(self, client: int, before: State) -> bytes:
@@ -310,7 +305,7 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     secret = secret or Secret.of_seed(experiment.seed)
     smoothing = smoothing_of(experiment, dataset, model)
     world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
-    return world.with_labels_changed(range(clients), secret)
+    return world.prepared(range(clients), secret)
 
 
 def _numbers(state: State) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Deployed
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
@@ -42,9 +43,10 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
             "mechanism.name = 'central' runs inline and on Ray; deployments have no server's secret yet. 'distributed' "
             "needs none"
         )
-    if experiment.adversary.attacks and experiment.changes_labels and experiment.keeps_secret:
+    preparation = preparation_of(experiment)
+    if experiment.adversary.attacks and preparation is not None and experiment.keeps_secret:
         raise InputError(
-            "data.label_epsilon with adversary.attacks on a deployment: clients change labels by secrets of their own, "
+            f"{preparation.key} with adversary.attacks on a deployment: clients change labels by secrets of their own, "
             "and nobody could say what was trained with; set adversary.attacks = [] or noise = 'reproducible'"
         )
     folder = DeploymentFolder(path)

@@ -1,29 +1,16 @@
-"""Labels that clients changed: what is proven about them, what the referee measures, and both in words."""
+"""Labels that clients changed: what the referee measures, and the result in words."""
 
 import numpy as np
 import torch
 
-from fedpriv.accounting.response import Response, label_guarantee, most_told
+from fedpriv.accounting.response import Response, most_told
+from fedpriv.algorithms.labels.client import response_of
+from fedpriv.algorithms.labels.server import survey_of
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.records import Guarantee, LabelsTold, LabelSurvey
+from fedpriv.core.preparation import preparation_of
+from fedpriv.core.records import LabelsTold, LabelSurvey
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.server.survey import survey_of
-
-
-def label_line(world: World) -> Guarantee | None:
-    """Return the ledger's line about labels; ``None`` where clients use them as they are."""
-    if world.response is None:
-        return None
-    notes = [
-        "About labels alone. An image often shows its class: whoever has the image, from its owner or from an upload "
-        "that nothing else protects, needs no label.",
-        "It stands beside the mechanism's claim and is never added to it: changing labels before training keeps "
-        "neighbouring data sets neighbours.",
-    ]
-    if world.experiment.noise == "reproducible":
-        notes.append("noise = 'reproducible': whoever guesses the seed knows which labels were changed.")
-    return label_guarantee(world.response, notes)
 
 
 def with_referee(world: World, folder: RunFolder) -> LabelSurvey | None:
@@ -31,12 +18,12 @@ def with_referee(world: World, folder: RunFolder) -> LabelSurvey | None:
 
     In a deployment only clients know what their labels became, unless that follows from the seed.
     """
-    if world.response is None:
+    if preparation_of(world.experiment) is None:
         return None
-    survey = folder.labels() or survey_of(world.response, {})
+    survey = folder.labels() or survey_of(response_of(world), {})
     if folder.is_deployed and world.experiment.keeps_secret:
         return survey
-    return survey.model_copy(update={"told": _told(world, world.response)})
+    return survey.model_copy(update={"told": _told(world, response_of(world))})
 
 
 def _told(world: World, response: Response) -> LabelsTold:

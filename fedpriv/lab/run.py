@@ -17,6 +17,7 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import locked, stopped, writing
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import (
@@ -34,7 +35,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.lab.attack_stage import attack_observations, planned_attacks
-from fedpriv.lab.labels import label_line, with_referee
+from fedpriv.lab.labels import with_referee
 from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
@@ -213,7 +214,9 @@ def _close(
     experiment = world.experiment
     # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
     check_complete(folder, experiment.federation.rounds)
-    ledger = replace(algorithm_of(experiment).ledger(world, folder), labels=label_line(world))
+    preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
+    if preparation is not None:
+        ledger = replace(ledger, labels=preparation.claim(world))
     labels = with_referee(world, folder)
     if labels is not None:
         folder.write_labels(labels)

@@ -341,7 +341,7 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if PateConfig.of(experiment) is not None:
         return [_votes_proof(experiment, worst)]
     if not experiment.mechanism.protects:
-        what = "is proven of whole examples" if experiment.changes_labels else "is proven"
+        what = "is proven of whole examples" if experiment.prepares_data else "is proven"
         return [f"No mechanism, so no privacy {what}."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"

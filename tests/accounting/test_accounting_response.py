@@ -10,9 +10,9 @@ from mpmath import mp
 from scipy import stats
 
 from fedpriv.accounting.response import Response, coin_response, kept_response, label_guarantee, most_told
+from fedpriv.algorithms.labels.client import changed_labels
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
-from fedpriv.data.labels import changed_labels
 from tests.cases import in_one_test
 
 ALARM = 1e-6

@@ -11,12 +11,14 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
 from fedpriv.accounting.response import Response
+from fedpriv.algorithms.labels.server import survey_of
 from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.clients.answering import Answering
 from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import LabelsTold
@@ -26,7 +28,6 @@ from fedpriv.lab import attack_run, resume_run, start_run
 from fedpriv.lab.labels import label_sentences
 from fedpriv.lab.victims import targets, truth
 from fedpriv.report import load_view, render_page
-from fedpriv.server.survey import survey_of
 from tests.integration.small import experiment, left_behind
 
 
@@ -64,7 +65,7 @@ def test_labels_are_changed_once_by_each_clients_own_stream(finished: Path) -> N
 
 def test_without_the_key_nothing_is_another() -> None:
     plain = build_world(experiment())
-    assert plain.response is None
+    assert preparation_of(plain.experiment) is None
     assert plain.true_labels is plain.dataset.y_train
     assert "label" not in json.dumps(plain.experiment.decisive())
     assert "label_" not in plain.experiment.to_toml()

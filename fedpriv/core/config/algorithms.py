@@ -1,4 +1,4 @@
-"""What algorithms, their sections and changed labels cannot be combined with.
+"""What algorithms, sections and preparations of data cannot be combined with.
 
 Each check raises a ValueError that says what was given and what is allowed.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.algorithm import Algorithm, algorithm_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import ALGORITHMS
+from fedpriv.core.registry import ALGORITHMS, PREPARATIONS
 from fedpriv.core.sections import given_sections
 from fedpriv.core.settings import enumerated
 
@@ -59,14 +59,7 @@ def _check_mechanism(experiment: "Experiment", algorithm: Algorithm) -> None:
     )
 
 
-def check_labels(experiment: "Experiment") -> None:
-    """Refuse the correction for changed labels where none are changed, or no loss is trained that knows it."""
-    if experiment.training.label_correction == "none":
-        return
-    correction = "training.label_correction = 'forward'"
-    if experiment.data.label_epsilon is None:
-        raise InputError(f"{correction} corrects for labels that clients change: set data.label_epsilon, too")
-    if not algorithm_of(experiment).trains_in_steps:
-        raise InputError(f"{correction} is for fedsgd and fedavg, not for {experiment.federation.algorithm!r}")
-    if experiment.adversary.attacks:
-        raise InputError(f"{correction}: attacks on gradients are for the cross entropy; set adversary.attacks = []")
+def check_preparations(experiment: "Experiment") -> None:
+    """Refuse what goes with no preparation of data, or not with this one."""
+    for kind in PREPARATIONS.values():
+        kind().conflicts(experiment)

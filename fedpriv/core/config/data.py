@@ -1,20 +1,22 @@
 """The section [data] of an experiment: which data, where they lie, and how clients share them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
+from typing_extensions import override
 
 from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.core.registry import DATASETS
-from fedpriv.core.settings import Count, Groups, Integer, Positive, Real, Registered, Section, absent
+from fedpriv.core.sections import added_keys
+from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Registered, absent
 
 
-class DataConfig(Section):
+class DataConfig(Extensible):
     """Which data, where they lie, and how clients share them."""
 
     name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
@@ -27,11 +29,6 @@ class DataConfig(Section):
     train_examples: Count | None = Field(None, description="use only this many training examples, drawn by the seed")
     groups: Groups | None = Field(
         None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
-    )
-    label_epsilon: Annotated[Real, Field(ge=LEAST_LABEL_EPSILON, le=MOST_LABEL_EPSILON)] | None = Field(
-        None,
-        description="each client changes its labels once, before anything else, by randomised response: pure epsilon "
-        "of each label, against everybody; unset: labels are used as they are",
     )
     partition: Literal["iid", "dirichlet", "shards", "overlapping", "key"] = Field(
         "iid",
@@ -67,6 +64,12 @@ class DataConfig(Section):
             return tree
         return {**tree, "text": {}} if tree.get("text") is None else tree
 
+    @classmethod
+    @override
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """Keys of capabilities."""
+        yield from added_keys("data")
+
     @property
     def is_text(self) -> bool:
         """Whether these are texts."""
@@ -89,8 +92,6 @@ class DataConfig(Section):
             raise InputError(f"partition = {self.partition!r} {wanted}")
         if self.overlaps and self.canaries is not None:
             raise InputError("canaries with partition = 'overlapping': others hold copies of one client's canary")
-        if self.overlaps and self.label_epsilon is not None:
-            raise InputError("label_epsilon with partition = 'overlapping': each copy's label would be changed anew")
         if self.overlaps and self.bounds_epsilon:
             raise InputError(
                 "table.bounds_epsilon with partition = 'overlapping': the estimate counts a row once, "

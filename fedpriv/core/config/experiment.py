@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from typing_extensions import override
 
 from fedpriv.core.algorithm import algorithm_of
-from fedpriv.core.config.algorithms import check_algorithm, check_labels, with_own_section
+from fedpriv.core.config.algorithms import check_algorithm, check_preparations, with_own_section
 from fedpriv.core.config.data import DataConfig
 from fedpriv.core.config.sections import (
     SUM_LISTENERS,
@@ -26,8 +26,9 @@ from fedpriv.core.config.sections import (
 from fedpriv.core.config.texts import check_texts, without_attacks
 from fedpriv.core.config.trust import check_trust, with_usual_sums
 from fedpriv.core.errors import InputError
+from fedpriv.core.preparation import preparation_of
 from fedpriv.core.registry import SECTIONS
-from fedpriv.core.sections import ExperimentSection, given_sections, section_fields
+from fedpriv.core.sections import ExperimentSection, added_keys, given_sections, section_fields
 from fedpriv.core.settings import Extensible, Integer
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 from fedpriv.models import MODEL, ModelSettings, model_settings
@@ -104,7 +105,7 @@ class Experiment(Extensible):
     def _algorithm_fits(self) -> Self:
         check_texts(self)
         check_algorithm(self)
-        check_labels(self)
+        check_preparations(self)
         check_trust(self)
         return self
 
@@ -218,17 +219,17 @@ class Experiment(Extensible):
         return self
 
     @property
-    def changes_labels(self) -> bool:
+    def prepares_data(self) -> bool:
         """Whether clients change their labels before anything else."""
-        return self.data.label_epsilon is not None
+        return preparation_of(self) is not None
 
     @property
-    def surveys_labels(self) -> bool:
-        """Whether clients tell how often they hold each changed label.
+    def counts_classes(self) -> bool:
+        """Whether clients say how often they hold each changed label.
 
-        Not behind a mechanism: its claim is about whole examples, and counts would be a second release of them.
+        Not with a mechanism: its claim is about whole examples, and counts would be a second release of them.
         """
-        return self.changes_labels and not self.protects
+        return self.prepares_data and not self.protects
 
     @property
     def protects(self) -> bool:
@@ -243,12 +244,12 @@ class Experiment(Extensible):
     @property
     def draws_noise(self) -> bool:
         """Whether what leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
-        return self.protects or self.changes_labels
+        return self.protects or self.prepares_data
 
     @property
     def rests_on_secret(self) -> bool:
         """Whether what clients train with follows from a secret: who is in a batch, or what its label is."""
-        return self.hides_batches or (self.keeps_secret and self.changes_labels)
+        return self.hides_batches or (self.keeps_secret and self.prepares_data)
 
     @property
     def hides_batches(self) -> bool:
@@ -285,8 +286,9 @@ class Experiment(Extensible):
         if self.data.groups is None:
             del tree["data"]["groups"]
         tree["training"] = {key: value for key, value in tree["training"].items() if not _is_usual_loss(key, value)}
-        if not self.changes_labels:
-            del tree["data"]["label_epsilon"]
+        for _, key, field in added_keys("data"):
+            if tree["data"][key] == field.default:
+                del tree["data"][key]
         sections = {name: section.decisive() for name, section in given_sections(self).items()}
         decisive = {name: keys for name, keys in sections.items() if keys}
         return {**tree, "model": self.model.decisive(), **decisive}

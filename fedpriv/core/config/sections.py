@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS, ATTACKS, RULES
+from fedpriv.core.sections import added_keys
 from fedpriv.core.settings import (
     Count,
     Epsilon,
@@ -146,7 +147,7 @@ class FederationConfig(Extensible):
         return max(self.min_clients, int(self.rule.needed))
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Extensible):
     """Local training."""
 
     batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson)")
@@ -168,14 +169,11 @@ class TrainingConfig(Section):
         0.0, description="lambda, of lambda/2 |W|^2 in the objective, over all parameters"
     )
 
-    label_correction: Literal["none", "forward"] = Field(
-        "none",
-        # Settings that correct no labels have the bytes that they had before labels were changed.
-        exclude_if=lambda value: value == "none",
-        description="with data.label_epsilon. forward: the loss is of the changed label, whose probability follows "
-        "from the model's and from how labels are changed (Patrini et al. 2017); none: the changed label is taken for "
-        "the true one",
-    )
+    @classmethod
+    @override
+    def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
+        """Keys of capabilities."""
+        yield from added_keys("training")
 
     @property
     def tilt(self) -> float | None:

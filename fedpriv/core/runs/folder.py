@@ -174,7 +174,7 @@ class RunFolder(Findings):
         """
         if not experiment.rests_on_secret:
             return None
-        if experiment.changes_labels and self.is_deployed:
+        if experiment.prepares_data and self.is_deployed:
             raise InputError(
                 f"{self.path}: the clients of this deployment changed their labels by secrets of their own, so that "
                 "nobody else can build what they trained with; run it inline, or with noise = 'reproducible'"

@@ -4,7 +4,17 @@ import torch
 from torch import Tensor
 
 from fedpriv.accounting.response import Response
+from fedpriv.algorithms.labels.settings import LabelSettings
 from fedpriv.core.randomness import NoiseStream
+from fedpriv.core.world import World
+
+
+def response_of(world: World) -> Response:
+    """Return how clients change their labels."""
+    epsilon = LabelSettings.of(world.experiment).epsilon
+    if epsilon is None:
+        raise ValueError("clients use labels as they are")
+    return Response(epsilon, world.dataset.classes)
 
 
 def changed_labels(labels: Tensor, response: Response, noise: NoiseStream) -> Tensor:

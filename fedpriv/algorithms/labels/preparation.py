@@ -1,0 +1,84 @@
+"""Changed labels as a preparation of clients' data."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from fedpriv.algorithms.labels.settings import LabelSettings
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.preparation import Preparation
+from fedpriv.core.registry import PREPARATIONS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.accounting.response import Response
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.randomness import NoiseStream
+    from fedpriv.core.records import Guarantee
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.world import World
+    from fedpriv.data.datasets import Dataset
+    from fedpriv.server.uploads import Upload
+
+
+@PREPARATIONS.register
+class ChangedLabels(Preparation):
+    """Randomised response of each label."""
+
+    name: ClassVar[str] = "labels"
+    key: ClassVar[str] = "data.label_epsilon"
+
+    @override
+    def is_asked_for(self, experiment: "Experiment") -> bool:
+        return LabelSettings.of(experiment).epsilon is not None
+
+    @override
+    def conflicts(self, experiment: "Experiment") -> None:
+        given = LabelSettings.of(experiment)
+        if given.epsilon is not None and experiment.data.overlaps:
+            raise InputError(
+                "data.label_epsilon with partition = 'overlapping': each copy's label would be changed anew"
+            )
+        if not given.corrected:
+            return
+        correction = "training.label_correction = 'forward'"
+        if given.epsilon is None:
+            raise InputError(f"{correction} corrects for labels that clients change: set data.label_epsilon, too")
+        if not algorithm_of(experiment).trains_in_steps:
+            raise InputError(f"{correction} is for fedsgd and fedavg, not for {experiment.federation.algorithm!r}")
+        if experiment.adversary.attacks:
+            raise InputError(
+                f"{correction}: attacks on gradients are for the cross entropy; set adversary.attacks = []"
+            )
+
+    @override
+    def check_data(self, experiment: "Experiment", dataset: "Dataset") -> None:
+        if dataset.is_next:
+            raise InputError("data.label_epsilon is about labels of whole examples, and the next token is predicted")
+
+    @override
+    def changed(self, world: "World", labels: "Tensor", noise: "NoiseStream") -> "Tensor":
+        from fedpriv.algorithms.labels.client import changed_labels, response_of
+
+        return changed_labels(labels, response_of(world), noise)
+
+    @override
+    def correction(self, world: "World") -> "Response | None":
+        from fedpriv.algorithms.labels.client import response_of
+
+        return response_of(world) if LabelSettings.of(world.experiment).corrected else None
+
+    @override
+    def claim(self, world: "World") -> "Guarantee":
+        from fedpriv.algorithms.labels.ledger import label_claim
+
+        return label_claim(world)
+
+    @override
+    def record(self, world: "World", folder: "RunFolder", uploads: "Sequence[Upload]") -> None:
+        from fedpriv.algorithms.labels.server import record_survey
+
+        record_survey(world, folder, uploads)
