@@ -30,7 +30,7 @@ from fedpriv.lab.service import open_service
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
-from fedpriv.sweep.file import plain_settings, refuse_trials
+from fedpriv.sweep.file import Refused, refuse_trials
 from fedpriv.sweep.record import failed_record
 
 _POLL_SECONDS = 0.5
@@ -55,15 +55,13 @@ class TrialTask:
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:
     """Build data, network and plans of every kind of trial, with any noise and seed, and return what misleads."""
-    refused: dict[str, list[str]] = {}
+    refused: dict[str, list[Refused]] = {}
     warnings: dict[str, None] = {}
     for experiment, trials in kinds_of(sweep.trials).items():
         try:
             warnings |= dict.fromkeys(_check(experiment, trials, audited=sweep.audit is not None))
         except InputError as error:
-            refused.setdefault(str(error), []).extend(
-                f"{trial.number} ({plain_settings(trial.settings)})" for trial in trials
-            )
+            refused.setdefault(str(error), []).extend((trial.number, trial.settings) for trial in trials)
     refuse_trials(refused, len(sweep.trials), sweep.source)
     return tuple(warnings)
 

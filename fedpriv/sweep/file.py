@@ -303,24 +303,28 @@ def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
 # ---- trials ----------------------------------------------------------------------------------------------------------
 
 
+Refused = tuple[int, Mapping[str, Any]]
+"""The number and the settings of a trial that cannot run."""
+
+
 def _trials(
     base: Mapping[str, Any], axes: Mapping[str, tuple[Values, ...]], seeds: Sequence[int], source: str
 ) -> tuple[Trial, ...]:
     """Every trial; the seeds vary slowest, so that a sweep that is cut off has each setting once."""
-    refused: dict[str, list[str]] = {}
+    refused: dict[str, list[Refused]] = {}
     trials = []
     for number, (seed, positions) in enumerate(itertools.product(seeds, itertools.product(*axes.values())), 1):
         settings = {".".join(keys): value for position in positions for keys, value in position}
         try:
             trials.append(Trial(number, MappingProxyType(settings), seed, _experiment(base, positions, seed, source)))
         except InputError as error:
-            refused.setdefault(str(error.replaced(where="")), []).append(f"{number} ({plain_settings(settings)})")
+            refused.setdefault(str(error.replaced(where="")), []).append((number, settings))
     total = len(trials) + sum(len(who) for who in refused.values())
     refuse_trials(refused, total, source)
     return tuple(trials)
 
 
-def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str) -> None:
+def refuse_trials(refused: Mapping[str, Sequence[Refused]], total: int, source: str) -> None:
     """Raise one line that says how many trials cannot run, and which, by the first reasons."""
     if not refused:
         return
@@ -332,10 +336,11 @@ def refuse_trials(refused: Mapping[str, Sequence[str]], total: int, source: str)
     raise InputError(f"{source}: {count} {verb} {total} cannot run, so none was started: {'; '.join(parts)}")
 
 
-def _listed(trials: Sequence[str]) -> str:
+def _listed(trials: Sequence[Refused]) -> str:
     """The first trials with their settings, the others by number."""
-    rest = _ranges([int(trial.split(" ")[0]) for trial in trials[_NAMED:]])
-    return ", ".join(trials[:_NAMED]) + (f", and {rest}" if rest else "")
+    first = ", ".join(f"{number} ({plain_settings(settings)})" for number, settings in trials[:_NAMED])
+    rest = _ranges([number for number, _ in trials[_NAMED:]])
+    return first + (f", and {rest}" if rest else "")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

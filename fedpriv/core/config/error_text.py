@@ -18,8 +18,6 @@ from fedpriv.models import MODEL
 
 Section = TypeVar("Section", bound=BaseModel)
 
-_MEAN = "did you mean "
-
 
 def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:
     """Make settings of one kind from nested tables.
@@ -55,8 +53,8 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
         case "extra_forbidden":
             name = key.rpartition(".")[2]
             head = key.removesuffix(name)
-            close = _other(name, section) or suggestion(name, list(section.model_fields))
-            return InputError(f"unknown key {key}{close.replace(_MEAN, _MEAN + head)}")
+            close = _other(name, section, head) or suggestion(name, list(section.model_fields), section=head)
+            return InputError(f"unknown key {key}{close}")
         case "union_tag_invalid":
             tag = str(detail.get("ctx", {}).get("tag"))
             return _none_of(place.names, f"{key}.name", tag)
@@ -132,8 +130,8 @@ def _literals(annotation: Any) -> tuple[str, ...]:
     return tuple(name for part in get_args(annotation) for name in _literals(part))
 
 
-def _other(key: str, section: type[BaseModel]) -> str:
-    """Whose key it is, where another mechanism or network has it."""
+def _other(key: str, section: type[BaseModel], head: str) -> str:
+    """Whose key it is, where another mechanism or network has it; ``head``: the section's name with a dot."""
     kinds = next((choice.registry for choice in (MECHANISM, MODEL) if section in choice.registry.values()), None)
     if kinds is None:
         return ""
@@ -149,5 +147,5 @@ def _other(key: str, section: type[BaseModel]) -> str:
     quoted = [f'"{owner}"' for owner in owners]
     who = f"{enumerated(quoted, 'and')} read it, but" if len(quoted) > 1 else f"{quoted[0]} reads it, but"
     if meant != key:
-        return f'; did you mean {meant}? {who} "{name}" reads {known}'
+        return f'; did you mean {head}{meant}? {who} "{name}" reads {known}'
     return f': {who} "{name}" reads {known}; leave it out'
