@@ -9,7 +9,7 @@ truth, which its caller rebuilds; nothing flows from the referee back into an at
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.own_model.attack import AttackWarning, reconstruct
+    from fedpriv.attacks.own_model import AttackWarning, reconstruct
     from fedpriv.attacks.reconstruction.results import Reconstruction
 
 __all__ = ["AttackWarning", "Reconstruction", "reconstruct"]
@@ -19,6 +19,6 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is: settings are in this package, too, and are read without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedpriv.attacks.own_model import attack
+    from fedpriv.attacks import own_model
 
-    return getattr(attack, name)
+    return getattr(own_model, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.accounting.advantage import membership_auc
+from fedpriv.accounting.ceiling import membership_auc
 from fedpriv.cli.probe import _answers_words, _sentences
 from fedpriv.core.records import (
     Evasion,

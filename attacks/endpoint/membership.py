@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.advantage import membership_advantage, membership_auc
+from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.endpoint.equations import rounding_unit
 from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, probabilities
 from fedpriv.attacks.membership.attacks import ATTACKS

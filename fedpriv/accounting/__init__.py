@@ -5,16 +5,18 @@ bounds: where several theorems apply the smallest is reported with its name, whe
 """
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
-from fedpriv.accounting.calibration import OutOfReachError, calibrate, nominal_noise
-from fedpriv.accounting.ceiling import ceilings
-from fedpriv.accounting.comparison import (
+from fedpriv.accounting.calibration import (
     Comparison,
     Contender,
+    OutOfReachError,
     Point,
+    calibrate,
     compare_mechanisms,
     equal_blocks,
     noise_to_signal,
+    nominal_noise,
 )
+from fedpriv.accounting.ceiling import ceilings
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,

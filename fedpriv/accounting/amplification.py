@@ -2,7 +2,7 @@
 
 Fixed-size sampling (B of n examples without replacement, q = B / n): any mechanism, neighbours differ in one example
 (replace-one). Poisson sampling: the Gaussian mechanism, here under zero-out (under replace-one see
-:mod:`fedpriv.accounting.poisson_gaussian`); other mechanisms as if it were seen who took part. Shuffled passes:
+:mod:`fedpriv.accounting.pairs`); other mechanisms as if it were seen who took part. Shuffled passes:
 nothing.
 """
 

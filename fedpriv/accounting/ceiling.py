@@ -264,3 +264,22 @@ def _deltas(law: LossDistribution, epsilons: Array) -> Array:
 
 def _rate(release: Release) -> float:
     return float(release.rate) if release.sampling in ("fixed", "poisson") else 1.0
+
+
+def membership_advantage(epsilon: float, delta: float) -> float:
+    """Return what true minus false positive rate is at most: (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)."""
+    _check(epsilon, delta)
+    return float(1 - 2 * (1 - delta) * scipy.special.expit(-epsilon))
+
+
+def membership_auc(epsilon: float, delta: float) -> float:
+    """Return what the area under the curve is at most: (e^epsilon + delta) / (1 + e^epsilon)."""
+    _check(epsilon, delta)
+    return float(1 - (1 - delta) * scipy.special.expit(-epsilon))
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if not epsilon >= 0:
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
+    if not 0 <= delta <= 1:
+        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
 from fedpriv.attacks.observation import OTHERS, Observation, list_observations, read_observation
-from fedpriv.attacks.own_model.attack import reconstruct
+from fedpriv.attacks.own_model import reconstruct
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth

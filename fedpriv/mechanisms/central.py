@@ -48,7 +48,7 @@ class CentralSettings(GaussianFamily):
     @classmethod
     @override
     def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.central_proof import CentralProof
+        from fedpriv.accounting.gaussian_proof import CentralProof
 
         return CentralProof
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedpriv.accounting.advantage import membership_advantage, membership_auc
+from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 

@@ -21,8 +21,7 @@ from fedpriv.accounting import (
     running_epsilon,
 )
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import GaussianPair, SampledPair
-from fedpriv.accounting.poisson_gaussian import PoissonGaussianPair, poisson_replaced_rdp
+from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, SampledPair, poisson_replaced_rdp
 from tests.cases import in_one_test
 
 SIGMAS, RATES = (0.3, 1.0, 20.0), (1e-4, 0.01, 0.5, 1 - 1e-6)

@@ -546,7 +546,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "noise elsewhere": ({"mechanism": {"name": "central", "sigma": 1.0}}, "'central': would leave without noise here"),
     "shares": ({"mechanism": {"name": "hgm", "sigma": 1.0}}, "needs the redistribution"),
     **{
-        f"{name} {value!r}": ({name: value}, f"{name} = {value!r}: ")
+        f"{name} {value!r}": ({name: value}, f"{name} = {'true' if value is True else repr(value)}: ")
         for name, values in {
             "upload": [None, 3, "ab"],
             "parameters": [3],

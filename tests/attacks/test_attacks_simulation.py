@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from fedpriv.attacks.observation import PublicSettings
-from fedpriv.attacks.own_model.client import OwnClient
+from fedpriv.attacks.own_model import OwnClient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.simulation import Mismatch, Sent, SimulationCheck
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, table_factor, token_vectors

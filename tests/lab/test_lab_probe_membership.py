@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.accounting.advantage import membership_advantage, membership_auc
+from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.endpoint.membership import answer_signals, membership_figures, pairs_within, reference_answers
 from fedpriv.attacks.endpoint.methods.attribute_inference import AttributeInference
 from fedpriv.attacks.endpoint.methods.membership_answers import MembershipByAnswers

@@ -34,7 +34,7 @@ class AttributeInference(EndpointAttack):
         import numpy as np
         import torch
 
-        from fedpriv.accounting.advantage import membership_advantage
+        from fedpriv.accounting.ceiling import membership_advantage
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.endpoint.membership import draw_game, pairs_within
         from fedpriv.attacks.intervals import rate_interval

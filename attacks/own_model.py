@@ -1,0 +1,683 @@
+"""An attack on one gradient or update of your own model, without anything else of this project.
+
+The upload may be what autograd returns, what an optimiser changed, or what a Flower client sent: tensors or arrays by
+name, or in the order of the model's parameters. Flower itself is not needed.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.campaign import attack_each, trouble
+from fedpriv.attacks.observation import Candidates, Observation, PublicSettings
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
+from fedpriv.attacks.reconstruction.upload_model import whole_numbers
+from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.simulation import Sent, SimulationCheck
+from fedpriv.core import errors
+from fedpriv.core.errors import InputError
+from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
+from fedpriv.core.registry import ATTACKS, suggestion
+from fedpriv.core.settings import wrong_value
+from fedpriv.gradients import Vector
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+
+Arrays = Mapping[str, Any] | Iterable[Any]
+"""Tensors or numpy arrays: by name, or in the order of the model's parameters (or of its ``state_dict``)."""
+
+
+def trained(model: nn.Module) -> Vector:
+    """Return the trained parameters, by name."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def present(model: nn.Module) -> Vector:
+    """Return a copy of the trained parameters, on the CPU."""
+    return {name: value.detach().cpu().clone() for name, value in trained(model).items()}
+
+
+def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
+    """Bring tensors in any of the accepted forms into a mapping of the trained parameters' names, on the CPU."""
+    parameters = trained(model)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(
+            key=what, given=given, allowed="tensors or arrays are wanted, by name or in the order of the model's"
+        )
+    if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
+        raise InputError(f"{what}: its keys are {list(given)[:3]}; names of the model's parameters are wanted")
+    if isinstance(given, Mapping) and set(given) != {str(number) for number in range(len(given))}:
+        values = _by_name(given, model, what)
+    else:
+        values = _in_order(list(given.values()) if isinstance(given, Mapping) else list(given), model, what)
+    return {name: _tensor(values[name], like, f"{what}: {name}") for name, like in parameters.items()}
+
+
+def _by_name(given: Mapping[str, Any], model: nn.Module, what: str) -> Mapping[str, Any]:
+    parameters = trained(model)
+    known = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    if unknown := [name for name in given if name not in known]:
+        close = suggestion(unknown[0], tuple(parameters))
+        raise InputError(f"{what}: the model has no layer with {unknown[0]!r}{close}")
+    if missing := [name for name in parameters if name not in given]:
+        raise InputError(f"{what}: {missing[0]!r} is missing")
+    return given
+
+
+def _in_order(given: Sequence[Any], model: nn.Module, what: str) -> Mapping[str, Any]:
+    """Name a list by the model's trained parameters, all its parameters, or its ``state_dict``, as it fits."""
+    if given and all(value is None for value in given):
+        raise InputError(f"{what}: every entry is None; call loss.backward() first")
+    orders: list[Mapping[str, Tensor]] = [trained(model), dict(model.named_parameters()), model.state_dict()]
+    fitting = [order for order in orders if len(order) == len(given)]
+    if not fitting:
+        counts = ", ".join(dict.fromkeys(str(len(order)) for order in orders))
+        raise InputError(
+            f"{what}: a list of {len(given)} arrays; the model's trained parameters, parameters and state_dict have "
+            f"{counts}"
+        )
+    matching = (order for order in fitting if _fits(given, order))
+    return dict(zip(next(matching, fitting[0]), given, strict=True))
+
+
+def _fits(given: Sequence[Any], order: Mapping[str, Tensor]) -> bool:
+    pairs = zip(given, order.values(), strict=True)
+    return all(value is None or tuple(np.shape(value)) == tuple(like.shape) for value, like in pairs)
+
+
+def _tensor(given: Any, like: Tensor, what: str) -> Tensor:
+    if given is None:
+        return torch.zeros(like.shape, dtype=like.dtype)  # a parameter without a part in the loss
+    try:
+        value = given.detach().cpu().to_dense() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} is not an array of numbers: {one_line(error)}") from None
+    if not value.is_floating_point():
+        raise InputError(f"{what} has the type {value.dtype}; floating-point numbers are wanted")
+    if value.shape != like.shape:
+        raise InputError(f"{what} has the shape {tuple(value.shape)}, in the model {tuple(like.shape)}")
+    if not bool(torch.isfinite(value).all()):
+        raise InputError(f"{what} has a NaN or infinity")
+    return value.to(like.dtype).clone()
+
+
+def to_array(given: Any) -> np.ndarray:
+    """A numpy array of anything that is one or can say so, such as the ``Array`` of Flower."""
+    convert = getattr(given, "numpy", None)
+    return np.array(convert() if callable(convert) else given)
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line that is not too long."""
+    return errors.one_line(error)[:200]
+
+
+def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
+    """Return an attack's settings."""
+    if not isinstance(attack, str) or attack not in ATTACKS:
+        raise InputError(f"attack {attack!r} is not known{suggestion(str(attack), tuple(ATTACKS))}")
+    kind = ATTACKS[attack]
+    for key in settings:
+        if key not in kind.model_fields:
+            raise InputError(f"{attack} has no setting {key!r}{suggestion(key, tuple(kind.model_fields))}")
+    try:
+        return kind.model_validate(dict(settings))
+    except ValidationError as error:
+        raise wrong_value(error.errors()[0]) from None
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return (C, H, W)."""
+    try:
+        channels, height, width = (index(side) for side in shape)
+    except (TypeError, ValueError):
+        channels = height = width = 0
+    if min(channels, height, width) < 1 or any(isinstance(side, bool) for side in shape):
+        raise InputError(
+            key="shape", given=shape, allowed="(C, H, W) of one image is wanted, three whole numbers from 1"
+        )
+    return channels, height, width
+
+
+def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | None) -> int:
+    """Try a blank image; running statistics stay as they are."""
+    parameters = trained(model)
+    if not parameters:
+        raise InputError("the model has no trained parameters, so there is nothing to attack")
+    reference = next(iter(parameters.values()))
+    modes = {layer: layer.training for layer in model.modules()}
+    try:
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
+    except Exception as error:
+        raise InputError(f"the model does not take images of shape {(1, *shape)}: {one_line(error)}") from error
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
+        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the model gives {given} for one image; logits (1, classes) are wanted, at least two classes")
+    if classes is not None and classes != output.shape[1]:
+        raise InputError(key="classes", given=classes, allowed=f"the model has {output.shape[1]} logits")
+    return int(output.shape[1])
+
+
+def per_channel(name: str, given: float | Sequence[float], channels: int) -> tuple[float, ...]:
+    """Return one number a channel."""
+    try:
+        values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
+    except (TypeError, ValueError):
+        raise InputError(
+            key=name, given=given, allowed="a number, or a list of one for each channel, is wanted"
+        ) from None
+    if len(values) == 1:
+        values *= channels
+    if len(values) != channels:
+        raise InputError(f"{name} has {len(values)} numbers; one, or one for each of the {channels} channels is wanted")
+    if not all(math.isfinite(value) for value in values) or (name == "std" and min(values) <= 0):
+        raise InputError(
+            key=name, given=values, allowed=f"finite numbers are wanted{', above zero' if name == 'std' else ''}"
+        )
+    return values
+
+
+def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
+    """Return an argument that is what is wanted.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not holds:
+        raise InputError(key=name, given=value, allowed=f"{words} is wanted")
+    return value
+
+
+def number(name: str, value: object, words: str, holds: Callable[[float], bool]) -> float:
+    """Return a number of which something holds.
+
+    Args:
+        name: of the argument.
+        value: given.
+        words: what is wanted.
+        holds: whether a number is that.
+    """
+    fits = not isinstance(value, bool) and isinstance(value, Real) and holds(float(value))
+    return float(wanted(name, value, fits, words))
+
+
+def seed_of(value: object) -> int:
+    """Return a seed."""
+    fits = not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) < 2**63
+    return int(wanted("seed", value, fits, "a whole number from 0 to 2^63 - 1"))
+
+
+def pairs_of(given: Any) -> list[tuple[Any, Any]]:
+    """Return what is a sequence of pairs."""
+    try:
+        return [(before, sent) for before, sent in given]
+    except (TypeError, ValueError):
+        raise InputError("repeats: a list of pairs (parameters, upload) is wanted") from None
+
+
+def count(name: str, value: int) -> int:
+    """Return a whole number from 1."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return int(wanted(name, value, fits, "a whole number from 1"))
+
+
+def learning_rate_of(value: float | None, local_steps: int) -> float:
+    """Return the learning rate; 1 for a gradient."""
+    if value is None and local_steps != 1:
+        raise InputError(
+            key="local_steps", given=local_steps, allowed="for a change of parameters: give its learning_rate, too"
+        )
+    rate = 1.0 if value is None else value
+    return number("learning_rate", rate, "a finite number above zero", lambda value: 0 < value < math.inf)
+
+
+def example_count(examples: int | None, batch_size: int, local_steps: int) -> int:
+    """Return how many distinct examples are behind the upload."""
+    if examples is None:
+        return batch_size * local_steps
+    if not batch_size <= count("examples", examples) <= batch_size * local_steps:
+        raise InputError(
+            key="examples",
+            given=examples,
+            allowed=f"{local_steps} batches of {batch_size} hold from {batch_size} to "
+            f"{batch_size * local_steps} distinct examples",
+        )
+    return examples
+
+
+def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> MechanismSettings:
+    """Return a mechanism's settings, with the noise itself."""
+    if given is None:
+        return mechanism_settings({})
+    if not isinstance(given, (MechanismSettings, Mapping)):
+        raise InputError(
+            key="mechanism", given=given, allowed="its settings are wanted, such as {'name': 'gaussian', 'sigma': 1.0}"
+        )
+    try:
+        config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
+    except ValidationError as error:
+        raise wrong_value(error.errors()[0], "mechanism") from None
+    if config.parameter and config.noise is None:
+        raise InputError(f"mechanism {config.name}: give the noise itself ({config.parameter}) and not a target")
+    # The noise in the upload is meant; of one whose noise is added later, the attack would believe in none.
+    config.require_noise_at("clients")
+    return config
+
+
+def known_labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[int, ...] | None:
+    """Return the labels, ascending."""
+    return None if labels is None else tuple(sorted(_labels("labels", labels, examples, classes)))
+
+
+def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tuple[int, ...]:
+    try:
+        known = tuple(index(label) for label in labels)
+    except TypeError:
+        raise InputError(key=name, given=labels, allowed="whole numbers, one for each example, are wanted") from None
+    if len(known) != examples:
+        raise InputError(f"{len(known)} {name} for {examples} examples")
+    if min(known) < 0 or max(known) >= classes:
+        wrong = next(label for label in known if not 0 <= label < classes)
+        raise InputError(f"{name}: numbers from 0 to {classes - 1} are wanted; given is {wrong}")
+    return known
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The lowest and the highest value of an image; the attacks themselves work from 0 to 1."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def width(self) -> float:
+        """From the lowest to the highest value."""
+        return self.high - self.low
+
+    def to_unit(self, value: float) -> float:
+        """Return a value on the scale from 0 to 1."""
+        return (value - self.low) / self.width
+
+    def touched(self, images: Tensor) -> str:
+        """Say how many values of images on [0, 1] lie on a bound; empty for none."""
+        count = int(((images <= 0) | (images >= 1)).sum())
+        verb = "lies" if count == 1 else "lie"
+        return f"{count} of {images.numel()} values {verb} on a bound of [{self.low:g}, {self.high:g}]" if count else ""
+
+
+def bounds_of(given: tuple[float, float] | None) -> Bounds:
+    """Return the range; from 0 to 1 unless given."""
+    if given is None:
+        return Bounds()
+    try:
+        low, high = (float(value) for value in given)
+    except (TypeError, ValueError):
+        raise InputError(
+            key="value_range", given=given, allowed="two numbers, the lowest and the highest value, are wanted"
+        ) from None
+    if not (high - low <= torch.finfo(torch.float32).max and low < high):
+        raise InputError(key="value_range", given=given, allowed="finite numbers are wanted, the lower one first")
+    return Bounds(low, high)
+
+
+def on_scale(reconstruction: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruction:
+    """Return a reconstruction on the scale of the range, with what was clipped in its note."""
+    attempts = tuple(
+        replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in reconstruction.attempts
+    )
+    return replace(
+        reconstruction, attempts=attempts, note="; ".join(text for text in (reconstruction.note, clipped) if text)
+    )
+
+
+def told_candidates(config: AttackSettings, candidates: Any, labels: Any) -> AttackSettings:
+    """Return an attack's settings for these candidates, whose labels it weighs where they are not given."""
+    if candidates is None:
+        return config
+    if Access.CANDIDATES not in config.needs:
+        raise InputError(f"candidates: the attack {config.name} takes none; leave them out, or choose one that picks")
+    unknown = labels is None and "labels" in type(config).model_fields
+    return config.model_copy(update={"labels": "unknown"}) if unknown else config
+
+
+def candidate_records(
+    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds
+) -> Candidates | None:
+    """Return one list of all records for each image of the upload; ``None``: none are given."""
+    if images is None:
+        return None
+    records = pictures("candidates", images, shape, bounds)
+    if len(records) < 2:
+        raise InputError("candidates: 1 record; 2 or more are wanted, the image among them")
+    given = _labels("candidate_labels", [0] * len(records) if labels is None else labels, len(records), classes)
+    return Candidates.of_all(records, torch.tensor(given), examples)
+
+
+def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:
+    """Return images (M, C, H, W), moved to [0, 1]."""
+    try:
+        images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} is not an array of numbers: {one_line(error)}") from None
+    if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
+        raise InputError(f"{name} has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted")
+    if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):
+        raise InputError(f"{name}: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
+    return ((images - bounds.low) / bounds.width).float()
+
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""(logits (B, classes), label probabilities (B, classes)) -> the mean or the sum of the examples' losses."""
+
+TRIED = 3  # examples of a batch with which a loss is tried out
+ROUNDINGS = 1000  # in which two ways to compute a loss may differ
+
+
+@dataclass(frozen=True)
+class TriedLoss:
+    """A loss as the attacks use it.
+
+    Attributes:
+        each: of each example.
+        sums: whether the given one adds examples up.
+        shows_labels: whether the gradient of the logits is least at the label, while logits are small.
+    """
+
+    each: Loss
+    sums: bool
+    shows_labels: bool = True
+
+
+def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
+    """Try a loss on random logits: it must take probabilities and be the mean or the sum over examples.
+
+    Args:
+        loss: given.
+        classes: number of logits.
+        like: a parameter; logits are tried in its type and on its device, because a loss may hold weights of classes.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(max(TRIED, classes), classes, generator=generator).to(like)
+    numbers = torch.arange(len(logits), device=like.device) % classes
+    probabilities = F.one_hot(numbers, classes).to(like)
+    try:
+        together = loss(logits[:TRIED], probabilities[:TRIED])
+        alone = torch.stack([loss(logits[k : k + 1], probabilities[k : k + 1]) for k in range(len(logits))])
+    except Exception as error:
+        raise InputError(
+            f"the loss cannot be computed from logits and label probabilities, both (B, {classes}): {one_line(error)}"
+        ) from error
+    if not isinstance(together, Tensor) or together.ndim != 0 or not bool(torch.isfinite(together)):
+        raise InputError("the loss must be one finite number for a batch (reduction = 'mean' or 'sum')")
+    sums = _same(together, alone[:TRIED].sum())
+    if not sums and not _same(together, alone[:TRIED].mean()):
+        raise InputError("the loss of a batch is neither the mean nor the sum of its examples' losses")
+    _check_numbers(loss, logits, numbers, together, alone)
+    usual = soft_cross_entropy(logits, probabilities)
+    if _same(alone, usual) and _same(_soft(loss, logits), soft_cross_entropy(logits, _even(logits))):
+        return TriedLoss(soft_cross_entropy, sums)
+    each = vmap(lambda row, label: loss(row[None], label[None]))
+    return TriedLoss(each, sums, _shows_labels(loss, 0.1 * logits, probabilities))
+
+
+def _shows_labels(loss: Criterion, logits: Tensor, probabilities: Tensor) -> bool:
+    """Whether the label of one example is where the gradient of its logits is least (Zhao et al. 2020, iDLG)."""
+    leaf = logits.clone().requires_grad_()
+    losses = [loss(leaf[k : k + 1], probabilities[k : k + 1]) for k in range(len(leaf))]
+    (slopes,) = torch.autograd.grad(torch.stack(losses).sum(), leaf)
+    return bool((slopes.argmin(dim=1) == probabilities.argmax(dim=1)).all())
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    share = ROUNDINGS * torch.finfo(one.dtype).eps
+    return bool(torch.allclose(one, other, rtol=share, atol=share))
+
+
+def _check_numbers(loss: Criterion, logits: Tensor, numbers: Tensor, together: Tensor, alone: Tensor) -> None:
+    """A loss that takes class numbers must mean the same by them, for every class: a mean with class weights divides by
+    the sum of the labels' weights for class numbers, and by the number of examples for probabilities.
+    """
+    try:
+        batch = loss(logits[:TRIED], numbers[:TRIED])
+        each = torch.stack([loss(logits[k : k + 1], numbers[k : k + 1]) for k in range(len(logits))])
+    except Exception:  # noqa: BLE001 - a loss that takes probabilities only is fine, whatever it raises
+        return
+    if not (_same(together, batch.to(together)) and _same(alone, each.to(alone))):
+        raise InputError(
+            "the loss gives another value for class numbers than for the same labels as probabilities (class "
+            "weights?); give reduction = 'sum', and an upload that is multiplied by the sum of its labels' weights"
+        )
+
+
+def _even(logits: Tensor) -> Tensor:
+    return torch.full_like(logits, 1 / logits.shape[1])
+
+
+def _soft(loss: Criterion, logits: Tensor) -> Tensor:
+    return torch.stack([loss(row[None], _even(row[None])) for row in logits])
+
+
+class OwnClient:
+    """See :class:`fedpriv.attacks.simulation.Client`.
+
+    Args:
+        model: in the mode in which the upload was computed; it is copied.
+        loss: of logits and label probabilities.
+        sums: whether the loss adds the examples of a batch up.
+        public: how uploads come about.
+    """
+
+    def __init__(self, model: nn.Module, loss: Criterion, sums: bool, public: PublicSettings) -> None:
+        self._model = model
+        self._loss = loss
+        self._sums = sums
+        self._public = public
+
+    def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
+        """Train a copy of the model, which draws its own random numbers."""
+        first = next(iter(parameters.values()))
+        model = copy.deepcopy(self._model).to(first.device, first.dtype)
+        own = trained(model)
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(parameters[name])
+        seed = torch_stream(0, "simulation-draw", draw).initial_seed()
+        with seeded_generators(seed, first.device), torch.enable_grad():
+            start = generator_states(first.device)
+            upload = self._upload(model, own, parameters, batches)
+            return Sent(upload, generator_states(first.device) != start)
+
+    def _upload(
+        self, model: nn.Module, own: Vector, before: Vector, batches: Sequence[tuple[Tensor, Tensor]]
+    ) -> Vector:
+        public = self._public
+        if public.algorithm == "fedsgd":
+            return self._gradient(model, own, *batches[0])
+        optimizer = make_optimizer(public.optimizer, public.learning_rate, public.momentum)
+        for inputs, labels in batches:
+            optimizer.step(own, self._gradient(model, own, inputs, labels))
+        return {name: value.detach() - before[name] for name, value in own.items()}
+
+    def _gradient(self, model: nn.Module, own: Vector, inputs: Tensor, labels: Tensor) -> Vector:
+        probabilities = F.one_hot(labels, self._public.classes).to(inputs)
+        loss = self._loss(model(inputs), probabilities) / (len(inputs) if self._sums else 1)
+        gradients = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(own, gradients, strict=True))
+
+
+class AttackWarning(UserWarning):
+    """Something that makes the attack mean less than it seems to."""
+
+
+def reconstruct(
+    model: nn.Module,
+    loss: Criterion,
+    upload: Arrays,
+    shape: Sequence[int],
+    *,
+    attack: str = "iga",
+    classes: int | None = None,
+    labels: Sequence[int] | None = None,
+    batch_size: int = 1,
+    examples: int | None = None,
+    parameters: Arrays | None = None,
+    mechanism: MechanismSettings | Mapping[str, Any] | None = None,
+    learning_rate: float | None = None,
+    local_steps: int = 1,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+    momentum: float = 0.0,
+    mean: float | Sequence[float] = 0.0,
+    std: float | Sequence[float] = 1.0,
+    value_range: tuple[float, float] | None = None,
+    public_images: Any = None,
+    candidates: Any = None,
+    candidate_labels: Sequence[int] | None = None,
+    repeats: Sequence[tuple[Arrays, Arrays]] = (),
+    seed: int = 0,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Reconstruction:
+    """Reconstruct the images behind a gradient, or behind the change that training made, of your own model.
+
+    Args:
+        model: maps images (B, C, H, W) to logits (B, classes); on the device to use, in the mode (``train`` or
+            ``eval``) in which the upload was computed. It is not changed.
+        loss: what was minimised, of logits and labels, such as ``torch.nn.functional.cross_entropy``; it must take
+            label probabilities too, and be the mean or the sum over examples.
+        upload: the gradient of the loss of a batch, or, where ``learning_rate`` is given, parameters after minus
+            before. A mapping of names to tensors or arrays (a ``state_dict``, a Flower ``ArrayRecord``; buffers are
+            left out), or a list in the order of ``model.parameters()`` or of the ``state_dict``.
+        shape: (C, H, W) of an image.
+        attack: name of the attack; see ``fedpriv attack list``.
+        classes: number of classes; ``None``: as many as the model has logits.
+        labels: the labels of the examples, in any order, if they are known; ``None``: the attack finds them itself.
+        batch_size: examples in one batch.
+        examples: distinct examples behind the upload; ``None``: ``batch_size * local_steps``.
+        parameters: before the upload was computed, in the same form as the upload; ``None``: the model's own.
+        mechanism: the privacy mechanism, as in an experiment file: name, the noise itself (sigma, scale or kappa),
+            clip_norm, and so on; ``None``: there is none.
+        learning_rate: of the local optimiser, for an upload that is a change of parameters.
+        local_steps: steps that were taken, for such an upload.
+        optimizer: the local optimiser: sgd, or adam with torch's defaults.
+        momentum: of the local SGD.
+        mean: what was subtracted from the images before the model, one number or one a channel.
+        std: what they were divided by then.
+        value_range: the lowest and the highest value that an image can have before ``mean`` is subtracted: results are
+            clipped to it. ``None``: pictures, from 0 to 1. Standardised rows of a table reach further: (-6, 6), say.
+        public_images: (M, C, H, W) tensor or array with values in that range: images of the same kind, not the
+            victims', for attacks that use what images look like; from about a hundred on they say more than nothing,
+            thousands are better. ``None``: the adversary has none.
+        candidates: (N, C, H, W) tensor or array with values in that range: records among which the images are, no two
+            alike, for the attack that picks (``attack="candidate"``).
+        candidate_labels: their labels (N,); ``None``: not known, all classes are weighed.
+        repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
+            ``upload``: from the same parameters they are averaged, from others matched at once.
+        seed: of the random starts.
+        progress: told about a hundred times: (iterations done, all iterations, loss).
+        **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
+
+    Returns:
+        The reconstruction: ``images`` (B, C, H, W) on the scale of ``value_range``, ``labels``, and every restart's own
+        loss; ``note`` says how many values lie on a bound of the range.
+
+    Raises:
+        InputError: an argument does not fit the model or is out of range, or the attack cannot be made; one line.
+
+    Warns:
+        AttackWarning: something makes the result mean less than it seems to, such as active dropout, or values on a
+            bound where neither range nor normalisation was given.
+    """
+    wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
+    wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
+    seed_of(seed)
+    config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
+    size = image_shape(shape)
+    if (reason := whole_numbers(model)) is not None:
+        raise InputError(reason)
+    logits = logit_count(model, size, classes)
+    criterion = try_loss(loss, logits, next(iter(trained(model).values())))
+    if labels is None and candidates is None and not criterion.shows_labels:
+        raise InputError("labels cannot be told from gradients of this loss; give labels = [...]")
+    bounds = bounds_of(value_range)
+    public = PublicSettings(
+        model={},
+        shape=size,
+        classes=logits,
+        mean=tuple(bounds.to_unit(value) for value in per_channel("mean", mean, size[0])),
+        std=tuple(value / bounds.width for value in per_channel("std", std, size[0])),
+        algorithm="fedsgd" if learning_rate is None else "fedavg",
+        batch_size=count("batch_size", batch_size),
+        local_steps=count("local_steps", local_steps),
+        learning_rate=learning_rate_of(learning_rate, local_steps),
+        optimizer=wanted("optimizer", optimizer, optimizer in ("sgd", "adam"), "sgd or adam"),
+        momentum=number("momentum", momentum, "a number from 0 to below 1", lambda value: 0 <= value < 1),
+        client_examples=example_count(examples, batch_size, local_steps),
+        mechanism=mechanism_of(mechanism).model_dump(mode="json", exclude_none=True),
+    )
+    before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
+    pairs = [(before, named_vector(upload, model, "upload"))]
+    for place, (earlier, sent) in enumerate(pairs_of(repeats), 1):
+        where = f"repeats, {place}"
+        pairs.append(
+            (named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload"))
+        )
+    known = known_labels(labels, public.examples, logits)
+    about = public.examples, logits, size, bounds
+    records = candidate_records(candidates, candidate_labels, *about)
+    share = 1 / batch_size if criterion.sums else 1.0
+    gradients = [{name: share * value for name, value in sent.items()} for _, sent in pairs]
+    try:
+        heard = tuple(
+            Observation(place, 0, start, gradient, public, None, known, records)
+            for place, ((start, _), gradient) in enumerate(zip(pairs, gradients, strict=True), 1)
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    check = SimulationCheck(OwnClient(model, loss, criterion.sums, public), model, int(seed), criterion.each)
+    mismatch = None if trouble(heard, model) else check.mismatch(ATTACKS[attack].simulation(), heard)
+    if mismatch is not None and mismatch.bars(ATTACKS[attack]):
+        raise _with_traceback(InputError(f"attack {attack}: {mismatch.text}"), mismatch.traceback)
+    try:
+        misleading = preflight(model, public, [attack], criterion.each)
+    except AttackRefused as error:
+        raise InputError(f"attack {attack}: {error}") from None
+    if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
+        text = "labels are read off the last layer as for random images, which this loss may not show; give labels"
+        warnings.warn(f"{text} = [...] where they are known", AttackWarning, stacklevel=2)
+    for text in (*([mismatch.text] if mismatch else []), *misleading):
+        warnings.warn(text, AttackWarning, stacklevel=2)
+    images = None if public_images is None else pictures("public_images", public_images, size, bounds)
+    campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
+    if campaign.failures:
+        raise _with_traceback(InputError(f"attack {attack}: {campaign.failures[0]}"), campaign.tracebacks.get(0, ""))
+    reconstruction = campaign.found[0]
+    clipped = "" if reconstruction.picked else bounds.touched(reconstruction.images)
+    if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
+        advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
+        warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
+    return on_scale(reconstruction, bounds, clipped)
+
+
+def _with_traceback(error: InputError, traceback: str) -> InputError:
+    """The same error, with the traceback of what led to it, which Python prints below."""
+    if traceback:
+        error.add_note(traceback)
+    return error

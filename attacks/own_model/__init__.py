@@ -1,1 +1,0 @@
-"""An attack on one gradient or update of your own model."""
