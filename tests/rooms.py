@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def measured(capability: Capability) -> Row:
     mine = [
         path
         for path in sources()
-        if path.startswith(f"{capability.folder}/") or any(words.search(text) for text in spoken(ROOT / path))
+        if path.startswith(f"{capability.folder}/") or words.search(spoken(ROOT / path))
     ]
     inside = f"{capability.folder}/"
     folders = {capability.folder if path.startswith(inside) else str(Path(path).parent) for path in mine}
@@ -74,8 +75,13 @@ def sources() -> list[str]:
     return [path for path in listed.split() if (ROOT / path).is_file()]
 
 
-def spoken(path: Path) -> Iterator[str]:
-    """The names, imports and texts of a file's code, without docstrings."""
+@cache
+def spoken(path: Path) -> str:
+    """The names, imports and texts of a file's code, a line each, without docstrings."""
+    return "\n".join(_spoken(path))
+
+
+def _spoken(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     silent = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}
     for node in ast.walk(tree):
