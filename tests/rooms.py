@@ -59,11 +59,7 @@ class Row(NamedTuple):
 def measured(capability: Capability) -> Row:
     """Where a capability's code lies."""
     words = re.compile(capability.words)
-    mine = [
-        path
-        for path in sources()
-        if path.startswith(f"{capability.folder}/") or words.search(spoken(ROOT / path))
-    ]
+    mine = [path for path in sources() if path.startswith(f"{capability.folder}/") or words.search(spoken(ROOT / path))]
     inside = f"{capability.folder}/"
     folders = {capability.folder if path.startswith(inside) else str(Path(path).parent) for path in mine}
     return Row(len(mine), tuple(sorted(folders)), sum(len((ROOT / path).read_text().splitlines()) for path in mine))

@@ -24,9 +24,8 @@ from fedpriv.core.records import Summary, kind_of, last_evaluated
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.lab.attack_stage import PlannedAttack, attack_observations
+from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.lab.finished import rebuilt_world
-from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.results import attack_results

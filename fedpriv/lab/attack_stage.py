@@ -4,12 +4,15 @@ The adversary gets observations and public settings. What knows the truth is in 
 referee, and nothing of it flows back.
 """
 
+import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -28,22 +31,21 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
 from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
-from fedpriv.attacks.texts.referee import exact_chance, sentence_guesses
+from fedpriv.attacks.texts.referee import bare, exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth
-from fedpriv.core.columns import worded
+from fedpriv.core.columns import Column, cell_texts, worded
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import Score
+from fedpriv.core.records import LeakageRate, Score
 from fedpriv.core.registry import ATTACKS
-from fedpriv.core.runs import RunFolder
+from fedpriv.core.runs import RunFolder, picture_name
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
+from fedpriv.data.tokenizers import Tokenizer
 from fedpriv.lab.attack_on_ray import attack_on_ray
-from fedpriv.lab.attack_pictures import save_pictures, save_shared
-from fedpriv.lab.leakage import Leakage, Refusal
 from fedpriv.lab.random_uploads import simulation_check
 from fedpriv.lab.rates import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.lab.victims import (
@@ -60,6 +62,58 @@ from fedpriv.lab.victims import (
 from fedpriv.server.released import rounds_by_client
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What was not attacked, and why.
+
+    Attributes:
+        reason: in one line.
+        attack: as its scores name it; empty: this is about uploads, whatever attacks them.
+        upload: protected or unprotected; empty: both.
+        where: the single upload, in words; empty: all of that kind.
+        void: whether the attack simulates the client wrongly, so that its failure shows nothing.
+    """
+
+    reason: str
+    attack: str = ""
+    upload: str = ""
+    where: str = ""
+    void: bool = False
+
+    def __str__(self) -> str:
+        if not self.attack:
+            return self.reason
+        return f"{', '.join(filter(None, (f'attack {self.attack} refused', self.where, self.upload)))}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the attack stage found.
+
+    Attributes:
+        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
+            the folder before included.
+        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
+        refusals: what could not be attacked, and why.
+        unattacked: how many of the uploads that were heard no attack could work on.
+        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
+        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
+            scores, which are the same whenever the same attacks are made.
+    """
+
+    scores: tuple[Score, ...] = ()
+    lpips_reason: str | None = None
+    refusals: tuple[Refusal, ...] = ()
+    unattacked: int = 0
+    rates: tuple[LeakageRate, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def refused_words(self) -> tuple[str, ...]:
+        """The refusals as the summary has them."""
+        return tuple(map(str, self.refusals))
 
 
 @dataclass(frozen=True)
@@ -120,88 +174,229 @@ def attack_observations(
 ) -> Leakage:
     """Attack what was heard, score the results, and add scores and pictures to those of the folder."""
     with cpu_threads(world.experiment.engine.threads):
-        return _attack_observations(world, folder, attacks, progress, victims)
+        stage = _Stage(world, folder, progress)
+        heard = stage.observed(attacks, victims)
+        for attack in stage.allowed if heard else ():
+            stage.attack(attack, heard)
+        return stage.finish(heard)
 
 
-def _attack_observations(
-    world: World, folder: RunFolder, attacks: Sequence[PlannedAttack], progress: Progress, victims: Sequence[str]
-) -> Leakage:
-    recorded = targets(world, folder)
-    wanted = chosen(recorded, victims)
-    threat = threat_model(world.experiment.adversary, world.dataset.kind)
-    progress.stage(threat.describe())
-    allowed, leakage = _allowed(attacks, threat)
-    wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in allowed))
-    for name in surplus(folder, recorded):
-        leakage = leakage.refused(
-            Refusal(f"observation {name} is left out: the settings do not account for it"), progress
-        )
-    heard, leakage = _heard(world, folder, wanted, threat, leakage, progress) if allowed else ([], leakage)
-    check = simulation_check(world)
-    heard, leakage = _with_best_decisions(world, check, heard, leakage, progress)
-    stacks: list[_Heard] = []
-    if world.experiment.adversary.join_uploads:
-        stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in allowed) else []
-        heard, leakage = _joined(heard, leakage, progress)
-    # The test images are public in this laboratory; no client has any of them.
-    images = unit_scale(world.dataset.x_test)
-    columns, kind = world.dataset.columns, world.dataset.kind
-    tokenizer = None if world.dataset.text is None else world.dataset.text.tokenizer
-    public = _guesses(world, images, threat)
-    known = images if Access.PUBLIC_DATA in threat.grants else None
-    attacked: dict[Target, _Heard] = {}
-    silent: list[Score] = []
-    void: set[tuple[str, str, int, int]] = set()  # of which there is no result, whatever an earlier attack has written
-    for attack in allowed if heard else ():
+class _Stage:
+    """One pass of attacks over a run's observations; it collects what came of them."""
+
+    def __init__(self, world: World, folder: RunFolder, progress: Progress) -> None:
+        self.world, self.folder, self.progress = world, folder, progress
+        self.threat = threat_model(world.experiment.adversary, world.dataset.kind)
+        self.check = simulation_check(world)
+        # The test images are public in this laboratory; no client has any of them.
+        self.images = unit_scale(world.dataset.x_test)
+        self.guesses = _guesses(world, self.images, self.threat)
+        self.allowed: list[PlannedAttack] = []
+        self.stacks: list[_Heard] = []
+        self.attacked: dict[Target, _Heard] = {}
+        self.scored: list[Scores] = []
+        self.silent: list[Score] = []
+        # Of these there is no result, whatever an earlier attack has written.
+        self.void: set[tuple[str, str, int, int]] = set()
+        self.refusals: list[Refusal] = []
+        self.damaged = 0
+        self.seconds: dict[str, float] = {}
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Note what cannot be attacked, and say so."""
+        self.progress.warn(str(refusal))
+        self.refusals.append(refusal)
+
+    def observed(self, attacks: Sequence[PlannedAttack], victims: Sequence[str]) -> list[_Heard]:
+        """Read what is to be attacked, and rebuild what was in it."""
+        recorded = targets(self.world, self.folder)
+        wanted = chosen(recorded, victims)
+        self.progress.stage(self.threat.describe())
+        self._allow(attacks)
+        wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in self.allowed))
+        for name in surplus(self.folder, recorded):
+            self.refuse(Refusal(f"observation {name} is left out: the settings do not account for it"))
+        heard = self._with_best_decisions(self._read(wanted) if self.allowed else [])
+        if not self.world.experiment.adversary.join_uploads:
+            return heard
+        self.stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in self.allowed) else []
+        return self._joined(heard)
+
+    def attack(self, attack: PlannedAttack, heard: Sequence[_Heard]) -> None:
+        """Make one attack on all uploads that suit it, and have the referee score the results."""
         suited = [upload for upload in heard if _suits(attack, upload.target)]
         if ATTACKS[attack.name].stacks:
-            suited = _with_stacks(suited, stacks)
+            suited = _with_stacks(suited, self.stacks)
         if not suited:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
-            leakage = leakage.refused(Refusal(text, attack.label), progress)
-        doubts = _doubts(world, check, attack, suited)
-        campaign = _campaign(world, attack, suited, doubts, known, progress)
+            self.refuse(Refusal(text, attack.label))
+        doubts = _doubts(self.world, self.check, attack, suited)
+        known = self.images if Access.PUBLIC_DATA in self.threat.grants else None
+        campaign = _campaign(self.world, attack, suited, doubts, known, self.progress)
         scored = {
-            number: _scored(world, attack, suited[number], result, public) for number, result in campaign.found.items()
+            number: _scored(self.world, attack, suited[number], result, self.guesses)
+            for number, result in campaign.found.items()
         }
-        campaign = _without_failures(world, suited, doubts, campaign, scored, public)
+        campaign = _without_failures(self.world, suited, doubts, campaign, scored, self.guesses)
         for number in doubts.keys() - campaign.found.keys():
             target = suited[number].target
-            void |= {(attack.label, suited[number].kind, target.round, client) for client in target.clients}
+            self.void |= {(attack.label, suited[number].kind, target.round, client) for client in target.clients}
         for number in campaign.found:
             upload = suited[number]
-            attacked |= dict.fromkeys(upload.targets, upload)
-            leakage = leakage.plus(scored[number])
-            save_pictures(folder, f"{attack.label}-{upload.kind}", upload.truth, scored[number].pictures)
+            self.attacked |= dict.fromkeys(upload.targets, upload)
+            self.scored.append(scored[number])
+            save_pictures(self.folder, f"{attack.label}-{upload.kind}", upload.truth, scored[number].pictures)
         if campaign.found:
-            picked = any(result.picked for result in campaign.found.values())
-            for number, upload in enumerate(suited):
-                if number in campaign.found or number not in doubts:
-                    lines = scored[number].scores if number in campaign.found else ()
-                    silent += missed(upload.truth, attack.label, upload.kind, lines, picked=picked)
-            spent = sum(result.seconds for result in campaign.found.values())
-            leakage = replace(leakage, seconds={**leakage.seconds, attack.label: spent})
-        for refusal in _failures(attack, suited, campaign, kind):
-            leakage = leakage.refused(refusal, progress)
+            self.silent += _misses(attack, suited, doubts, campaign, scored)
+            self.seconds[attack.label] = sum(result.seconds for result in campaign.found.values())
+        for refusal in _failures(attack, suited, campaign, self.world.dataset.kind):
+            self.refuse(refusal)
         if campaign.tracebacks:
             texts = dict.fromkeys(campaign.tracebacks.values())
-            folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
-    progress.stage("scoring and writing the report")
-    for upload in {id(upload): upload for upload in attacked.values()}.values():
-        guessed = score_guesses(public, upload.truth, world.dataset.std)
-        leakage = leakage.plus(guessed)
-        save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
-        save_pictures(folder, "guess-class", upload.truth, guessed.pictures)
-    for guess in public:
-        save_shared(folder, guess.name, guess.image, columns, tokenizer)
-    unread = len({upload.target for upload in heard} - attacked.keys())
-    scores = _merged([line for line in folder.scores() if _source(line) not in void], leakage.scores)
-    folder.write_scores(scores)
-    rates = leakage_rates(world, (*scores, *silent))
-    if any(rate.ceiling is not None for rate in rates):
-        rates += recovery_rates(world, (*scores, *silent), _recovery_chance(world, images, public))
-    return replace(leakage, scores=scores, unattacked=leakage.unattacked + unread, rates=rates)
+            self.folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
+
+    def finish(self, heard: Sequence[_Heard]) -> Leakage:
+        """Score the guesses, and write all scores and pictures."""
+        world, folder = self.world, self.folder
+        self.progress.stage("scoring and writing the report")
+        for upload in {id(upload): upload for upload in self.attacked.values()}.values():
+            guessed = score_guesses(self.guesses, upload.truth, world.dataset.std)
+            self.scored.append(guessed)
+            save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
+            save_pictures(folder, "guess-class", upload.truth, guessed.pictures)
+        tokenizer = None if world.dataset.text is None else world.dataset.text.tokenizer
+        for guess in self.guesses:
+            save_shared(folder, guess.name, guess.image, world.dataset.columns, tokenizer)
+        earlier = [line for line in folder.scores() if _source(line) not in self.void]
+        scores = _merged(earlier, [line for each in self.scored for line in each.scores])
+        folder.write_scores(scores)
+        rates = leakage_rates(world, (*scores, *self.silent))
+        if any(rate.ceiling is not None for rate in rates):
+            chance = _recovery_chance(world, self.images, self.guesses)
+            rates += recovery_rates(world, (*scores, *self.silent), chance)
+        unread = len({upload.target for upload in heard} - self.attacked.keys())
+        reasons = [each.lpips_reason for each in self.scored if each.lpips_reason]
+        return Leakage(
+            scores,
+            reasons[-1] if reasons else None,
+            tuple(self.refusals),
+            self.damaged + unread,
+            rates,
+            self.seconds,
+        )
+
+    def _allow(self, attacks: Sequence[PlannedAttack]) -> None:
+        """Keep the attacks that the threat model gives what they need; of the others the user was told before."""
+        reasons = {attack: self.threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
+        self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
+        self.allowed = [attack for attack in attacks if reasons[attack] is None]
+
+    def _read(self, wanted: Sequence[Target]) -> list[_Heard]:
+        """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
+        world = self.world
+        heard: list[_Heard] = []
+        asked = rounds_by_client(self.folder.asked())
+        empty = 0
+        for target in wanted:
+            known = truth(world, target, asked)
+            if len(known.images) == 0:
+                empty += 1
+                continue
+            try:
+                observation = read_target(world, self.folder, target)
+            except InputError as error:
+                self.damaged += 1
+                self.refuse(Refusal(f"{target.title} is left out: {error}"))
+                continue
+            if Access.CANDIDATES in self.threat.grants:
+                known = replace(known, candidates=candidates(world, target, known))
+                observation = replace(observation, candidates=known.candidates)
+                if known.candidates is None:
+                    kind = world.dataset.kind
+                    text = (
+                        f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
+                    )
+                    self.refuse(Refusal(f"{target.title}: {text}"))
+            heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
+        if empty:
+            text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
+            self.refuse(Refusal(text))
+        return heard
+
+    def _joined(self, heard: Sequence[_Heard]) -> list[_Heard]:
+        """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
+        groups = _groups(heard)
+        if all(len(members) == 1 for members in groups.values()):
+            self.refuse(Refusal("adversary.join_uploads: no client was heard more than once"))
+            return list(heard)
+        reasons = {
+            key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None
+            for key, members in groups.items()
+        }
+        for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
+            self.refuse(Refusal(f"adversary.join_uploads: {reason}"))
+        joined: list[_Heard] = []
+        for key, members in groups.items():
+            if reasons[key] is None:
+                # All that was heard of the images up to the last of these rounds.
+                known = replace(members[0].truth, releases=members[-1].truth.releases, optima=None)
+                members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
+            joined += members
+        return joined
+
+    def _with_best_decisions(self, heard: list[_Heard]) -> list[_Heard]:
+        """Have the referee know how often the best decision among the candidates of each protected upload is right."""
+        world = self.world
+        protected = [upload for upload in heard if upload.kind == PROTECTED]
+        wanted = world.experiment.adversary.best_decision and world.dataset.text is None
+        if not wanted or not world.experiment.mechanism.protects or not protected:
+            return heard
+        self.progress.stage("computing the best decision among the candidates")
+        known = {}
+        for upload in protected:
+            truth = upload.truth
+            # In a batch, what is best for one answer an image is no limit for attacks that show pictures in any order.
+            listed = truth.candidates
+            if listed is None and len(truth.images) == 1:
+                listed = candidates(world, upload.target, truth)
+            if listed is None:
+                continue
+            doubt = self.check.mismatch(simulated_images, upload.observation)
+            if doubt is not None:
+                # What is best follows from how clients compute, as attacks simulate it.
+                self.refuse(Refusal(f"best decision: not computed: {doubt.reason}"))
+                return heard
+            about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
+            try:
+                optima = best_decisions(*about, labels_known=truth.labels_known)
+            except AttackRefused as error:
+                self.refuse(Refusal(f"best decision: {error}"))
+                return heard
+            known[upload.target] = replace(truth, optima=tuple(optima))
+        return [
+            replace(upload, truth=known[upload.target])
+            if upload.kind == PROTECTED and upload.target in known
+            else upload
+            for upload in heard
+        ]
+
+
+def _misses(
+    attack: PlannedAttack,
+    suited: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    campaign: Campaign,
+    scored: Mapping[int, Scores],
+) -> list[Score]:
+    """Lines for the images of which an attack that can simulate the client says nothing."""
+    picked = any(result.picked for result in campaign.found.values())
+    lines: list[Score] = []
+    for number, upload in enumerate(suited):
+        if number in campaign.found or number not in doubts:
+            made = scored[number].scores if number in campaign.found else ()
+            lines += missed(upload.truth, attack.label, upload.kind, made, picked=picked)
+    return lines
 
 
 def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
@@ -219,76 +414,9 @@ def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> f
     return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
 
 
-def _allowed(attacks: Sequence[PlannedAttack], threat: ThreatModel) -> tuple[list[PlannedAttack], Leakage]:
-    """The attacks that the threat model gives what they need; of the others the user was told before."""
-    reasons = {attack: threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
-    refusals = tuple(Refusal(reason, attack.name) for attack, reason in reasons.items() if reason)
-    return [attack for attack in attacks if reasons[attack] is None], Leakage(refusals=refusals)
-
-
 def _suits(attack: PlannedAttack, target: Target) -> bool:
     """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
     return bool(ATTACKS[attack.name].active()) == target.crafted
-
-
-def _heard(
-    world: World,
-    folder: RunFolder,
-    wanted: Sequence[Target],
-    threat: ThreatModel,
-    leakage: Leakage,
-    progress: Progress,
-) -> tuple[list[_Heard], Leakage]:
-    """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
-    heard: list[_Heard] = []
-    asked = rounds_by_client(folder.asked())
-    empty = damaged = 0
-    for target in wanted:
-        known = truth(world, target, asked)
-        if len(known.images) == 0:
-            empty += 1
-            continue
-        try:
-            observation = read_target(world, folder, target)
-        except InputError as error:
-            damaged += 1
-            leakage = leakage.refused(Refusal(f"{target.title} is left out: {error}"), progress)
-            continue
-        if Access.CANDIDATES in threat.grants:
-            known = replace(known, candidates=candidates(world, target, known))
-            observation = replace(observation, candidates=known.candidates)
-            if known.candidates is None:
-                kind = world.dataset.kind
-                text = f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
-                leakage = leakage.refused(Refusal(f"{target.title}: {text}"), progress)
-        heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
-    if empty:
-        text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
-        leakage = leakage.refused(Refusal(text), progress)
-    return heard, replace(leakage, unattacked=damaged)
-
-
-def _joined(heard: Sequence[_Heard], leakage: Leakage, progress: Progress) -> tuple[list[_Heard], Leakage]:
-    """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
-    groups = _groups(heard)
-    if all(len(members) == 1 for members in groups.values()):
-        return list(heard), leakage.refused(
-            Refusal("adversary.join_uploads: no client was heard more than once"), progress
-        )
-    reasons = {
-        key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None
-        for key, members in groups.items()
-    }
-    for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
-        leakage = leakage.refused(Refusal(f"adversary.join_uploads: {reason}"), progress)
-    joined: list[_Heard] = []
-    for key, members in groups.items():
-        if reasons[key] is None:
-            # All that was heard of the images up to the last of these rounds.
-            known = replace(members[0].truth, releases=members[-1].truth.releases, optima=None)
-            members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
-        joined += members
-    return joined, leakage
 
 
 def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], list[_Heard]]:
@@ -335,41 +463,6 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     if world.experiment.adversary.counterfactual:
         kinds[UNPROTECTED] = without_mechanism(world, observation, target)
     return kinds
-
-
-def _with_best_decisions(
-    world: World, check: SimulationCheck, heard: Sequence[_Heard], leakage: Leakage, progress: Progress
-) -> tuple[list[_Heard], Leakage]:
-    """Have the referee know how often the best decision among the candidates of each protected upload is right."""
-    protected = [upload for upload in heard if upload.kind == PROTECTED]
-    wanted = world.experiment.adversary.best_decision and world.dataset.text is None
-    if not wanted or not world.experiment.mechanism.protects or not protected:
-        return list(heard), leakage
-    progress.stage("computing the best decision among the candidates")
-    known = {}
-    for upload in protected:
-        truth = upload.truth
-        # In a batch, what is best for one answer an image is no limit for attacks that show pictures in any order.
-        listed = truth.candidates
-        if listed is None and len(truth.images) == 1:
-            listed = candidates(world, upload.target, truth)
-        if listed is None:
-            continue
-        doubt = check.mismatch(simulated_images, upload.observation)
-        if doubt is not None:
-            # What is best follows from how clients compute, as attacks simulate it.
-            return list(heard), leakage.refused(Refusal(f"best decision: not computed: {doubt.reason}"), progress)
-        about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
-        try:
-            optima = best_decisions(*about, labels_known=truth.labels_known)
-        except AttackRefused as error:
-            return list(heard), leakage.refused(Refusal(f"best decision: {error}"), progress)
-        known[upload.target] = replace(truth, optima=tuple(optima))
-    told = [
-        replace(upload, truth=known[upload.target]) if upload.kind == PROTECTED and upload.target in known else upload
-        for upload in heard
-    ]
-    return told, leakage
 
 
 def _doubts(
@@ -481,3 +574,39 @@ def _source(score: Score) -> tuple[str, str, int, int]:
 
 def _about(score: Score) -> tuple[str, str, int, int, int]:
     return score.attack, score.upload, score.round, score.client, score.image
+
+
+def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
+    """Write images (C, H, W) on [0, 1] as PNG, or rows and sentences as JSON, numbered where a client has several."""
+    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
+    for number, image in pictures.items():
+        client, place = known.place(number)
+        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None, "")
+        save_shared(folder, name, image, known.columns, known.tokenizer)
+
+
+def save_shared(
+    folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column], tokenizer: Tokenizer | None = None
+) -> None:
+    """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
+    if tokenizer is not None:
+        tokens = bare(image)
+        pieces = [tokenizer.decode([token]) for token in tokens]
+        folder.write_json(
+            f"reconstructions/{name}.json", {"text": tokenizer.decode(tokens), "tokens": tokens, "pieces": pieces}
+        )
+        return
+    if not columns:
+        folder.write_bytes(f"reconstructions/{name}.png", png(image))
+        return
+    texts = cell_texts(columns, image.flatten().cpu().numpy())
+    cells = {column.name: text for column, text in zip(columns, texts, strict=True)}
+    folder.write_json(f"reconstructions/{name}.json", cells)
+
+
+def png(image: Tensor) -> bytes:
+    """Return an image (C, H, W) on [0, 1] as PNG."""
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -28,7 +28,7 @@ from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
 from fedpriv.core.registry import ATTACKS
 from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported, read_line, read_tapped, read_truth
 from fedpriv.flower.watch import MOST_IMAGES
-from fedpriv.lab.attack_pictures import png
+from fedpriv.lab.attack_stage import png
 from fedpriv.lab.results import attack_results
 from fedpriv.mechanisms import recorded_mechanism
 

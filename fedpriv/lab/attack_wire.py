@@ -17,7 +17,7 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
-from fedpriv.lab.leakage import Leakage
+from fedpriv.lab.attack_stage import Leakage
 from fedpriv.lab.victims import Target
 from fedpriv.listener import LISTENED, Listened, read_listened
 

@@ -28,7 +28,7 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.lab.answer_claims import with_earlier
-from fedpriv.lab.attack_pictures import png
+from fedpriv.lab.attack_stage import png
 from fedpriv.lab.endpoint import open_endpoint
 from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models.machinery.build import build_model

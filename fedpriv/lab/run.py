@@ -34,9 +34,8 @@ from fedpriv.core.records import (
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
-from fedpriv.lab.attack_stage import attack_observations, planned_attacks
+from fedpriv.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.lab.labels import with_referee
-from fedpriv.lab.leakage import Leakage
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.rehearsal import rehearse

@@ -32,9 +32,9 @@ from fedpriv.core.records import (
     sentence_result,
     shown_epsilon,
 )
+from fedpriv.lab.attack_stage import Refusal
 from fedpriv.lab.knowledge import knowledge_sentences
 from fedpriv.lab.labels import label_sentences
-from fedpriv.lab.leakage import Refusal
 from fedpriv.lab.results import row_result
 from fedpriv.mechanisms.machinery.base import NoiseAt
 

@@ -15,7 +15,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
-from fedpriv.lab.leakage import Leakage
+from fedpriv.lab.attack_stage import Leakage
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 VMF = {"name": "vmf", "kappa": 40.0}

@@ -8,7 +8,7 @@ import pytest
 from fedpriv.accounting import Release, guarantee
 from fedpriv.core.config import Experiment
 from fedpriv.core.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
-from fedpriv.lab.leakage import Refusal
+from fedpriv.lab.attack_stage import Refusal
 from fedpriv.lab.results import attack_results
 from fedpriv.lab.summary import verdict
 
