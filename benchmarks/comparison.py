@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import options, save, seconds
+from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.report import write_comparison
 from fedpriv.sweep import Reconstruction, TrialRecord
-from fedpriv.sweep.record import MembershipFigures
 
 KINDS = (("none", None), ("gaussian", None), ("vmf", "whole"), ("vmf", "layer"), ("vmf", "size:16"))
 MODELS = ("lenet", "mlp")

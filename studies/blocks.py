@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
 from fedpriv.report.comparison import Setting, choose_attacks, settings_of
@@ -68,14 +69,14 @@ def main() -> None:
 
 def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
     """Tell the three sweeps apart by what their trials have."""
-    audited = next((records for records in sweeps if records and records[0].memberships), None)
+    audited = next((records for records in sweeps if records and records[0].of(MembershipColumns).memberships), None)
     attacked = next((records for records in sweeps if records and records[0].reconstructions), None)
     trained = next((records for records in sweeps if records is not audited and records is not attacked), None)
     if not (audited and attacked and trained and len(sweeps) == 3 and all(map(_is_ours, sweeps))):
         raise InputError(
             "give one sweep of accuracy, one of membership and one of uploads, as configs/paper/blocks.toml"
         )
-    strongest = choose_attacks(audited).membership
+    strongest = choose_attacks(audited).attacks["membership"]
     return Study(
         _by_key(trained),
         {attack: _by_key(audited, membership=attack) for attack in (strongest, MIA_R)},
@@ -91,7 +92,7 @@ def _is_ours(records: Sequence[TrialRecord]) -> bool:
 
 
 def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> dict[Key, Setting]:
-    settings = settings_of(records, choose_attacks(records, reconstruction, membership))
+    settings = settings_of(records, choose_attacks(records, reconstruction, {"membership": membership}))
     return {
         (setting.first.blocks or "", float(setting.first.settings.get("mechanism.epsilon", 0))): setting
         for setting in settings
@@ -119,8 +120,8 @@ def _cells(study: Study, key: Key) -> list[str]:
         "" if trained.first.draws is None else f"{trained.first.draws:,}",
         with_interval(trained.accuracy, 100, 1),
         "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
-        *(with_interval(_of(settings, key, "auc"), 100, 1) for settings in study.membership.values()),
-        _percent(_of(study.membership[MIA_R], key, "accuracy")),
+        *(with_interval(_of(settings, key, "AUC"), 100, 1) for settings in study.membership.values()),
+        _percent(_accuracy_of(study.membership[MIA_R], key)),
         *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
         "" if attacked is None else f"{guess(attacked):.3f}",
     ]
@@ -152,12 +153,12 @@ def _small(study: Study, figures: Mapping[str, Callable[[Key], str]]) -> list[st
 
 
 def _area(settings: Mapping[Key, Setting], key: Key) -> str:
-    return _percent(_of(settings, key, "auc"))
+    return _percent(_of(settings, key, "AUC"))
 
 
 def _error(settings: Mapping[Key, Setting], key: Key, attack: str) -> str:
     """An attack's error, and how many images it recovered."""
-    estimate = _of(settings, key, "mse")
+    estimate = _of(settings, key, "MSE")
     if estimate is None:
         return ""
     recovered = sum(line.recovered for line in settings[key].first.reconstruction if line.attack == attack)
@@ -178,8 +179,13 @@ def levels(study: Study) -> list[float]:
 
 
 def _of(settings: Mapping[Key, Setting], key: Key, figure: str) -> Interval | None:
-    value: Interval | None = getattr(settings[key], figure) if key in settings else None
-    return value
+    setting = settings.get(key)
+    return setting.figures[figure] if setting is not None else None
+
+
+def _accuracy_of(settings: Mapping[Key, Setting], key: Key) -> Interval | None:
+    setting = settings.get(key)
+    return setting.accuracy if setting is not None else None
 
 
 def names_of(blocks: str) -> str:
@@ -227,21 +233,21 @@ def drawn(study: Study) -> Figure:
     """Draw accuracy, proven epsilon, membership and reconstruction over the size of blocks."""
     drawing = Figure(figsize=(13.5, 7.6), layout="constrained", facecolor="white")
     accuracy, proven, member, error = drawing.subplots(2, 2).flat
-    _lines(accuracy, study, lambda key: _of(study.accuracy, key, "accuracy"))
+    _lines(accuracy, study, lambda key: _accuracy_of(study.accuracy, key))
     accuracy.set_title("test accuracy", fontsize=10)
     _horizontal(accuracy, study.accuracy[("", 0.0)].accuracy, "no mechanism")
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
     _logarithmic(proven)
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
     for style, settings in zip(STYLES[::2], study.membership.values(), strict=False):
-        _lines(member, study, partial(_of, settings, figure="auc"), style)
+        _lines(member, study, partial(_of, settings, figure="AUC"), style)
     attacks = [name for name in study.membership if name != MIA_R]
     member.set_title(
         f"AUC of membership inference: {''.join(f'{each}; dashed: ' for each in attacks)}MIA-R", fontsize=10
     )
     _horizontal(member, Interval(0.5, None, None), "guess")
     for style, settings in zip(STYLES, study.uploads.values(), strict=True):
-        _lines(error, study, partial(_of, settings, figure="mse"), style)
+        _lines(error, study, partial(_of, settings, figure="MSE"), style)
     _logarithmic(error)
     error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
     attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))

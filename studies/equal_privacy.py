@@ -37,7 +37,7 @@ def main() -> None:
 
 def of_batches(path: Path) -> list[Setting]:
     """The settings of a sweep: by batch size, largest first, then mechanism and rate."""
-    found = settings_of(records_of(path), Chosen("", ""))
+    found = settings_of(records_of(path), Chosen())
     if not found or any(beside_noise(setting.first) != ASKED for setting in found):
         raise InputError(f"{path} has no trials over batch sizes and rates alone, as configs/paper/equal-privacy.toml")
     return sorted(found, key=lambda setting: (-_batch(setting), setting.series, _rate(setting)))

@@ -6,9 +6,9 @@ from pathlib import Path
 from scipy.stats import binomtest
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.records import CONFIDENCE, AttackResult
 from fedpriv.core.registry import ATTACKS
-from fedpriv.report.numbers import decimal, figure, percent
 from studies.leakage_cells import GUESS, Row
 
 BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"

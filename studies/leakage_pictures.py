@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from fedpriv.report.numbers import decimal
+from fedpriv.core.numbers import decimal
 from studies.leakage_cells import GUESS, Row
 from studies.leakage_page import groups, strongest
 

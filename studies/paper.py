@@ -103,7 +103,7 @@ def main() -> None:
         # The paper's accuracy on LFW is the top-10 one.
         top_10 = "lfw" if asked.table == "table2" else ""
         records = [record for path in asked.folder for record in records_of(path, top_10)]
-        settings = settings_of(records, Chosen("iga", "attack-r"))
+        settings = settings_of(records, Chosen("iga", {"membership": "attack-r"}))
         if asked.mechanisms:
             settings = [setting for setting in settings if setting.series[0] in asked.mechanisms]
         if not any(_has(asked.table, row.setting) for row in _rows(settings)):
@@ -229,7 +229,7 @@ def _plain(name: str, setting: Setting) -> str:
     if name == "table4":
         error = _normalised([setting])
         return "" if math.isnan(error) else f"{error:.2f}"
-    estimate = setting.accuracy if name == "table2" else setting.auc
+    estimate = setting.accuracy if name == "table2" else setting.figures["AUC"]
     return "" if estimate is None else f"{100 * estimate.value:.1f}"
 
 
@@ -267,7 +267,7 @@ def _pair(paper: float, here: float, places: int) -> tuple[str, ...]:
 
 def _auc(settings: Sequence[Setting]) -> float:
     """MIA-R's area in percent; NaN where no trial was audited."""
-    values = [100 * setting.auc.value for setting in settings if setting.auc]
+    values = [100 * setting.figures["AUC"].value for setting in settings if setting.figures["AUC"]]
     return sum(values) / len(values) if values else math.nan
 
 
@@ -312,7 +312,7 @@ def _figure(name: str, setting: Setting) -> str:
     if name == "table2":
         return with_interval(setting.accuracy, 100, 1)
     if name == "table3":
-        return with_interval(setting.auc, 100, 1)
+        return with_interval(setting.figures["AUC"], 100, 1)
     attacks = dict.fromkeys(line.attack for record in setting.records for line in record.reconstruction)
     return "; ".join(f"{attack} {_errors(setting, attack)}" for attack in attacks)
 
@@ -320,7 +320,7 @@ def _figure(name: str, setting: Setting) -> str:
 def _has(name: str, setting: Setting) -> bool:
     """Whether a table has a figure of a setting; a difference needs either attack's."""
     attacked = any(record.reconstruction for record in setting.records)
-    audited = setting.auc is not None
+    audited = setting.figures["AUC"] is not None
     # Networks whose uploads are attacked are hardly trained.
     trained = setting.accuracy is not None and not attacked
     figures = {"table2": trained, "table3": audited, "table4": attacked}

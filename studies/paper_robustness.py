@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import CertifiedCurve, Interval
+from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab.smoothed import read_smoothed
 from fedpriv.report.comparison import Chosen, estimate, settings_of
+from fedpriv.robustness.records import CertifiedCurve, Evasion, Robustness, read_attempts, read_certificates
+from fedpriv.robustness.report import RobustColumns, Size, certified_at, right_at
+from fedpriv.robustness.smoothed import read_smoothed
 from fedpriv.smoothing import FirstLayer
 from fedpriv.smoothing.norms import unit_images
 from fedpriv.sweep import SweepFolder, TrialRecord
-from fedpriv.sweep.sizes import Size, certified_at, right_at
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
 
@@ -81,18 +82,19 @@ class Row:
 
     def right(self) -> Interval | None:
         """Voted accuracy on the certified images; without noise, accuracy on the whole test set."""
-        voted = [(each.voted, each.voted_low, each.voted_high) for each in self.records]
+        tested = [each.of(RobustColumns) for each in self.records]
+        voted = [(each.voted, each.voted_low, each.voted_high) for each in tested]
         usual = [(each.accuracy, each.accuracy_low, each.accuracy_high) for each in self.records]
         return estimate(voted if self.sigma else usual, most=1.0)
 
     def certified(self, size: Size) -> Interval | None:
         """The share that is proven at a size."""
-        figures = [figures for each in self.records if (figures := certified_at(each, size))]
+        figures = [figures for each in self.records if (figures := certified_at(each.of(RobustColumns), size))]
         return estimate([(each.share, each.low, each.high) for each in figures], most=1.0)
 
     def attacked(self, size: Size) -> Interval | None:
         """The share that all attacks up to a size leave right."""
-        figures = [figures for each in self.records if (figures := right_at(each, size))]
+        figures = [figures for each in self.records if (figures := right_at(each.of(RobustColumns), size))]
         return estimate([(each.right, each.low, each.high) for each in figures], most=1.0)
 
 
@@ -108,7 +110,7 @@ def main() -> None:
 
 def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
     """Group trials that differ in their seed only; failed ones are left out."""
-    found = settings_of(records, Chosen("", ""))
+    found = settings_of(records, Chosen())
     if not found or any("robustness.noise" not in setting.first.settings for setting in found):
         raise InputError("these are no finished trials of configs/paper/secure-sgd-mnist.toml or -cifar10.toml")
     return [Row.of(setting.records) for setting in found]
@@ -171,7 +173,7 @@ def theorems(rows: Sequence[Row], folder: Path) -> list[str]:
     bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
     lines = _head(f"certified, {size}", *bounds)
     for row in (row for row in rows if row.sigma):
-        records = [RunFolder.open(folder / record.folder).robustness() for record in row.records]
+        records = [RunFolder.open(folder / record.folder).read(Robustness) for record in row.records]
         curves = [[each.curve(size.norm, bound) for each in records if each is not None] for bound in bounds]
         shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
         lines.append(_line([*row.cells, *map(_percent, shares)]))
@@ -233,11 +235,11 @@ def claims_of(run: RunFolder) -> list[Claim]:
     world = build_world(experiment, run.world_secret(experiment))
     model = read_smoothed(run, world)
     norm = largest_row(model.first, model.deviations)
-    evasion = run.evasion()
+    evasion = run.read(Evasion)
     if evasion is None or evasion.norm != "linf":
         raise InputError(f"{run.path} was not attacked in linf")
-    attempts, radii = run.attempts(), {each.image: each.margins["paper"] / norm for each in run.certificates()}
-    proven = {each.image: each.radius("linf") for each in run.certificates()}
+    attempts, radii = read_attempts(run), {each.image: each.margins["paper"] / norm for each in read_certificates(run)}
+    proven = {each.image: each.radius("linf") for each in read_certificates(run)}
     claims = []
     for size in evasion.sizes:
         here = [each for each in attempts if each.size == size]

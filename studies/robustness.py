@@ -13,10 +13,10 @@ from typing import Any
 
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Robustness
 from fedpriv.core.runs import RunFolder
 from fedpriv.lab import start_run
-from fedpriv.lab.certify import certify_run
+from fedpriv.robustness.certify import certify_run
+from fedpriv.robustness.records import Robustness
 from fedpriv.robustness.settings import CertifyConfig
 from studies.arguments import StudyParser, listed, whole
 

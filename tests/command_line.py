@@ -29,7 +29,7 @@ IMPORTED = [
     "fedpriv.cli.app",
     "fedpriv.deploy",
     "fedpriv.cli.display",
-    "fedpriv.lab.audit",
+    "fedpriv.attacks.membership.audit",
     "fedpriv.listener",
     "fedpriv.report",
     "fedpriv.cli.sweep_display",

@@ -9,15 +9,9 @@ import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
 from fedpriv.cli.probe import _answers_words, _sentences
-from fedpriv.core.records import (
-    Evasion,
-    Interval,
-    Probe,
-    ProbeFigure,
-    ProbeResult,
-    Reach,
-    Robustness,
-)
+from fedpriv.core.figure import Figure
+from fedpriv.core.records import Interval, Probe, ProbeResult
+from fedpriv.robustness.records import Evasion, Reach, Robustness
 from tests.lab.test_summary import VMF
 from tests.test_cli_attack import fedpriv, here
 
@@ -81,9 +75,7 @@ def test_answers_and_bounds_are_said_in_words(here: Path) -> None:
 
 
 def bounded(epsilon: float) -> Probe:
-    figure = ProbeFigure(
-        "AUC of lira", Interval(0.5, 0.4, 0.6), 0.5, ceiling=membership_auc(epsilon, 1e-5), unit="number"
-    )
+    figure = Figure("AUC of lira", Interval(0.5, 0.4, 0.6), 0.5, ceiling=membership_auc(epsilon, 1e-5), unit="number")
     return Probe(
         adversary="user", answers="rounded:2", heuristic=True, seconds=0.0,
         results=(ProbeResult("membership-answers", "", "", 1, (figure,)),),
@@ -92,8 +84,8 @@ def bounded(epsilon: float) -> Probe:
 
 def test_a_bound_that_rounds_to_one_is_not_printed_as_one() -> None:
     assert [bounded(epsilon).results[0].figures[0].near_one for epsilon in (1, 9, 300)] == ["", "> 0.999", "> 0.999"]
-    assert ProbeFigure("agreement", Interval(1, None, None), ceiling=1.0).near_one == ""  # a copy may be perfect
-    assert ProbeFigure("advantage", Interval(0, None, None), ceiling=0.9999).near_one == "> 99.9%"
+    assert Figure("agreement", Interval(1, None, None), ceiling=1.0).near_one == ""  # a copy may be perfect
+    assert Figure("advantage", Interval(0, None, None), ceiling=0.9999).near_one == "> 99.9%"
     words = _answers_words(bounded(VMF.epsilon or 0.0), VMF)
     assert words.startswith("rounded probabilities (policy rounded:2); nothing is proven about answers, epsilon ")
     assert words.endswith(f"({VMF.adjacency}) about the model")

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
 from fedpriv.cloak import Cloak, uniform_noise
+from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
-from fedpriv.core.records import CONFIDENCE, Interval, ProbeFigure
+from fedpriv.core.records import CONFIDENCE, Interval
 
 # What a curious endpoint reads out of the images that it is asked about, when people put noise on them.
 #
@@ -269,16 +270,16 @@ def substitute(scene: Scene) -> tuple[Network, int]:
     return copy, endpoint.asked
 
 
-def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, majority: float) -> tuple[ProbeFigure, ...]:
+def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, majority: float) -> tuple[Figure, ...]:
     """Return what each kind of noise came to, in words -> trial, between a guess and images sent as they are."""
     read = [
-        ProbeFigure(
+        Figure(
             f"attribute read, {words}", mean_interval(trial.read), guess, float(clean.read.mean()), theorem=_NO_THEOREM
         )
         for words, trial in trials.items()
     ]
     answered = [
-        ProbeFigure(
+        Figure(
             f"right answers, {words}",
             mean_interval(trial.answered),
             majority,
@@ -288,13 +289,13 @@ def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, major
         for words, trial in trials.items()
     ]
     bits = [
-        ProbeFigure(f"bits, {words}", Interval(trial.bits, None, None), theorem=_BITS, unit="number")
+        Figure(f"bits, {words}", Interval(trial.bits, None, None), theorem=_BITS, unit="number")
         for words, trial in trials.items()
     ]
     return (*read, *answered, *bits)
 
 
-def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[ProbeFigure, ...]:
+def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[Figure, ...]:
     """Return the shares of features that are the same in all images: of all, and of those that are ever above 0.
 
     Nothing, where none is suppressed.
@@ -310,7 +311,7 @@ def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[ProbeFigure, ...]
         "pixels suppressed, of those that are ever lit": ~cloak.kept[lit],
     }
     return tuple(
-        ProbeFigure(words, Interval(float(part.double().mean()), None, None), theorem=_NO_THEOREM)
+        Figure(words, Interval(float(part.double().mean()), None, None), theorem=_NO_THEOREM)
         for words, part in shares.items()
     )
 

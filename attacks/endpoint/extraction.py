@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.endpoint.scene import Network, Public, Referee, Scene, uniform_images
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
-from fedpriv.core.records import Interval, ProbeFigure
+from fedpriv.core.records import Interval
 
 Array = NDArray[np.float64]
 
@@ -100,7 +101,7 @@ def agreement(referee: Referee, copy: Network, images: Tensor) -> Interval:
 
 def agreement_figures(
     referee: Referee, copy: Network, guess: Network | None, ceiling: float | None = None, theorem: str = NO_THEOREM
-) -> tuple[ProbeFigure, ...]:
+) -> tuple[Figure, ...]:
     """Return what a copy is like: on the referee's images, on uniform ones, and in its probabilities.
 
     The guess is the class that the model names most often, or the copy of someone who never asked if that does better.
@@ -108,21 +109,21 @@ def agreement_figures(
     _, channels, height, width = referee.held.images.shape
     uniform = uniform_images(UNIFORM, (channels, height, width), numpy_stream(referee.seed, "probe-uniform"))
     return (
-        ProbeFigure(
+        Figure(
             "agreement on test images",
             agreement(referee, copy, referee.held.images),
             _guessed(referee, guess, referee.held.images),
             ceiling=ceiling,
             theorem=theorem,
         ),
-        ProbeFigure(
+        Figure(
             "agreement on uniform images",
             agreement(referee, copy, uniform),
             _guessed(referee, guess, uniform),
             ceiling=ceiling,
             theorem=theorem,
         ),
-        ProbeFigure(
+        Figure(
             "total variation on test images",
             Interval(_variation(referee, copy), None, None),
             None if guess is None else _variation(referee, guess),

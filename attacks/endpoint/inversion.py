@@ -16,8 +16,9 @@ from fedpriv import metrics
 from fedpriv.attacks.endpoint.equations import rounding_unit
 from fedpriv.attacks.endpoint.scene import Network, Referee, probabilities
 from fedpriv.attacks.intervals import median_interval, rate_interval
+from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Inverted, ProbeFigure
+from fedpriv.core.records import Inverted
 from fedpriv.service.questions import Questions
 
 Cost = Callable[[Tensor], Tensor]
@@ -220,7 +221,7 @@ def inverted_classes(referee: Referee, pictures: Tensor, names: Sequence[str]) -
     )
 
 
-def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[ProbeFigure, ...]:
+def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[Figure, ...]:
     """Return who is told, and how near the pictures are, with floor and reference.
 
     Args:
@@ -231,7 +232,7 @@ def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Ten
     floor = metrics.psnr(referee.train_means[kept], guess.expand(count, *guess.shape)).clamp(max=200)
     generator = numpy_stream(referee.seed, "probe-likeness")
     figures = [
-        ProbeFigure(
+        Figure(
             f"classes told, top {top}",
             rate_interval(sum(inversion.rank <= top for inversion in inverted), count),
             min(1.0, top / count),
@@ -242,14 +243,14 @@ def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Ten
     ]
     likeness = median_interval([inversion.psnr for inversion in inverted], generator)
     figures.append(
-        ProbeFigure("PSNR to the class's mean, median", likeness, float(floor.median()), theorem=_NOTHING, unit="dB")
+        Figure("PSNR to the class's mean, median", likeness, float(floor.median()), theorem=_NOTHING, unit="dB")
     )
     confidence = median_interval([inversion.confidence for inversion in inverted], generator)
-    figures.append(ProbeFigure("the model's confidence, median", confidence, theorem="it says nothing about likeness"))
+    figures.append(Figure("the model's confidence, median", confidence, theorem="it says nothing about likeness"))
     return tuple(figures)
 
 
-def two_sentences(figures: Sequence[ProbeFigure]) -> tuple[str, str]:
+def two_sentences(figures: Sequence[Figure]) -> tuple[str, str]:
     """Return whether the pictures tell who, and whether they show how they look."""
     told, likeness = figures[0], figures[2]
     floor = told.guess or 0.0

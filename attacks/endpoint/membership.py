@@ -16,14 +16,15 @@ from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.endpoint.equations import rounding_unit
 from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, probabilities
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.audit import Candidates, build_pool, draw_candidates, draw_references
+from fedpriv.attacks.membership.game import Candidates, build_pool, draw_candidates, draw_references
 from fedpriv.attacks.membership.references import Pool, train_references
 from fedpriv.attacks.membership.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Guarantee, Interval, ProbeFigure
+from fedpriv.core.records import Guarantee, Interval
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
 from fedpriv.service.policies import AnswerPolicy, Draws, softmax
@@ -181,7 +182,7 @@ def membership_figures(
     proven: Guarantee | None,
     seed: int,
     raw: Mapping[str, Array] | None = None,
-) -> tuple[ProbeFigure, ...]:
+) -> tuple[Figure, ...]:
     """Return the area under the curve of each attack, and the largest advantage of the one with the largest area.
 
     Args:
@@ -190,7 +191,7 @@ def membership_figures(
     """
     auc, theorem = _ceiling(proven, membership_auc)
     figures = {
-        name: ProbeFigure(
+        name: Figure(
             f"AUC of {name}",
             Interval(curve(values, truth).auc, *auc_interval(values, truth)),
             0.5,
@@ -207,7 +208,7 @@ def membership_figures(
     rng = numpy_stream(seed, "probe-membership")
     ends = bootstrap_intervals(best, truth, {"advantage": lambda points: points.advantage}, rng)["advantage"]
     # Its threshold is chosen on the same scores, so that an interval around it does not refute a theorem.
-    last = ProbeFigure(
+    last = Figure(
         f"advantage of {order[0]}",
         Interval(curve(best, truth).advantage, 0.0, ends[1]),
         0.0,
@@ -217,7 +218,7 @@ def membership_figures(
     return (*(figures[name] for name in order), last)
 
 
-def told_words(members: int, best: ProbeFigure) -> str:
+def told_words(members: int, best: Figure) -> str:
     """Say how well members are told from as many others; whoever may as well have guessed has not told them apart."""
     auc = best.measured
     ends = "" if auc.ends is None else f" (95 %: {auc.ends[0]:.3f} to {auc.ends[1]:.3f})"

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedpriv.attacks.evasion.steps import Ball, Target, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import Attempt, Certificate
+from fedpriv.robustness.records import Attempt, Certificate
 from fedpriv.smoothing.certificates import binomial_upper
 
 # Noisy numbers that are differentiated at once, over images, restarts and draws.

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binom, norm
 
 from fedpriv import accounting
-from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.records import EpsilonBound
+from fedpriv.core.errors import InputError
+from fedpriv.core.figure import EpsilonBound
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -148,28 +148,6 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     if excess(0.0) < 0:
         epsilon = MOST_EPSILON if excess(MOST_EPSILON) < 0 else _last_refuted(excess)
     return EpsilonBound(epsilon, delta, confidence, len(scores), "one run, Steinke et al. 2023, Theorem 5.2")
-
-
-def refuse_contradiction(bound: EpsilonBound, proven: float, delta: float) -> None:
-    """Raise where an experiment refutes what is claimed to be proven.
-
-    Args:
-        bound: from the experiment.
-        proven: the claimed epsilon.
-        delta: at which it is claimed; a bound at a smaller delta says nothing about it.
-
-    Raises:
-        RunFailedError: the bound is above the claim.
-        InputError: the bound is about a smaller delta.
-    """
-    if bound.delta < delta:
-        raise InputError(f"a bound at delta = {bound.delta:g} does not speak about a claim at delta = {delta:g}")
-    if bound.epsilon > proven:
-        raise RunFailedError(
-            f"epsilon is at least {bound.epsilon:.4g} at delta = {bound.delta:g} with confidence "
-            f"{bound.confidence:g} ({bound.method}, {bound.trials} trials), but {proven:.4g} is claimed to be proven: "
-            "the implementation or the proof is wrong"
-        )
 
 
 def _check(scores: Floats, inside: Bools, delta: float, confidence: float) -> None:

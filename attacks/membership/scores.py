@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 
-from fedpriv.core import records
+from fedpriv.attacks.membership import records
+from fedpriv.attacks.membership.records import MembershipAttack
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import MembershipAttack
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

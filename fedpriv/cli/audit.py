@@ -11,7 +11,8 @@ from fedpriv.cli.terminal import Json, Quiet, Run, out, print_json, print_line, 
 from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
-    from fedpriv.core.records import AnswersAudit, Membership, MembershipAttack, Memorisation
+    from fedpriv.attacks.membership.records import Membership, MembershipAttack
+    from fedpriv.core.records import AnswersAudit, Memorisation
 
 
 def audit(
@@ -44,9 +45,9 @@ def audit(
     if answers is not None:
         _audit_answers(folder, answers, quiet, as_json)
         return
+    from fedpriv.attacks.membership.audit import audit_run
     from fedpriv.cli.display import shown
     from fedpriv.core.runs import RunFolder
-    from fedpriv.lab.audit import audit_run
     from fedpriv.report import reported
 
     run = RunFolder.open(folder)

@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.robustness.settings import CertifyConfig, RobustnessConfig
 
 if TYPE_CHECKING:
-    from fedpriv.core.records import Robustness
+    from fedpriv.robustness.records import Robustness
 
 _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 
@@ -50,8 +50,8 @@ def certify(
         raise InputError(key="--norm", given=norm, allowed=f"allowed: {', '.join(_NORMS)}")
     from fedpriv.cli.display import shown
     from fedpriv.core.runs import RunFolder
-    from fedpriv.lab.certify import certify_run, check_noise
     from fedpriv.report import reported
+    from fedpriv.robustness.certify import certify_run, check_noise
 
     check_noise(noise, place)
     run = RunFolder.open(folder)
@@ -79,7 +79,7 @@ def _config(robustness: RobustnessConfig | None, given: dict[str, float]) -> Cer
 
 def _table(robustness: "Robustness", norm: str) -> Table:
     """Certified accuracy by size, one row a theorem, in 80 columns."""
-    from fedpriv.core.records import BOUNDS
+    from fedpriv.robustness.records import BOUNDS
 
     table = Table(box=None, pad_edge=False)
     sizes = robustness.curve(norm).sizes
@@ -93,7 +93,7 @@ def _table(robustness: "Robustness", norm: str) -> Table:
 
 
 def _sentences(robustness: "Robustness", norm: str) -> list[str]:
-    from fedpriv.core.records import middle
+    from fedpriv.robustness.records import middle
 
     noise, voted = robustness.noise, robustness.voted
     where = "on the input" if noise.place == "input" else "behind the first layer"

@@ -22,15 +22,18 @@ from fedpriv.cli.terminal import (
 )
 from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
+    from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
-    from fedpriv.core.records import Evasion, Guarantee, Probe, ProbeFigure, Robustness
+    from fedpriv.core.records import Guarantee, Probe
     from fedpriv.core.runs import RunFolder
+    from fedpriv.robustness.records import Evasion, Robustness
 
 probe_app = typer.Typer(
     cls=FolderByDefault,
@@ -117,7 +120,6 @@ def probe(
     made = _with_settings(probes, set_ or ())
     from fedpriv.cli.display import shown
     from fedpriv.core.runs import RunFolder
-    from fedpriv.lab.evade import refuse_broken
     from fedpriv.report import reported
 
     run = RunFolder.open(folder)
@@ -134,7 +136,7 @@ def probe(
     else:
         _print(run, evaded, probed, earlier)
     if evaded is not None:
-        refuse_broken(evaded)
+        refuse_exceeded(evaded.figures)
 
 
 @probe_app.command("list")
@@ -236,7 +238,7 @@ def _refuse_without_model(run: "RunFolder", attack: str, adversary: str | None) 
 
 
 def _evaded(run: "RunFolder", config: EvadeConfig, progress: "Progress") -> "Evasion":
-    from fedpriv.lab.evade import evade_run
+    from fedpriv.robustness.evade import evade_run
 
     return evade_run(run, config, progress)
 
@@ -264,7 +266,7 @@ def _as_json(evaded: "Evasion | None", probed: "Probe | None") -> dict[str, Any]
 def _print(run: "RunFolder", evaded: "Evasion | None", probed: "Probe | None", earlier: "Probe | None") -> None:
     if evaded is not None:
         out.print(_table(evaded))
-        print_sentences(_sentences(evaded, run.robustness()))
+        print_sentences(_sentences(evaded, run.read(Robustness)))
         print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")
     if probed is not None:
         _print_probe(probed, run.final_ledger().worst)
@@ -302,7 +304,7 @@ def _print_probe(probe: "Probe", worst: "Guarantee") -> None:
         print_sentences(result.sentences)
 
 
-def _number(figure: "ProbeFigure", value: float | None) -> str:
+def _number(figure: "Figure", value: float | None) -> str:
     if value is None:
         return ""
     return {"share": f"{value:.1%}", "dB": f"{value:.1f} dB"}.get(figure.unit, f"{value:.3g}")
@@ -337,7 +339,7 @@ def _table(evasion: "Evasion") -> Table:
 
 
 def _sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:
-    from fedpriv.core.records import middle
+    from fedpriv.robustness.records import middle
 
     at = middle(evasion.sizes)
     where = f"At {evasion.norm} {evasion.sizes[at]:g}"

@@ -12,14 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.lab.estimate import Kind
+from fedpriv.report.comparison import choose_attacks, columns_of
 from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
 from fedpriv.sweep.file import plain_settings
-from fedpriv.sweep.sizes import certified_at, certified_size, right_at, right_size
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0
 _WORDS = ("settings", "first of its kind")  # columns that wrap
-_SIZED = "{}\n{}"  # a heading of two lines: what, and at which size
 
 
 class SweepDisplay(SweepProgress):
@@ -154,26 +153,13 @@ def cost_sentences(kinds: Sequence[Kind], untimed: Sequence[str], cores: int) ->
 
 
 def _measured(records: Sequence[TrialRecord]) -> dict[str, list[str | Text]]:
-    """Heading -> a cell for each trial: the least MSE and the largest AUC of all attacks, and of perturbations what is
-    proven at one size and what all attacks up to another left right."""
-    proven, attacked = certified_size(records), right_size(records)
-    columns: dict[str, list[str | Text]] = {"ε ≥": [], "MSE": [], "AUC": []}
-    columns |= {_SIZED.format("certified", proven): [], _SIZED.format("attacked", attacked): []}
-    for record in records:
-        errors = [result.mse for result in record.reconstruction if result.mse is not None]
-        areas = [attack.auc for attack in record.memberships]
-        bound = "" if record.epsilon_bound is None else f"{record.epsilon_bound:.3g}"
-        certified, right = certified_at(record, proven), right_at(record, attacked)
-        cells = (
-            Text(bound, style="bold red" if record.refuted else ""),
-            f"{min(errors):.4f}" if errors else "refused" if record.refusals else "",
-            f"{max(areas):.3f}" if areas else "",
-            "" if certified is None else f"{certified.share:.1%}",
-            "" if right is None else Text(f"{right.right:.1%}", style="bold red" if record.broken else ""),
-        )
-        for column, cell in zip(columns.values(), cells, strict=True):
-            column.append(cell)
-    return columns
+    """Heading -> a cell for each trial: the least MSE of all attacks, and what findings show."""
+    return {
+        column.heading: [
+            Text(text, style="bold red" if column.alarm(place) else "") for place, text in enumerate(column.texts)
+        ]
+        for column in columns_of(records, choose_attacks(records))
+    }
 
 
 def _empty(*headings: str) -> Table:
@@ -190,7 +176,7 @@ def _empty(*headings: str) -> Table:
 
 
 def _cells(record: TrialRecord) -> tuple[str | Text, ...]:
-    state = ": ledger refuted" if record.refuted else ": certificates broken" if record.broken else ""
+    state = next((f": {what}" for what, _ in record.alarms), "")
     state = ": failed" if record.failed else state
     return (
         str(record.trial),
@@ -221,8 +207,7 @@ def _outcome(record: TrialRecord) -> str:
     parts = ["completed"]
     parts += [f"accuracy {record.accuracy:.1%}"] if record.accuracy is not None else []
     parts += [f"ε {record.epsilon:.4g}"] if record.epsilon is not None else []
-    parts += ["ε measured above ε proven: the ledger is refuted"] if record.refuted else []
-    parts += [f"attacks broke {record.broken} certificates"] if record.broken else []
+    parts += [f"{what}: {alarm}" for what, alarm in record.alarms]
     return ", ".join(parts)
 
 

@@ -209,6 +209,7 @@ PROBES = Registry(
 )
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
 ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
+FINDINGS = Registry("finding", "report", "fedpriv.findings", "fedpriv.core.finding:Finding")
 FILES = Registry("kind of files", "settings", "fedpriv.files", "fedpriv.core.config.file:FileKind")
 KEYS = Registry("added keys", "settings", "fedpriv.keys", "fedpriv.core.sections:AddedKeys")
 PREPARATIONS = Registry(

@@ -19,13 +19,13 @@ from fedpriv.core.config import Experiment, load_run
 from fedpriv.core.config.texts import unsuited
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import is_empty, locked, target_error, writing
+from fedpriv.core.finished import rebuilt_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary, kind_of, last_evaluated
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.lab.attack_stage import Leakage, PlannedAttack, attack_observations
-from fedpriv.lab.finished import rebuilt_world
 from fedpriv.lab.preflight import attack_warnings
 from fedpriv.lab.rates import refuse_exceeded
 from fedpriv.lab.results import attack_results

@@ -15,20 +15,21 @@ import torch
 from numpy.typing import NDArray
 
 from fedpriv.accounting.answers import answer_guarantee
-from fedpriv.attacks.membership.audit import build_pool
 from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.membership.game import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.core.records import AnswersAudit, EpsilonBound, Service
+from fedpriv.core.records import AnswersAudit, Service
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
-from fedpriv.lab.finished import completed_summary, finished_world
 from fedpriv.lab.learnt import head_features, stored_network
 from fedpriv.lab.sources import network_facts, service_facts
 from fedpriv.service.endpoint import network_scores

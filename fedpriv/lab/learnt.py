@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.names import Adjacency
 from fedpriv.core.network import network_of, precision_of
 from fedpriv.core.records import Guarantee, LearntFacts, Ledger, Service
@@ -26,7 +27,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.lab.answer_claims import REPRODUCIBLE
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
 from fedpriv.robustness.settings import RobustnessConfig

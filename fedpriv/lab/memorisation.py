@@ -27,6 +27,7 @@ from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.texts import refuse_texts
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
@@ -34,7 +35,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
 from fedpriv.data.canaries import Canaries, canary_rows, drawn_canaries
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
 
 # A ceiling is refuted where what was measured has, under it, at most this probability, all canaries together.
 _IMPOSSIBLE = 1e-3

@@ -20,6 +20,7 @@ from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Ledger, Probe
@@ -30,7 +31,6 @@ from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.lab.answer_claims import with_earlier
 from fedpriv.lab.attack_stage import png
 from fedpriv.lab.endpoint import open_endpoint
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.models.machinery.build import build_model
 from fedpriv.service.endpoint import Endpoint
 from fedpriv.service.settings import ServiceConfig

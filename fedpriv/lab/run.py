@@ -17,6 +17,7 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import locked, stopped, writing
+from fedpriv.core.finding import records_found
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
@@ -272,10 +273,8 @@ def _close(
     # What was found of the finished model stays when the run is resumed, which changes no model.
     findings = (
         {
-            "membership": folder.membership(),
+            **records_found(folder),
             "memorisation": folder.memorisation(),
-            "robustness": folder.robustness(),
-            "evasion": folder.evasion(),
             "knowledge": folder.knowledge(),
             "labels": labels,
             "probe": folder.probe(),

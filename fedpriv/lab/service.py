@@ -24,6 +24,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Guarantee, Ledger, Referee, Service, UserFacts
@@ -32,7 +33,6 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.lab.answer_claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.lab.answer_curves import Trial, answer_curves
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.lab.learnt import STORED, head_features, stored_network
 from fedpriv.lab.sources import Source, made_source, network_facts, service_facts
 from fedpriv.lab.voters import Voters, vote_counts

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
@@ -19,14 +20,13 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.lab.audit import audit_run
 from fedpriv.lab.audit_answers import audit_answers
-from fedpriv.lab.certify import certify_run
-from fedpriv.lab.evade import evade_run
 from fedpriv.lab.preflight import warnings_for
 from fedpriv.lab.rehearsal import rehearse
 from fedpriv.lab.run import resume_run, start_run
 from fedpriv.lab.service import open_service
+from fedpriv.robustness.certify import certify_run
+from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record

@@ -18,8 +18,9 @@ from scipy.stats import norm
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.membership.scores import auc_interval, curve
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Interval, ProbeFigure, shown_epsilon
+from fedpriv.core.records import Interval, shown_epsilon
 from fedpriv.prompts.classify import Classifier, Noise, answers
 from fedpriv.prompts.records import PromptLeak
 from fedpriv.prompts.settings import LeaksConfig
@@ -98,10 +99,10 @@ def _asked(classifier: Classifier, candidate: Candidate) -> NDArray[np.float64]:
     return classifier.scores(prefixes, candidate.asked.text)
 
 
-def _figure(what: str, scores: NDArray[np.float64], members: NDArray[np.bool_], noise: Noise | None) -> ProbeFigure:
+def _figure(what: str, scores: NDArray[np.float64], members: NDArray[np.bool_], noise: Noise | None) -> Figure:
     low, high = auc_interval(scores, members)
     theorem = "Gaussian differential privacy of mu = sqrt(2) / sigma: AUC <= Phi(1 / sigma) (Dong, Roth and Su 2022)"
-    return ProbeFigure(
+    return Figure(
         what=what,
         measured=Interval(curve(scores, members).auc, low, high),
         guess=_GUESS,
@@ -128,11 +129,11 @@ def repeating(classifier: Classifier, config: LeaksConfig) -> PromptLeak:
     return PromptLeak(
         title="Prompts that are told to repeat their examples",
         figures=(
-            ProbeFigure(
+            Figure(
                 "words of the examples in the answer, median share", measured, float(np.median(foreign)),
                 theorem=_NOTHING,
             ),
-            ProbeFigure(
+            Figure(
                 "the same, of an answer by vote", Interval(0.0, None, None), 0.0, ceiling=0.0,
                 theorem="an answer by vote is one of the labels, which are public",
             ),

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedpriv.core.records.attacks import Interval
-from fedpriv.core.records.probe import ProbeFigure
+from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records.reading import Model, Record
 from fedpriv.core.records.rounds import Failure
 
@@ -36,7 +35,7 @@ class PromptLeak(Record):
     """
 
     title: str
-    figures: tuple[ProbeFigure, ...]
+    figures: tuple[Figure, ...]
     sentences: tuple[str, ...]
 
 

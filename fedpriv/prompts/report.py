@@ -6,11 +6,12 @@ from pathlib import Path
 from jinja2 import Template
 
 from fedpriv.core.config import describe
+from fedpriv.core.figure import Figure
 from fedpriv.core.files import write_whole
-from fedpriv.core.records import Interval, ProbeFigure
+from fedpriv.core.numbers import figure, percent
+from fedpriv.core.records import Interval
 from fedpriv.prompts.folder import PromptFolder
 from fedpriv.report.filters import plain, template
-from fedpriv.report.numbers import figure, percent
 from fedpriv.report.probe import probe_value
 
 
@@ -57,7 +58,7 @@ def _shares(share: Interval) -> tuple[str, str]:
     return percent(share.value), "" if ends is None else f"{percent(ends[0])} to {percent(ends[1])}"
 
 
-def _leak_value(shown: ProbeFigure, value: float | None) -> str:
+def _leak_value(shown: Figure, value: float | None) -> str:
     if value is not None and shown.unit == "number":
         return f"{value:.3f}"  # areas, which are compared with each other
     return probe_value(shown, value, "nothing proven" if value is None else "")

@@ -1,9 +1,9 @@
 """The model as an endpoint: what its answers show, what is proven, how many are used; words of the report."""
 
+from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.records import AnswersAudit, Guarantee, Interval
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import questions_plot
-from fedpriv.report.numbers import count, figure, percent
 from fedpriv.report.view import Endpoint
 from fedpriv.service.ledger import OWNER
 

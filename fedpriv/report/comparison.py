@@ -4,18 +4,20 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from scipy.stats import t as student
 
 from fedpriv.attacks.settings import is_active
 from fedpriv.core.config import describe
 from fedpriv.core.errors import InputError
+from fedpriv.core.finding import Column, chosen_attack
 from fedpriv.core.records import CONFIDENCE, Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep import SweepFolder, TrialRecord, read_record
-from fedpriv.sweep.sizes import Size, certified_at, certified_size, right_at, right_size
+from fedpriv.sweep.record import columned
 
 # From so many seeds on their spread is shown; from fewer, what each run knows about its own figure.
 SEEDS_FOR_SPREAD = 3
@@ -26,16 +28,20 @@ _SHOWN_ANYWAY = (
     *(f"mechanism.{key}" for key in ("name", "blocks", "kappa", "sigma", "scale")),
 )
 _NOT_SETTINGS = ("name", "seed", "report.", "engine.")
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The attacks and sizes of perturbations that are shown, the same for all trials; empty: there is none."""
+    """The attacks that are shown, the same for all trials.
 
-    reconstruction: str
-    membership: str
-    certified: Size | None = None
-    attacked: Size | None = None
+    Attributes:
+        reconstruction: the attack on uploads; empty: there is none.
+        attacks: name of a finding -> its attack.
+    """
+
+    reconstruction: str = ""
+    attacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,22 +51,16 @@ class Setting:
     Attributes:
         records: the trials, none of them failed.
         accuracy: after the last round.
-        mse: of the chosen reconstruction attack on the uploads as they were sent.
-        auc: of the chosen membership attack.
-        certified: share of images whose right class no perturbation of the chosen size changes.
-        attacked: share of images that stay right under all evasion attacks up to the chosen size.
         epsilon: proven, the largest of the trials.
-        bound: the empirical lower bound on epsilon, the largest of the trials.
+        figures: title of a column -> what the trials have in it together.
+        alarms: titles of columns in which a trial refutes a claim.
     """
 
     records: tuple[TrialRecord, ...]
     accuracy: Interval | None
-    mse: Interval | None
-    auc: Interval | None
-    certified: Interval | None
-    attacked: Interval | None
     epsilon: float | None
-    bound: float | None
+    figures: Mapping[str, Interval | None]
+    alarms: frozenset[str] = frozenset()
 
     @property
     def first(self) -> TrialRecord:
@@ -136,49 +136,73 @@ def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
 # ---- estimates -------------------------------------------------------------------------------------------------------
 
 
-def choose_attacks(records: Sequence[TrialRecord], reconstruction: str = "", membership: str = "") -> Chosen:
-    """Choose what the plots show: as asked, else the strongest attack on average over the trials that most trials have.
-
-    One attack for all trials: the best of several in each trial would look better by chance alone.
-    """
-    errors: dict[str, list[float]] = {}
-    areas: dict[str, list[float]] = {}
-    for record in records:
-        for result in record.reconstruction:
-            if result.mse is not None and (result.attack == reconstruction or not is_active(result.attack)):
-                errors.setdefault(result.attack, []).append(-result.mse)
-        for attack in record.memberships:
-            areas.setdefault(attack.attack, []).append(attack.auc)
+def choose_attacks(
+    records: Sequence[TrialRecord], reconstruction: str = "", attacks: Mapping[str, str] = _NONE
+) -> Chosen:
+    """Choose what the plots show: as asked, else the strongest attacks."""
+    errors = [
+        {
+            result.attack: -result.mse
+            for result in record.reconstruction
+            if result.mse is not None and (result.attack == reconstruction or not is_active(result.attack))
+        }
+        for record in records
+    ]
+    chosen = {
+        finding.name: finding.choose([record.of(kind) for record in records], attacks.get(finding.name, ""))
+        for finding, kind in columned()
+    }
     return Chosen(
-        _strongest(errors, reconstruction, "reconstruction attack"),
-        _strongest(areas, membership, "membership attack"),
-        certified_size(records),
-        right_size(records),
+        chosen_attack(errors, "reconstruction attack", reconstruction),
+        {name: attack for name, attack in chosen.items() if attack},
     )
 
 
-def _strongest(strengths: Mapping[str, Sequence[float]], asked: str, what: str) -> str:
-    if asked and asked not in strengths:
-        raise InputError(f"no trial has a {what} {asked!r}; there are: {', '.join(strengths) or 'none'}")
-    return asked or max(
-        strengths, key=lambda name: (len(strengths[name]), statistics.fmean(strengths[name])), default=""
+def columns_of(records: Sequence[TrialRecord], chosen: Chosen) -> list[Column]:
+    """Return the columns of tables over trials: of reconstruction, then those of findings."""
+    found = (
+        finding.table([record.of(kind) for record in records], chosen.attacks.get(finding.name, ""))
+        for finding, kind in columned()
+    )
+    return [_errors(records, chosen.reconstruction), *(column for columns in found for column in columns)]
+
+
+def _errors(records: Sequence[TrialRecord], attack: str) -> Column:
+    """The MSE of one attack; in the terminal the least of each trial."""
+    return Column(
+        "MSE",
+        "MSE",
+        "figure",
+        tuple(_error_of(record, attack) for record in records),
+        tuple(_least(record) for record in records),
     )
 
 
-def settings_of(records: Iterable[TrialRecord], chosen: Chosen) -> list[Setting]:
+def _error_of(record: TrialRecord, attack: str) -> Interval | None:
+    own = (each for each in record.reconstruction if each.attack == attack and each.mse is not None)
+    return next((Interval(each.mse or 0.0, each.mse_low, each.mse_high) for each in own), None)
+
+
+def _least(record: TrialRecord) -> str:
+    errors = [result.mse for result in record.reconstruction if result.mse is not None]
+    return f"{min(errors):.4f}" if errors else "refused" if record.refusals else ""
+
+
+def settings_of(records: Sequence[TrialRecord], chosen: Chosen) -> list[Setting]:
     """Group trials that differ in their seed only, in the order of their first trial; failed ones are left out.
 
     The same run made again says nothing about other seeds: a trial whose seed its group has opens another group.
     """
-    groups: dict[tuple[str, int], list[TrialRecord]] = {}
+    columns = columns_of(records, chosen)
+    groups: dict[tuple[str, int], list[int]] = {}
     made: dict[tuple[str, int], int] = {}
-    for record in records:
+    for place, record in enumerate(records):
         if not record.failed:
             key = _key(record)
             again = made.get((key, record.seed), 0)
             made[key, record.seed] = again + 1
-            groups.setdefault((key, again), []).append(record)
-    return [_setting(tuple(group), chosen) for group in groups.values()]
+            groups.setdefault((key, again), []).append(place)
+    return [_setting([records[place] for place in places], places, columns) for places in groups.values()]
 
 
 def _key(record: TrialRecord) -> str:
@@ -190,21 +214,21 @@ def _key(record: TrialRecord) -> str:
     return repr((record.data, record.model, record.mechanism, record.blocks, own, study))
 
 
-def _setting(records: tuple[TrialRecord, ...], chosen: Chosen) -> Setting:
-    errors = [result for each in records for result in each.reconstruction if result.attack == chosen.reconstruction]
-    areas = [attack for each in records for attack in each.memberships if attack.attack == chosen.membership]
-    proven = [figures for each in records if (figures := certified_at(each, chosen.certified))]
-    left = [left for each in records if (left := right_at(each, chosen.attacked))]
+def _setting(records: Sequence[TrialRecord], places: Sequence[int], columns: Sequence[Column]) -> Setting:
     return Setting(
-        records=records,
+        records=tuple(records),
         accuracy=estimate([(each.accuracy, each.accuracy_low, each.accuracy_high) for each in records], most=1.0),
-        mse=estimate([(result.mse, result.mse_low, result.mse_high) for result in errors]),
-        auc=estimate([(attack.auc, attack.auc_low, attack.auc_high) for attack in areas], most=1.0),
-        certified=estimate([(each.share, each.low, each.high) for each in proven], most=1.0),
-        attacked=estimate([(each.right, each.low, each.high) for each in left], most=1.0),
         epsilon=max((each.epsilon for each in records if each.epsilon is not None), default=None),
-        bound=max((each.epsilon_bound for each in records if each.epsilon_bound is not None), default=None),
+        figures={column.title: _together([column.values[place] for place in places], column) for column in columns},
+        alarms=frozenset(column.title for column in columns if any(map(column.alarm, places))),
     )
+
+
+def _together(values: Sequence[Interval | None], column: Column) -> Interval | None:
+    known = [value for value in values if value is not None]
+    if column.largest:
+        return max(known, key=lambda each: each.value, default=None)
+    return estimate([(each.value, each.low, each.high) for each in known], column.most)
 
 
 def estimate(

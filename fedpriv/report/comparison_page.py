@@ -4,17 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from jinja2 import Template
 
+from fedpriv.core import numbers
+from fedpriv.core.figure import Interval
 from fedpriv.core.files import write_whole
-from fedpriv.core.records import Interval
+from fedpriv.core.finding import Part
 from fedpriv.core.registry import ATTACKS
-from fedpriv.report import numbers
 from fedpriv.report.comparison import (
     Chosen,
     Setting,
     choose_attacks,
+    columns_of,
     differing_keys,
     pareto_front,
     settings_of,
@@ -22,9 +25,10 @@ from fedpriv.report.comparison import (
 )
 from fedpriv.report.drawing import Plot
 from fedpriv.report.filters import plain, template
-from fedpriv.report.tradeoffs import TRADEOFFS, series_name, tradeoff_plot
+from fedpriv.report.tradeoffs import Tradeoff, series_name, tradeoff_plot, tradeoffs
 from fedpriv.sweep import SweepFolder, TrialRecord
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 # Tables longer than this are folded.
 _FOLDED_FROM = 61
 
@@ -56,7 +60,7 @@ def write_comparison(
     records: Sequence[TrialRecord],
     path: Path,
     reconstruction: str = "",
-    membership: str = "",
+    attacks: Mapping[str, str] = _NONE,
     *,
     title: str,
     command: str = "",
@@ -68,7 +72,7 @@ def write_comparison(
         records: the trials.
         path: of the file; it appears whole.
         reconstruction: attack to plot; empty: the strongest.
-        membership: the same for membership inference.
+        attacks: the same for findings: name -> attack.
         title: heading.
         command: what repeats it; may be empty.
         planned: trials that a sweep has; 0: as many as there are.
@@ -77,7 +81,7 @@ def write_comparison(
         InputError: no trial has such an attack.
         WriteError: the file cannot be written.
     """
-    chosen = choose_attacks(records, reconstruction, membership)
+    chosen = choose_attacks(records, reconstruction, attacks)
     write_whole(path, render_comparison(records, chosen, title, command, planned).encode())
     return path
 
@@ -86,7 +90,7 @@ def render_comparison(
     records: Sequence[TrialRecord], chosen: Chosen, title: str, command: str = "", planned: int = 0
 ) -> str:
     """Return the comparison as one HTML document that needs no network and no script."""
-    settings = settings_of(records, chosen)
+    settings, columns = settings_of(records, chosen), columns_of(records, chosen)
     return _template().render(
         title=title,
         command=command,
@@ -94,12 +98,13 @@ def render_comparison(
         planned=planned,
         sources=sources_of(records),
         chosen=chosen,
-        facets=_facets(settings),
+        facets=_facets(settings, tradeoffs(columns)),
         keys=differing_keys(settings),
         value_of=_value_text,
+        columns=columns,
+        parts=_tables(records),
         failed=[record for record in records if record.failed],
-        refuted=[record for record in records if record.refuted],
-        broken=[record for record in records if record.broken],
+        refuted=[(record, *alarm) for record in records for alarm in record.alarms],
         seconds=sum(record.seconds or 0.0 for record in records),
         adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
         deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
@@ -115,7 +120,7 @@ def _template() -> Template:
     )
 
 
-def _facets(settings: Sequence[Setting]) -> list[_Facet]:
+def _facets(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> list[_Facet]:
     series = list(dict.fromkeys(setting.series for setting in settings))
     groups: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
@@ -124,19 +129,19 @@ def _facets(settings: Sequence[Setting]) -> list[_Facet]:
         _Facet(
             title=f"{model} on {data}",
             plots=tuple(
-                (plot, tradeoff.name) for tradeoff in TRADEOFFS if (plot := tradeoff_plot(group, tradeoff, series))
+                (plot, tradeoff.name) for tradeoff in shown if (plot := tradeoff_plot(group, tradeoff, series))
             ),
             settings=tuple(group),
-            fronts=_fronts(group),
+            fronts=_fronts(group, shown),
         )
         for (data, model), group in groups.items()
     ]
 
 
-def _fronts(settings: Sequence[Setting]) -> dict[int, str]:
+def _fronts(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> dict[int, str]:
     """Trial of a setting -> the trade-offs on whose front, over all mechanisms, it is."""
     places: dict[int, list[str]] = {}
-    for tradeoff, name in zip(TRADEOFFS, ("AUC", "MSE", "ε"), strict=True):
+    for tradeoff in shown:
         sign = 1 if tradeoff.less_is_better else -1
         placed = [
             (setting.first.trial, sign * cost.value, setting.accuracy.value)
@@ -144,8 +149,28 @@ def _fronts(settings: Sequence[Setting]) -> dict[int, str]:
             if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
         ]
         for index in pareto_front([(cost, gain) for _, cost, gain in placed]):
-            places.setdefault(placed[index][0], []).append(name)
+            places.setdefault(placed[index][0], []).append(tradeoff.short)
     return {trial: ", ".join(names) for trial, names in places.items()}
+
+
+def _tables(records: Sequence[TrialRecord]) -> list[tuple[list[str], list[list[str]]]]:
+    """For each kind of line that findings show of every trial: headings, and rows."""
+    kinds: dict[type[Part], list[list[str]]] = {}
+    for record in records:
+        for part in record.lines():
+            if part.titles:
+                named = [getattr(part, key) for key in part.keys]
+                figures = [_decimal(getattr(part, key), places) for key, (_, places) in part.titles.items()]
+                kinds.setdefault(type(part), []).append([str(record.trial), *named, *figures])
+    return [(_headings(kind), rows) for kind, rows in kinds.items()]
+
+
+def _headings(kind: type[Part]) -> list[str]:
+    return [*(key.capitalize() for key in kind.keys), *(words for words, _ in kind.titles.values())]
+
+
+def _decimal(value: float | None, places: int) -> str:
+    return "" if value is None else numbers.decimal(value, places)
 
 
 def _attack_name(label: str) -> str:

@@ -10,9 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedpriv.core.records import CurvePoint, MembershipAttack, Partition, RoundRecord
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import CurvePoint, Partition, RoundRecord
 from fedpriv.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
-from fedpriv.report.numbers import count, decimal, figure, percent
 
 _LONGEST = 16
 _DRAWN = 1000  # clients that a drawing has columns for
@@ -176,38 +176,6 @@ def partition_plot(partition: Partition) -> Plot:
     kinds = "" if classes == 1 else f", of {_range(held)} of the {classes} classes"
     alt = f"Who holds what: {_range(totals)} examples a client{kinds}; {first}{count(partition.count)} clients."
     return plot(build, alt, _dark_shades())
-
-
-def roc_plot(attacks: Sequence[MembershipAttack]) -> Plot | None:
-    """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
-    drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
-    if not drawn:
-        return None
-    least = min(min(*attack.curve.false_positive_rate, *attack.curve.true_positive_rate) for attack in drawn)
-
-    def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(6.2, 4.4), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(color=theme.grid, linewidth=0.8)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
-        for number, attack in enumerate(drawn):
-            axes.plot(
-                attack.curve.false_positive_rate, attack.curve.true_positive_rate, label=attack.attack, linewidth=1.6,
-                color=(theme.line, theme.alarm, theme.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
-            )  # fmt: skip
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
-            axis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("false positive rate", color=theme.muted)
-        axes.set_ylabel("true positive rate", color=theme.muted)
-        drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=theme.text, handlelength=2.6)
-        return drawing
-
-    names = ", ".join(f"{attack.attack} {decimal(attack.auc)}" for attack in drawn)
-    return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
 
 
 def _shades(theme: Theme) -> LinearSegmentedColormap:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.records import Guarantee, Knowledge, VotedAnswer
-from fedpriv.report.numbers import count, figure, percent
 
 _AGGREGATORS = {
     "confident": "where the largest count with noise reaches a threshold, the class with the largest noisy count",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from fedpriv.accounting.response import most_told
+from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.records import LabelSurvey, Partition
-from fedpriv.report.numbers import count, figure, percent
 
 _FROM_FEATURES = (0.5, 0.9, 0.99)  # how often somebody is right who has the features
 

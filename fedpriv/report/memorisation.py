@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from fedpriv.core.numbers import count, decimal, figure, percent
 from fedpriv.core.records import CanaryGroup, Extraction, Memorisation
 from fedpriv.report.drawing import Plot, Theme, dress, plot
-from fedpriv.report.numbers import count, decimal, figure, percent
 
 _NOTHING = "nothing"
 

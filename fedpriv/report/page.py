@@ -1,48 +1,37 @@
 """The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
 
-import base64
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
 from jinja2 import Template
+from markupsafe import Markup
 
+from fedpriv.core import numbers
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
+from fedpriv.core.finding import Found, Section
 from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.runs import RunFolder
-from fedpriv.report import numbers
 from fedpriv.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
 from fedpriv.report.drawing import Plot
-from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot, roc_plot
-from fedpriv.report.filters import plain, template
+from fedpriv.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.report.filters import fragment, plain, template
 from fedpriv.report.knowledge import class_rows, knowledge_facts, knowledge_notes
 from fedpriv.report.labels import label_facts, label_notes, label_rows
 from fedpriv.report.memorisation import memorisation_part
 from fedpriv.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
-from fedpriv.report.robustness import (
-    NORMS,
-    bound_rows,
-    evasion_title,
-    robustness_facts,
-    robustness_notes,
-    sandwich,
-    share_ends,
-    size_rows,
-    truth,
-)
 from fedpriv.report.rows import column_table, row_table
-from fedpriv.report.sandwich import sandwich_plot
 from fedpriv.report.sentences import sentence_lines
-from fedpriv.report.tiles import mechanism_name, tiles, worst_line
-from fedpriv.report.view import Candidate, Picture, View, load_view
+from fedpriv.report.tiles import mechanism_name, tiles
+from fedpriv.report.view import Candidate, View, load_view
 
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
@@ -133,15 +122,10 @@ def render_page(view: View) -> str:
         attacked=_attacked(view),
         mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
         plots=_training_plots(view),
-        membership=view.membership,
-        roc=roc_plot(view.membership.attacks) if view.membership else None,
-        robustness=view.robustness,
-        evasion=view.evasion,
-        truth=truth(view.evasion) if view.evasion else "",
-        norms=NORMS,
+        sections=_sections(view),
         memorisation=memorisation_part(view.memorisation),
         knowledge=view.knowledge,
-        knowledge_facts=knowledge_facts(view.knowledge, worst_line(view)) if view.knowledge else [],
+        knowledge_facts=knowledge_facts(view.knowledge, view.worst) if view.knowledge else [],
         knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],
         class_rows=class_rows(view.answers),
         labels=view.labels,
@@ -154,11 +138,6 @@ def render_page(view: View) -> str:
         endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],
         answers_plot=answers_plot(view.endpoint) if view.endpoint else None,
         endpoint_refuted=endpoint_refuted(view.endpoint) if view.endpoint else "",
-        sandwich=_sandwich_plot(view),
-        size_rows=size_rows(view.evasion, view.attempts) if view.evasion else [],
-        bound_rows=bound_rows(view.robustness) if view.robustness else [],
-        robustness_facts=robustness_facts(view.robustness) if view.robustness else [],
-        robustness_notes=robustness_notes(view.robustness, view.evasion) if view.robustness else [],
         probe=view.probe,
         probe_pictures=view.probe_pictures,
         adversary_words=ADVERSARIES.get(view.probe.adversary, "") if view.probe else "",
@@ -175,7 +154,7 @@ def render_page(view: View) -> str:
         statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
         stops=view.summary.stops if view.summary else (),
         stopped=sum(stop.count for stop in view.summary.stops) if view.summary else 0,
-        worst=worst_line(view),
+        worst=view.worst,
         threat=view.summary.threat_model if view.summary else None,
         upload_names=UPLOADS,
         rates=_rates(view),
@@ -191,14 +170,35 @@ def render_page(view: View) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One finding on the page: its section, the heading over what is refuted, and why."""
+
+    section: Section
+    refuted: str
+    alarms: tuple[str, ...]
+    html: Markup
+
+
+def _sections(view: View) -> list[_Part]:
+    return [_part(found, view) for found in view.found]
+
+
+def _part(found: Found, view: View) -> _Part:
+    section, refuted = found.finding.section(found.result, view), found.finding.refuted
+    alarms = found.finding.alarms(found.result)
+    html = fragment(type(found.finding), {**section.values, "refuted_title": refuted, "alarms": alarms})
+    return _Part(section, refuted, alarms, html)
+
+
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
-        "report.html", attack_name=_attack_name, evasion_title=evasion_title, picture_uri=_picture_uri,
+        "report.html", attack_name=_attack_name,
         score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
         members=_members, stopped_after=_stopped_after,
-        share_ends=share_ends, probe_title=probe_title, probe_value=probe_value,
+        probe_title=probe_title, probe_value=probe_value,
     )  # fmt: skip
 
 
@@ -207,15 +207,6 @@ def _attack_name(label: str) -> str:
     name, _, settings = label.partition(",")
     title = NAMES.get(name) or (ATTACKS[name].label or ATTACKS[name].title if name in ATTACKS else name)
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
-
-
-def _picture_uri(picture: Picture) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
-
-
-def _sandwich_plot(view: View) -> Plot | None:
-    shown = sandwich(view)
-    return sandwich_plot(shown) if shown else None
 
 
 # ---- training -------------------------------------------------------------------------------------------------------

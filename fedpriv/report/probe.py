@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedpriv.core.records import Inverted, Probe, ProbeFigure, ProbeResult
+from fedpriv.core.figure import Figure
+from fedpriv.core.numbers import decibel, figure, percent
+from fedpriv.core.records import Inverted, Probe, ProbeResult
 from fedpriv.core.registry import PROBES
 from fedpriv.report.drawing import Plot
 from fedpriv.report.figures import questions_plot
-from fedpriv.report.numbers import decibel, figure, percent
 from fedpriv.report.view import Picture
 
 ADVERSARIES: Mapping[str, str] = {
@@ -40,7 +41,7 @@ def probe_title(name: str) -> str:
     return str(PROBES[name].title) if name in PROBES else name
 
 
-def probe_value(shown: ProbeFigure, value: float | None, absent: str) -> str:
+def probe_value(shown: Figure, value: float | None, absent: str) -> str:
     """Return a number of a figure in its unit."""
     if value is None:
         return absent

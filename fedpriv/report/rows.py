@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fedpriv.core.numbers import percent
 from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
-from fedpriv.report.numbers import percent
 from fedpriv.report.view import Candidate, Victim
 
 MOST_COLUMNS = 40  # that are shown of one row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
 
-from fedpriv.report.numbers import decimal, percent
+from fedpriv.core.numbers import decimal, percent
 from fedpriv.report.view import Candidate, Victim
 
 

@@ -5,25 +5,14 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.attacks.settings import by_conduct, is_active
-from fedpriv.core.records import (
-    Evasion,
-    Guarantee,
-    Knowledge,
-    Recovered,
-    Robustness,
-    Score,
-    best_rates,
-    last_evaluated,
-    middle,
-    recovered,
-)
+from fedpriv.core.finding import Tile, findings
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import Guarantee, Knowledge, Recovered, Score, best_rates, last_evaluated, recovered
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.report.numbers import count, decimal, figure, percent
-from fedpriv.report.robustness import NORMS, share_ends
 from fedpriv.report.view import View
 
 WEAK = (
@@ -31,35 +20,7 @@ WEAK = (
     "this run shows nothing about it."
 )
 
-# The area under the curve of guesses.
-_GUESS = 0.5
-
 ACTIVE = "The server sent these clients parameters of its own making (imprint). No eavesdropper can do that."
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One key figure.
-
-    Attributes:
-        title: what it is.
-        value: the figure as printed, or what takes its place in words.
-        words: whether ``value`` is words rather than a figure.
-        of: what the figure is out of or measured in; may be empty.
-        conditions: pairs (name, text) without which the figure means nothing.
-        remark: a sentence below; may be empty.
-        share: a part of a whole to draw as a bar, or ``None``.
-        alarm: whether the figure is a leak that was seen.
-    """
-
-    title: str
-    value: str
-    words: bool = False
-    of: str = ""
-    conditions: tuple[tuple[str, str], ...] = ()
-    remark: str = ""
-    share: float | None = None
-    alarm: bool = False
 
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
@@ -70,19 +31,15 @@ def mechanism_name(name: str) -> str:
     return MECHANISMS[name].title if name in MECHANISMS else name
 
 
-def worst_line(view: View) -> Guarantee | None:
-    """Return what is proven about the worst client, from the ledger or else from the summary."""
-    if view.ledger is not None:
-        return view.ledger.worst
-    return view.summary.ledger if view.summary else None
-
-
-def tiles(view: View) -> tuple[Tile, ...]:
+def tiles(view: View) -> list[Tile]:
     """Return the key figures of a run, in reading order."""
-    measured = (*_cells(view), *_membership(view), _accuracy(view), *_robustness(view), *_privacy(view))
     leakage = _leakage(view)
     # What was not tried stands below what was.
-    return (*measured, _UNATTACKED) if leakage is None else (*leakage, *measured)
+    uploads = {90: [_UNATTACKED]} if leakage is None else {10: leakage}
+    own = uploads | {15: _cells(view), 30: [_accuracy(view)], 50: _privacy(view)}
+    placed = [replace(tile, place=place) for place, group in own.items() for tile in group]
+    placed += [tile for each in findings() for tile in each.tiles(view.result(each.name), view)]
+    return sorted(placed, key=lambda tile: tile.place)
 
 
 def _those(view: View) -> str:
@@ -115,32 +72,6 @@ def _cells(view: View) -> list[Tile]:
     return cells
 
 
-def _membership(view: View) -> list[Tile]:
-    audit = view.membership
-    strongest = audit.strongest if audit else None
-    if audit is None or strongest is None:
-        return []
-    bound = audit.epsilon_bound
-    low, high = strongest.intervals.get("auc", (None, None))
-    conditions = [("attack", strongest.attack)]
-    if low is not None and high is not None:
-        conditions.append(("95 %", f"{decimal(low)} to {decimal(high)}"))
-    conditions += [
-        ("TPR", f"{percent(strongest.tpr_at_1_percent)} at a false positive rate of 1 %"),
-        ("measured", f"ε is at least {figure(bound.epsilon, 3)}"),
-    ]
-    remark = "A guess has 0.5. The strongest of several attacks, which flatters it a little."
-    if audit.refutes:
-        remark = "More is shown than the ledger claims to be proven: see below."
-    leaks = low is not None and low > _GUESS
-    return [
-        Tile(
-            "Membership inference: AUC", decimal(strongest.auc), conditions=tuple(conditions), remark=remark,
-            alarm=leaks or audit.refutes,
-        )
-    ]  # fmt: skip
-
-
 def _accuracy(view: View) -> Tile:
     planned = view.experiment.federation.rounds
     last = last_evaluated(view.rounds)
@@ -163,48 +94,8 @@ def _accuracy(view: View) -> Tile:
     return Tile(title, value, conditions=tuple(conditions), remark=remark)
 
 
-def _robustness(view: View) -> list[Tile]:
-    certified = [] if view.robustness is None else _certified(view.robustness)
-    return [*certified, *([] if view.evasion is None else [_attacked(view.evasion)])]
-
-
-def _certified(robustness: Robustness) -> list[Tile]:
-    norm = robustness.noise.norm
-    curve = robustness.curve(norm)
-    if not curve.sizes:
-        return []
-    at = middle(curve.sizes)
-    conditions = (
-        ("95 %", share_ends(curve.shares[at])),
-        ("right", f"{percent(robustness.voted.value)} by vote"),
-        ("wrong", f"at most {count(robustness.wrong_at_most)} of {count(robustness.examples)} (95\u00a0%)"),
-    )
-    remark = "The noise was added to a model that was trained without it." if robustness.noise.afterwards else ""
-    title = f"Certified at {NORMS[norm]} {figure(curve.sizes[at])}"
-    return [Tile(title, percent(curve.shares[at].value), conditions=conditions, remark=remark)]
-
-
-def _attacked(evasion: Evasion) -> Tile:
-    at = middle(evasion.sizes)
-    proven = "nothing" if evasion.certified is None else percent(evasion.certified[at].value)
-    remark = "Under these attacks; a stronger one may leave less."
-    if evasion.broken:
-        remark = "An attack broke a certificate: see below."
-    return Tile(
-        f"Right under attack at {NORMS[evasion.norm]} {figure(evasion.sizes[at])}",
-        percent(evasion.least[at].value),
-        conditions=(
-            ("95 %", share_ends(evasion.least[at])),
-            ("attacks", ", ".join(curve.attack for curve in evasion.curves)),
-            ("between", f"{proven} proven and {percent(evasion.clean.value)} unattacked"),
-        ),
-        remark=remark,
-        alarm=evasion.broken > 0,
-    )
-
-
 def _privacy(view: View) -> list[Tile]:
-    worst = worst_line(view)
+    worst = view.worst
     if not view.experiment.protects:
         if view.ledger is not None and view.ledger.labels is not None:
             return [_of_labels(view.ledger.labels)]

@@ -15,11 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Interval
+from fedpriv.core.finding import Column
+from fedpriv.core.numbers import figure
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.report.comparison import Setting, pareto_front
 from fedpriv.report.drawing import LIGHT, Plot, Theme, dress, plot
-from fedpriv.report.numbers import figure
 
 # An axis whose figures differ by less than this factor is widened to it on either side.
 _NARROW = 2.0
@@ -32,6 +33,7 @@ class Tradeoff:
 
     Attributes:
         name: in the page's words.
+        short: in a list of fronts.
         axis: the axis' title.
         cost: of a setting, with its interval; ``None``: it has none.
         less_is_better: for whoever wants privacy.
@@ -41,6 +43,7 @@ class Tradeoff:
     """
 
     name: str
+    short: str
     axis: str
     cost: Callable[[Setting], Interval | None]
     less_is_better: bool
@@ -66,20 +69,26 @@ def _epsilon(setting: Setting) -> Interval | None:
     return Interval(setting.epsilon, None, None)
 
 
-TRADEOFFS = (
-    Tradeoff(
-        "Accuracy and membership inference", "AUC of membership inference (0.5: a guess)",
-        lambda setting: setting.auc, True, False, "not audited", lambda _: 0.5,
-    ),
-    Tradeoff(
-        "Accuracy and reconstruction", "MSE of the reconstruction (more: less is seen)",
-        lambda setting: setting.mse, False, False, "not attacked", _guess_error,
-    ),
-    Tradeoff(
-        "Accuracy and proven privacy", "proven ε of the whole run, at δ",
-        _epsilon, True, True, "nothing proven", lambda _: None,
-    ),
+MSE = Tradeoff(
+    "Accuracy and reconstruction", "MSE", "MSE of the reconstruction (more: less is seen)",
+    lambda setting: setting.figures["MSE"], False, False, "not attacked", _guess_error,
 )  # fmt: skip
+PROVEN = Tradeoff(
+    "Accuracy and proven privacy", "ε", "proven ε of the whole run, at δ",
+    _epsilon, True, True, "nothing proven", lambda _: None,
+)  # fmt: skip
+
+
+def tradeoffs(columns: Sequence[Column]) -> list[Tradeoff]:
+    """Return what is plotted against accuracy: what findings measured, the error of reconstructions, proven epsilon."""
+    return [*(_measured(column) for column in columns if column.axis), MSE, PROVEN]
+
+
+def _measured(column: Column) -> Tradeoff:
+    return Tradeoff(
+        column.name, column.title, column.axis, lambda setting: setting.figures[column.title], True, False,
+        "not audited", lambda _: column.guess,
+    )  # fmt: skip
 
 
 def series_name(series: tuple[str, str]) -> str:

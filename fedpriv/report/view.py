@@ -10,31 +10,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter
 
-from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.finding import Found, RunView, all_found
 from fedpriv.core.records import (
     AnswersAudit,
-    Attempt,
-    Certificate,
-    Evasion,
     Knowledge,
     LabelSurvey,
-    Ledger,
-    Membership,
     Memorisation,
-    Partition,
     Probe,
     Referee,
-    Robustness,
-    RoundRecord,
     Score,
     Sentence,
     Service,
-    Summary,
     VotedAnswer,
     kind_of,
     read_file,
@@ -103,24 +95,15 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class View:
+class View(RunView):
     """The whole run as the report shows it.
 
     Attributes:
-        experiment: the resolved settings.
-        summary: ``None`` while the run goes on, or if it was killed.
-        rounds: the finished rounds, in order.
-        ledger: ``None`` until the run has one.
-        partition: ``None`` if the run ended before the data were shared.
         scores: every scored restart and guess.
         victims: the first ``report.pictures`` attacked images.
         attacked: how many attacked images there are in all.
         command: what repeats the run; empty if unknown.
-        membership: what an audit found; ``None`` if there was none.
-        robustness: what certificates show; ``None`` if none were made.
-        certificates: the certificate of each image; empty likewise.
-        evasion: what attacks on the model's inputs show; ``None`` if there were none.
-        attempts: each of those attacks; empty likewise.
+        found: everything that was found of the run.
         knowledge: what answers by vote are worth; ``None`` where clients do not vote, or before they have.
         answers: each question; empty likewise.
         labels: what changed labels tell; ``None`` where clients do not change them.
@@ -130,20 +113,11 @@ class View:
         memorisation: what the model remembers of its texts; ``None`` if nobody looked.
     """
 
-    experiment: Experiment
-    summary: Summary | None
-    rounds: tuple[RoundRecord, ...]
-    ledger: Ledger | None
-    partition: Partition | None
     scores: tuple[Score, ...]
     victims: tuple[Victim, ...]
     attacked: int
     command: str
-    membership: Membership | None = None
-    robustness: Robustness | None = None
-    certificates: tuple[Certificate, ...] = ()
-    evasion: Evasion | None = None
-    attempts: tuple[Attempt, ...] = ()
+    found: tuple[Found, ...] = ()
     knowledge: Knowledge | None = None
     answers: tuple[VotedAnswer, ...] = ()
     labels: LabelSurvey | None = None
@@ -151,6 +125,10 @@ class View:
     probe: Probe | None = None
     probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
     memorisation: Memorisation | None = None
+
+    def result(self, name: str) -> Any:
+        """Return what was found under the name of a finding; ``None``: nothing."""
+        return next((each.result for each in self.found if each.finding.name == name), None)
 
     @property
     def kind(self) -> str:
@@ -177,6 +155,7 @@ def load_view(folder: Path) -> View:
     victims = _victim_keys(scores, pictures)
     shown = victims[: experiment.report.pictures]
     return View(
+        folder=run,
         experiment=experiment,
         summary=summary,
         rounds=tuple(run.rounds()),
@@ -186,11 +165,7 @@ def load_view(folder: Path) -> View:
         victims=tuple(_victim(key, scores, pictures, experiment.adversary.attacks) for key in shown),
         attacked=len(victims),
         command=summary.command if summary and summary.command else run.given_command(),
-        membership=run.membership(),
-        robustness=run.robustness(),
-        certificates=run.certificates(),
-        evasion=run.evasion(),
-        attempts=run.attempts(),
+        found=tuple(all_found(run)),
         knowledge=run.knowledge(),
         answers=run.answers(),
         labels=run.labels(),

@@ -4,38 +4,41 @@ Read from the files of a run's folder and nothing else, so that a run outside of
 that the run has no such figure.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+from pydantic.fields import FieldInfo
 from scipy.stats import binomtest
 
 from fedpriv.core.config import Experiment
+from fedpriv.core.finding import Columns, Finding, Part, all_found, findings
 from fedpriv.core.records import (
     COMPLETED,
     CONFIDENCE,
     AnswersAudit,
     AttackResult,
-    Evasion,
-    Interval,
     Knowledge,
     Ledger,
-    MembershipAttack,
     Model,
     Referee,
-    Robustness,
     Service,
+    Summary,
 )
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 
+C = TypeVar("C", bound=Columns)
+
 FAILED = "failed"
-EVERY = "every"
-"""What all evasion attacks up to a size are called together."""
 
 
-class Reconstruction(Model):
+class Reconstruction(Part):
     """What one attack, or one guess, made of the uploads: medians over images, on the [0, 1] scale."""
+
+    head: ClassVar[str] = "reconstruction"
+    keys: ClassVar[tuple[str, ...]] = ("attack", "upload")
 
     attack: str = Field(description="name of the attack or guess")
     upload: str = Field(description="protected, unprotected, or none for a guess that never saw the upload")
@@ -49,40 +52,8 @@ class Reconstruction(Model):
     ssim: float | None = Field(None, description="median SSIM")
 
 
-class MembershipFigures(Model):
-    """How well one attack tells members of the training data from others."""
-
-    attack: str = Field(description="name of the attack")
-    auc: float = Field(description="area under the curve; 0.5: a guess")
-    auc_low: float | None = Field(None, description="low end of its 95 % interval (DeLong)")
-    auc_high: float | None = Field(None, description="high end of the same")
-    tpr_at_1_percent: float = Field(description="true positive rate at a false positive rate of 1 % at most")
-    tpr_at_01_percent: float = Field(description="the same at 0.1 %")
-
-
-class CertifiedFigures(Model):
-    """How much is proven about perturbations of one size."""
-
-    norm: str = Field(description="l2 or linf")
-    size: float = Field(description="of perturbations, pixels from 0 to 1")
-    share: float = Field(description="share of the certified images whose right class no such perturbation changes")
-    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
-    high: float | None = Field(None, description="high end of the same")
-
-
-class EvasionFigures(Model):
-    """What one attack of one size left right, of all images that were chosen."""
-
-    attack: str = Field(description="name of the attack; every: all attacks up to the size")
-    norm: str = Field(description="l2 or linf")
-    size: float = Field(description="of perturbations, pixels from 0 to 1")
-    right: float = Field(description="share of the attacked images that is still right")
-    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
-    high: float | None = Field(None, description="high end of the same")
-
-
 class TrialRecord(Model):
-    """One trial of a sweep, or one run on its own."""
+    """One trial of a sweep, or one run on its own. What findings add stands beside these fields (:meth:`of`)."""
 
     trial: int = Field(description="number of the trial, from 1")
     folder: str = Field(description="folder of the run, within the sweep's")
@@ -114,18 +85,8 @@ class TrialRecord(Model):
     participations: int | None = Field(None, description="the most often one example was used")
 
     reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
-    memberships: tuple[MembershipFigures, ...] = Field((), description="one for each attack of the audit")
     refusals: tuple[str, ...] = Field((), description="what was not attacked, and why; in tables a JSON list")
-    epsilon_bound: float | None = Field(None, description="measured: epsilon is at least this, by canaries")
-    bound_confidence: float | None = Field(None, description="with this confidence")
-    refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
 
-    voted: float | None = Field(None, description="share of the certified images whose votes choose the right class")
-    voted_low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
-    voted_high: float | None = Field(None, description="high end of the same")
-    certified: tuple[CertifiedFigures, ...] = Field((), description="one for each norm and size; the main certificate")
-    evasions: tuple[EvasionFigures, ...] = Field((), description="one for each evasion attack and size")
-    broken: int | None = Field(None, description="certificates that evasion attacks broke: an error if there are any")
     votes_asked: int | None = Field(None, description="PATE: questions that the aggregator got before the budget ended")
     votes_answered: int | None = Field(None, description="PATE: questions that have an answer")
     votes_right: float | None = Field(None, description="PATE: share of the answers that are right")
@@ -149,6 +110,31 @@ class TrialRecord(Model):
     answers_recovered: float | None = Field(None, description="share of exact vectors that two answers gave away")
     seconds: float | None = Field(None, description="wall time of the trial's last start, all that followed included")
 
+    @model_validator(mode="after")
+    def _has_columns(self) -> Self:
+        known = self.model_extra
+        if known is not None:
+            for _, kind in columned():
+                known.update(iter(kind.model_validate({key: known[key] for key in kind.model_fields if key in known})))
+        return self
+
+    def of(self, kind: type[C]) -> C:
+        """Return what one finding adds."""
+        return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
+    def lines(self) -> Iterator[Part]:
+        """Return what it has several lines of, such as the figures of each attack."""
+        for name in part_fields():
+            yield from getattr(self, name)
+
+    @property
+    def alarms(self) -> tuple[tuple[str, str], ...]:
+        """What is refuted, and what shows it, for each finding that refutes what is claimed to be proven."""
+        added = [
+            (f"{finding.refuted[0].lower()}{finding.refuted[1:]}", self.of(kind).alarm) for finding, kind in columned()
+        ]
+        return tuple((heading, alarm) for heading, alarm in added if alarm)
+
     @property
     def failed(self) -> bool:
         """Whether the trial did not come to its end."""
@@ -157,7 +143,7 @@ class TrialRecord(Model):
     @property
     def wrong(self) -> bool:
         """Whether an attack shows that what is claimed to be proven is not true."""
-        return self.refuted or bool(self.broken)
+        return bool(self.alarms)
 
     @property
     def reconstruction(self) -> tuple[Reconstruction, ...]:
@@ -196,7 +182,7 @@ def read_record(
     all_tested = summary.data.test_examples if knowledge is None else knowledge.evaluated
     tested = all_tested if summary.evaluated_examples is None else summary.evaluated_examples
     low, high = _accuracy_interval(summary.test_accuracy, tested)
-    tensors, audit = summary.model.tensors, summary.membership
+    tensors, found = summary.model.tensors, _found(folder, summary)
     return TrialRecord(
         trial=trial,
         folder=label,
@@ -214,16 +200,46 @@ def read_record(
         loss=summary.test_loss,
         **_shared(summary.ledger, TrialRecord),
         reconstructions=tuple(_reconstruction(result) for result in summary.attacks),
-        memberships=tuple(_member(attack) for attack in audit.attacks) if audit else (),
         refusals=summary.refusals,
-        epsilon_bound=audit.epsilon_bound.epsilon if audit else None,
-        bound_confidence=audit.epsilon_bound.confidence if audit else None,
-        refuted=audit is not None and audit.refutes,
-        **_robust(summary.robustness, summary.evasion),
+        **found,
         **_knowledge(knowledge),
         **_answers(folder.service(), folder.referee(), folder.answers_audit()),
         seconds=summary.seconds if seconds is None else seconds,
     )
+
+
+def columned() -> list[tuple[Finding[Any], type[Columns]]]:
+    """Return the findings that add columns, in their order, with these."""
+    return [(finding, finding.columns) for finding in findings() if finding.columns is not None]
+
+
+@cache
+def all_fields() -> dict[str, FieldInfo]:
+    """Of a record: its own, then those that findings add."""
+    fields = dict(TrialRecord.model_fields)
+    for _, kind in columned():
+        fields |= kind.model_fields
+    return fields
+
+
+@cache
+def part_fields() -> dict[str, type[Part]]:
+    """The fields that hold several lines, and of what kind these are."""
+    held = {name: get_args(field.annotation)[:1] for name, field in all_fields().items()}
+    return {name: kind for name, kinds in held.items() for kind in kinds if _is_part(kind)}
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Part)
+
+
+def _found(folder: RunFolder, summary: Summary) -> dict[str, Any]:
+    """What findings add; what the summary of a run does not repeat, though it would, is of an earlier model."""
+    added: dict[str, Any] = {}
+    for each in all_found(folder):
+        if all(summary.repeats(key) for key in each.finding.records(each.result)):
+            added |= each.finding.trial(each.result)
+    return added
 
 
 def failed_record(
@@ -262,27 +278,6 @@ def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[fl
     return float(interval.low), float(interval.high)
 
 
-def _robust(robustness: Robustness | None, evasion: Evasion | None) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    if robustness is not None:
-        voted = robustness.voted
-        figures |= {"voted": voted.value, "voted_low": voted.low, "voted_high": voted.high}
-        figures["certified"] = tuple(
-            CertifiedFigures(norm=norm, size=size, share=share.value, low=share.low, high=share.high)
-            for norm in ("l2", "linf")
-            for size, share in zip(robustness.curve(norm).sizes, robustness.curve(norm).shares, strict=True)
-        )
-    if evasion is not None:
-        shares = {EVERY: evasion.least} | {curve.attack: curve.shares for curve in evasion.curves}
-        figures["evasions"] = tuple(
-            _evasion(name, evasion.norm, size, share)
-            for name, each in shares.items()
-            for size, share in zip(evasion.sizes, each, strict=True)
-        )
-        figures["broken"] = None if evasion.certified is None else evasion.broken
-    return figures
-
-
 def _knowledge(knowledge: Knowledge | None) -> dict[str, Any]:
     if knowledge is None:
         return {}
@@ -319,18 +314,9 @@ def _answers(service: Service | None, referee: Referee | None, audit: AnswersAud
     return figures
 
 
-def _evasion(attack: str, norm: str, size: float, share: Interval) -> EvasionFigures:
-    return EvasionFigures(attack=attack, norm=norm, size=size, right=share.value, low=share.low, high=share.high)
-
-
 def _reconstruction(result: AttackResult) -> Reconstruction:
     low, high = result.intervals.get("mse", (None, None))
     return Reconstruction(**_shared(result, Reconstruction), mse_low=low, mse_high=high)
-
-
-def _member(attack: MembershipAttack) -> MembershipFigures:
-    low, high = attack.intervals.get("auc", (None, None))
-    return MembershipFigures(**_shared(attack, MembershipFigures), auc_low=low, auc_high=high)
 
 
 def _shared(record: object, kind: type[BaseModel]) -> dict[str, Any]:

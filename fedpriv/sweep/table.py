@@ -16,27 +16,8 @@ import pyarrow.csv
 import pyarrow.parquet
 from pydantic import BaseModel
 
-from fedpriv.sweep.record import (
-    CertifiedFigures,
-    EvasionFigures,
-    MembershipFigures,
-    Reconstruction,
-    TrialRecord,
-)
-
-_PARTS = ("settings", "reconstructions", "memberships", "certified", "evasions")
-# What a column's name says already.
-_IN_NAMES = ("attack", "upload", "norm", "size")
-
-# The first part of a column's name -> the field, its kind, and what the name says between that and the figure.
-_READ: dict[str, tuple[str, type[BaseModel], tuple[str, ...]]] = {
-    "reconstruction": ("reconstructions", Reconstruction, ("attack", "upload")),
-    "membership": ("memberships", MembershipFigures, ("attack",)),
-    "certified": ("certified", CertifiedFigures, ("norm", "size")),
-    "evasion": ("evasions", EvasionFigures, ("attack", "norm", "size")),
-}
-
-_Part = Reconstruction | MembershipFigures | CertifiedFigures | EvasionFigures
+from fedpriv.core.finding import Part
+from fedpriv.sweep.record import TrialRecord, all_fields, columned, part_fields
 
 
 def to_table(records: Sequence[TrialRecord]) -> pa.Table:
@@ -58,13 +39,15 @@ def describe_columns(records: Sequence[TrialRecord]) -> dict[str, str]:
     """Return the columns of :func:`to_table`, in their order, and what each means."""
     own = _described(TrialRecord)
     head = {name: own.pop(name) for name in ("trial", "status", "seed")}
+    last = {"seconds": own.pop("seconds")}
+    for _, kind in columned():
+        own |= _described(kind)
     settings = {f"set.{key}": f"{key}, set by the sweep" for record in records for key in record.settings}
     attacks: dict[str, str] = {}
     for record in records:
-        for name, part in _parts(record):
-            meanings = _described(type(part))
-            attacks |= {f"{name}.{key}": meanings[key] for key in meanings if key not in _IN_NAMES}
-    return head | settings | {name: own[name] for name in own if name not in _PARTS} | attacks
+        for part in record.lines():
+            attacks |= {f"{part.place}.{key}": meaning for key, meaning in _described(type(part)).items()}
+    return head | settings | own | last | attacks
 
 
 def to_parquet(table: pa.Table) -> bytes:
@@ -96,18 +79,18 @@ def from_csv(content: bytes) -> list[TrialRecord]:
 
 def _record(row: Mapping[str, Any]) -> TrialRecord:
     known = {name: value for name, value in row.items() if value is not None}
-    fields = {name: value for name, value in known.items() if name in TrialRecord.model_fields}
+    fields = {name: value for name, value in known.items() if name in all_fields()}
     fields["settings"] = {name[4:]: _setting(value) for name, value in known.items() if name.startswith("set.")}
     if "refusals" in fields:
         fields["refusals"] = json.loads(fields["refusals"])
-    for head, (field, kind, keys) in _READ.items():
+    for field, kind in part_fields().items():
         places: dict[str, dict[str, Any]] = {}
         for name, value in known.items():
-            if name.startswith(f"{head}."):
+            if name.startswith(f"{kind.head}."):
                 place, _, figure = name.partition(".")[2].rpartition(".")
                 places.setdefault(place, {})[figure] = value
         fields[field] = [
-            kind(**dict(zip(keys, place.split(".", len(keys) - 1), strict=True)), **figures)
+            kind(**dict(zip(kind.keys, place.split(".", len(kind.keys) - 1), strict=True)), **figures)
             for place, figures in places.items()
         ]
     return TrialRecord(**fields)
@@ -119,30 +102,21 @@ def _setting(value: Any) -> Any:
 
 
 def _described(kind: type[BaseModel]) -> dict[str, str]:
-    return {name: field.description or "" for name, field in kind.model_fields.items()}
-
-
-def _parts(record: TrialRecord) -> Iterator[tuple[str, _Part]]:
-    for result in record.reconstructions:
-        yield f"reconstruction.{result.attack}.{result.upload}", result
-    for attack in record.memberships:
-        yield f"membership.{attack.attack}", attack
-    for proven in record.certified:
-        yield f"certified.{proven.norm}.{proven.size:g}", proven
-    for left in record.evasions:
-        yield f"evasion.{left.attack}.{left.norm}.{left.size:g}", left
+    """The columns of a record, or of one line of several, and what each means."""
+    named = kind.keys if issubclass(kind, Part) else ("settings", *part_fields())
+    return {name: field.description or "" for name, field in kind.model_fields.items() if name not in named}
 
 
 def _cells(record: TrialRecord) -> Iterator[tuple[str, Any]]:
-    for name in TrialRecord.model_fields:
-        if name not in _PARTS:
+    for name in all_fields():
+        if name != "settings" and name not in part_fields():
             value = getattr(record, name)
             yield name, (list(value) or None) if name == "refusals" else value
     for key, value in record.settings.items():
         yield f"set.{key}", value
-    for name, part in _parts(record):
+    for part in record.lines():
         for key in type(part).model_fields:
-            yield f"{name}.{key}", getattr(part, key)
+            yield f"{part.place}.{key}", getattr(part, key)
 
 
 def _column(values: list[Any]) -> pa.Array:

@@ -9,8 +9,8 @@ from torch import Tensor
 from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget, strongest
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import Certificate
 from fedpriv.core.registry import EVASIONS
+from fedpriv.robustness.records import Certificate
 from fedpriv.smoothing.certificates import MARGINS
 from tests.cases import in_one_test
 from tests.smoothing.test_smoothing_exact import SHAPE, Linear, radii

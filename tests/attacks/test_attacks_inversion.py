@@ -19,7 +19,8 @@ from fedpriv.attacks.endpoint.inversion import (
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
 from fedpriv.attacks.endpoint.methods.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.endpoint.scene import Referee
-from fedpriv.core.records import Interval, ProbeFigure
+from fedpriv.core.figure import Figure
+from fedpriv.core.records import Interval
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
 from tests.cases import in_one_test
 
@@ -167,7 +168,7 @@ def test_what_is_withheld_is_refused() -> None:
 
 @in_one_test(("low", "verb"), [(15.0, "does not show"), (21.0, "hints at"), (24.0, "shows")])
 def test_the_second_sentence_goes_by_the_one_picture_for_all(low: float, verb: str) -> None:
-    told = ProbeFigure("classes told, top 1", Interval(0.1, 0.05, 0.2), 0.1, reference=0.5)
-    likeness = ProbeFigure("PSNR", Interval(low + 1, low, low + 2), 20.0, unit="dB")
+    told = Figure("classes told, top 1", Interval(0.1, 0.05, 0.2), 0.1, reference=0.5)
+    likeness = Figure("PSNR", Interval(low + 1, low, low + 2), 20.0, unit="dB")
     who, look = two_sentences([told, told, likeness])
     assert who.startswith("It does not tell who: 10.0%") and look.startswith(f"It {verb} how they look")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedpriv.attacks.membership.audit import build_pool
+from fedpriv.attacks.membership.game import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment

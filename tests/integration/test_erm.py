@@ -13,7 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from fedpriv.accounting.erm import Problem, objective_terms, output_scale
 from fedpriv.algorithms.erm.ledger import majority
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
-from fedpriv.attacks.membership.audit import build_pool
+from fedpriv.attacks.membership.audit import audit_run
+from fedpriv.attacks.membership.game import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references
 from fedpriv.clients.training import _model_change, answer_secret, local_upload
 from fedpriv.core.config import Experiment
@@ -22,7 +23,6 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.lab import resume_run, start_run
-from fedpriv.lab.audit import audit_run
 from fedpriv.report import load_view, render_page
 from fedpriv.server.uploads import allowed_upload, norm
 from tests.integration.small import experiment, left_behind

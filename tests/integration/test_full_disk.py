@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedpriv import lab
+from fedpriv.attacks.membership import audit as lab_audit
 from fedpriv.cli import main
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError, RunInterruptedError
@@ -18,7 +19,6 @@ from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.lab import audit as lab_audit
 from fedpriv.lab.sweep import run_sweep
 from fedpriv.listener.notes import Listened, write_listened
 from fedpriv.report import comparison_page, page, reported, write_report, write_sweep_report

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedpriv.accounting.response import Response
 from fedpriv.algorithms.labels.server import survey_of
-from fedpriv.attacks.membership.audit import build_pool
+from fedpriv.attacks.membership.game import build_pool
 from fedpriv.clients.answering import Answering
 from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment

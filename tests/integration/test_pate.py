@@ -19,6 +19,7 @@ from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
+from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.clients.app import client_app, identify
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.config import Experiment
@@ -30,7 +31,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.lab import resume_run, start_run
 from fedpriv.lab import run as lab_run
-from fedpriv.lab.audit import audit_run
 from fedpriv.lab.service import open_service
 from fedpriv.masking import noisy_counts, quantised, restored, votes_limit
 from fedpriv.service.settings import ServiceConfig

@@ -11,6 +11,7 @@ from flwr.app import Message
 
 from fedpriv.accounting import running_epsilon
 from fedpriv.algorithms.rounds.ledger_views import LISTS_PARTICIPANTS, views
+from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.membership.references import Pool, Reference, train_references
 from fedpriv.clients.app import client_app
 from fedpriv.core.budget import Budget
@@ -27,7 +28,6 @@ from fedpriv.core.world import State, build_world
 from fedpriv.data.sampling import Sampling
 from fedpriv.engines.inline import simulated
 from fedpriv.lab import resume_run, start_run
-from fedpriv.lab.audit import audit_run
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings

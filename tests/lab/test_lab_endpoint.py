@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.finished import final_checkpoint, final_state
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
 from fedpriv.lab.endpoint import open_endpoint
-from fedpriv.lab.finished import final_checkpoint, final_state
 from tests.integration.small import experiment
 
 TRAINED: dict[str, dict[str, object]] = {"federation": {"clients": 1, "rounds": 1}, "adversary": {"attacks": []}}

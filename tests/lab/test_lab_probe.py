@@ -17,8 +17,8 @@ from fedpriv.lab.probe import probe_run
 from fedpriv.report import load_view, render_page
 from fedpriv.report.probe import extraction_plot
 from tests.integration.small import left_behind
-from tests.lab.test_lab_certify import copied
 from tests.lab.test_lab_endpoint import finished
+from tests.robustness.test_certify import copied
 
 ATTACKS = (EquationSolving(), Extraction(points=2), MiFace(steps=2))
 SOFTMAX: dict[str, dict[str, object]] = {"model": {"hidden": []}, "engine": {"precision": "float64"}}

@@ -1,146 +1,156 @@
-"""The whole game on real training: known answers, and what the game promises about its draws."""
+"""``fedpriv audit`` on the folder of a run: what is written, what is refused, and when it cries out."""
 
-from dataclasses import replace
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.audit import (
-    Candidates,
-    build_pool,
-    canaries_in_references,
-    draw_candidates,
-    draw_references,
-    make_attacks,
-    membership_signals,
-)
-from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
-from fedpriv.attacks.membership.scores import auc_interval
-from fedpriv.attacks.membership.signals import Signals
-from fedpriv.core.errors import InputError
-from fedpriv.core.world import World, build_world
-from fedpriv.gradients import Vector
+from fedpriv.attacks.membership.audit import audit_run
+from fedpriv.attacks.membership.signals import label_logits, read_signals
+from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Silent
+from fedpriv.core.records import Guarantee
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
+from fedpriv.lab import resume_run, start_run
+from fedpriv.report import reported, write_report
 from tests.integration.small import experiment
 
-EXAMPLES = 120
-MEMORISING = {
-    "data": {"train_examples": EXAMPLES},
-    "model": {"hidden": [128], "activation": "relu"},
-    "federation": {"clients": 2, "rounds": 40, "algorithm": "fedavg"},
-    "training": {"batch_size": 20, "learning_rate": 0.3, "local_epochs": 2},
+SETTINGS: dict[str, dict[str, object]] = {
+    "data": {"train_examples": 120},
+    "federation": {"clients": 2, "rounds": 4},
+    "training": {"batch_size": 20},
+    "adversary": {"attacks": ["iga"], "rounds": [1, 3], "victims": 1, "iga": {"iterations": 2}},
 }
 
 
-def random_labels(world: World) -> World:
-    """The same images under labels that nothing but memory can tell."""
-    generator = torch.Generator().manual_seed(0)
-    data = world.dataset
-    drawn = torch.randint(10, (len(data.y_train) + len(data.y_test),), generator=generator)
-    train, test = drawn.split([len(data.y_train), len(data.y_test)])
-    return replace(world, dataset=replace(data, y_train=train, y_test=test))
+def finished(folder: Path, **sections: dict[str, object]) -> RunFolder:
+    start_run(experiment(**{**SETTINGS, **sections}), folder, "fedpriv run small.toml", Silent())
+    return RunFolder.open(folder)
 
 
-def trained(world: World, shares: tuple[np.ndarray, ...]) -> Vector:
-    """A target, trained on some rows of the pool."""
-    rounds = world.experiment.federation.rounds
-    one = train_references(
-        world, build_pool(world), [Reference(7, shares)], usual_schedule(world.experiment), [rounds]
-    )[rounds]
-    return {name: value[0] for name, value in one.items()}
+def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    before = json.loads((folder.path / "summary.json").read_text())
+    found = audit_run(folder, 8, 40, Silent()).model_dump(mode="json")
+    after = json.loads((folder.path / "summary.json").read_text())
+    assert after.pop("membership") == found == json.loads((folder.path / "membership.json").read_text())
+    assert after == before
+    assert found["rounds"] == [2, 4]
+    assert found["proven_epsilon"] is None
+    assert {row["members"] for row in found["attacks"]} == {40}
+    for row in found["attacks"]:
+        assert 0 <= row["intervals"]["auc"][0] <= row["auc"] <= row["intervals"]["auc"][1] <= 1
+    write_report(folder.path)
 
 
-def signals_of(world: World, target: Vector, candidates: Candidates, count: int) -> Signals:
-    references, inside = draw_references(world, candidates, count, seed=5)
-    schedule = usual_schedule(world.experiment)
-    last = world.experiment.federation.rounds
-    return membership_signals(world, build_pool(world), {last: target}, candidates, references, inside, schedule)
+def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    audit_run(folder, 6, 30, Silent())
+    signals = read_signals(folder.path / "membership" / "signals.npz")
+    checkpoint = folder.load_checkpoint()
+    assert checkpoint is not None
+    world = build_world(folder.experiment())
+    with torch.no_grad():
+        for name, value in world.model.named_parameters():
+            value.copy_(checkpoint.tensors[f"parameters/{name}"])
+        every = torch.cat([world.dataset.x_train, world.dataset.x_test])
+        labels = torch.cat([world.dataset.y_train, world.dataset.y_test])
+        wanted = label_logits(world.model(world.network_input(every)), labels).numpy()
+    assert np.isin(signals.target[-1].round(4), wanted.round(4)).mean() > 0.95
+    assert signals.target.shape == (2, 60)
 
 
-@pytest.fixture(scope="module")
-def memorised() -> tuple[World, Candidates, Signals]:
-    world = random_labels(build_world(experiment(**MEMORISING)))
-    candidates = draw_candidates(world, 100, seed=1)
-    return world, candidates, signals_of(world, trained(world, world.partitions), candidates, 16)
+def test_a_private_run_is_compared_with_its_ledger(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", mechanism={"name": "gaussian", "sigma": 8.0, "clip_norm": 1.0})
+    found = audit_run(folder, 8, 40, Silent()).model_dump(mode="json")
+    assert found["proven_epsilon"] > found["epsilon_bound"]["epsilon"]
 
 
-@pytest.mark.slow
-def test_a_model_that_memorised_random_labels_gives_its_members_away(memorised) -> None:
-    _, candidates, signals = memorised
-    for result in make_attacks(signals, candidates.truth, seed=0):
-        assert result.auc > 0.95, result.attack
+def test_a_ledger_that_claims_too_much_is_refuted(tmp_path: Path) -> None:
+    """A run without noise under a ledger that says epsilon = 1e-9: the results are written, then it is an error."""
+    memory = {
+        "model": {"hidden": [128], "activation": "relu"},
+        "federation": {"clients": 1, "rounds": 60, "algorithm": "fedavg"},
+        "data": {"train_examples": 40},
+        "training": {"batch_size": 10, "learning_rate": 0.5, "local_epochs": 3},
+        "adversary": {"attacks": []},
+    }
+    folder = finished(tmp_path / "run", **memory)
+    summary = json.loads((folder.path / "summary.json").read_text())
+    claim = {**summary["ledger"], "epsilon": 1e-9}
+    Guarantee(**{key: claim[key] for key in Guarantee.__dataclass_fields__})
+    folder.write_json("summary.json", {**summary, "ledger": claim})
+    with pytest.raises(RunFailedError, match="is claimed to be proven"), reported(folder.path):
+        audit_run(folder, 16, 40, Silent())
+    assert (folder.path / "membership.json").is_file()
+    assert "The ledger is refuted" in (folder.path / "report.html").read_text()
 
 
-@pytest.mark.slow
-def test_a_model_trained_without_the_members_tells_nothing(memorised) -> None:
-    """The target saw neither kind of candidates: 0.5 lies in every interval at 99.9 % (eight attacks: an alarm in one
-    of 120 seeds at most; the seed is fixed)."""
-    world, candidates, signals = memorised
-    train = len(world.dataset.x_train)
-    taken = set(candidates.rows.tolist())
-    free = np.array([row for row in range(train + len(world.dataset.x_test)) if row not in taken])
-    cuts = np.cumsum([len(rows) for rows in world.partitions])
-    others = tuple(np.split(free[:EXAMPLES], cuts)[: len(cuts)])
-    without = signals_of(world, trained(world, others), candidates, 2)
-    blind = replace(signals, target=without.target, others=without.others)
-    for result in make_attacks(blind, candidates.truth, seed=0, confidence=0.999):
-        low, high = result.intervals["auc"]
-        assert low <= 0.5 <= high, result.attack
-
-
-@pytest.mark.slow
-def test_canaries_find_that_memory_is_not_private_and_noise_is(memorised) -> None:
-    _, _, signals = memorised
-    assert canaries_in_references(signals, "lira-online", 1e-5).epsilon > 1.0
-    noisy = experiment(**MEMORISING, mechanism={"name": "gaussian", "sigma": 20.0, "clip_norm": 1.0})
-    world = random_labels(build_world(replace_rounds(noisy, 3)))
-    candidates = draw_candidates(world, 100, seed=1)
-    found = signals_of(world, trained(world, world.partitions), candidates, 16)
-    proven = world.plans[0].guarantee(range(1, 4)).epsilon
-    assert proven is not None
-    assert canaries_in_references(found, "lira-online", 1e-5).epsilon <= proven
-    low, high = auc_interval(ATTACKS["lira-online"](found), candidates.truth, 0.999)
-    assert low <= 0.5 <= high
-
-
-def replace_rounds(settings, rounds: int):
-    federation = settings.federation.model_copy(update={"rounds": rounds})
-    return settings.model_copy(update={"federation": federation})
-
-
-def test_candidates_and_references_are_what_they_are_said_to_be() -> None:
-    world = build_world(experiment(data={"train_examples": 200}))
-    candidates = draw_candidates(world, 50, seed=2)
-    everyone = np.concatenate(world.partitions)
-    assert set(candidates.members) <= set(everyone)
-    assert min(candidates.non_members.min(), candidates.population.min()) >= len(world.dataset.x_train)
-    assert not set(candidates.non_members) & set(candidates.population)
-    references, inside = draw_references(world, candidates, 6, seed=3)
-    assert (inside.sum(axis=0) == 3).all()
-    assert (inside[::2] == ~inside[1::2]).all()
-    for reference, row in zip(references, inside, strict=True):
-        held = np.concatenate(reference.shares)
-        assert [len(share) for share in reference.shares] == [len(rows) for rows in world.partitions]
-        np.testing.assert_array_equal(np.isin(candidates.rows, held), row)
-        rest = np.setdiff1d(everyone, candidates.members)
-        assert np.isin(rest, held).all()
-        assert len(np.unique(held)) == len(everyone)
-    assert len({reference.seed for reference in references}) == 6
-
-
-def test_draws_repeat_and_depend_on_the_seed() -> None:
-    world = build_world(experiment(data={"train_examples": 200}))
-    first, again, other = (draw_candidates(world, 50, seed=seed) for seed in (2, 2, 3))
-    np.testing.assert_array_equal(first.rows, again.rows)
-    assert not np.array_equal(first.rows, other.rows)
-
-
-def test_what_cannot_be_played_is_refused() -> None:
-    world = build_world(experiment())
-    with pytest.raises(InputError, match="pairs of candidates"):
-        draw_candidates(world, 1, seed=0)
-    candidates = draw_candidates(world, 10, seed=0)
-    for count in (0, 3):
+def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    for count in (4, 7):
         with pytest.raises(InputError, match="even number"):
-            draw_references(world, candidates, count, seed=0)
+            audit_run(folder, count, 40, Silent())
+    (folder.path / "checkpoint" / "server.safetensors").unlink()
+    with pytest.raises(InputError, match="nothing to audit"):
+        audit_run(folder, 6, 40, Silent())
+    (folder.path / "summary.json").unlink()
+    with pytest.raises(InputError, match="has no summary"):
+        audit_run(folder, 6, 40, Silent())
+
+
+def test_resuming_a_finished_run_keeps_what_an_audit_found(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    found = audit_run(folder, 6, 20, Silent()).model_dump(mode="json")
+    resume_run(folder.path, Silent())
+    assert json.loads((folder.path / "summary.json").read_text())["membership"] == found
+    assert audit_run(folder, 6, 20, Silent()).model_dump(mode="json") == found
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_an_unfinished_run_is_not_audited(tmp_path: Path, status: str) -> None:
+    """It has a summary, too; its figures would be those of a model that the finished run no longer has."""
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    summary = json.loads((folder.path / "summary.json").read_text())
+    folder.write_json("summary.json", {**summary, "status": status})
+    with pytest.raises(InputError, match=f"the run is {status}, not completed: finish it with fedpriv run --resume"):
+        audit_run(folder, 6, 20, Silent())
+    assert not (folder.path / "membership.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("summary.json", b"{", "summary.json is damaged: Invalid JSON"),
+        ("summary.json", b'{"status": "completed", "ledger": 3}', "summary.json is damaged: ledger: Input should be"),
+        ("metrics.jsonl", b"{}\n", "metrics.jsonl, line 1 is damaged"),
+        ("checkpoint/server.safetensors", b"x", "server.safetensors is damaged"),
+    ],
+)
+def test_damage_is_told_before_references_are_trained(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said) as error:
+        audit_run(folder, 6, 20, Untrained())
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", adversary={"attacks": []})
+    wider = experiment(**{**SETTINGS, "adversary": {"attacks": []}, "model": {"hidden": [9]}})
+    folder.write_text("config.toml", wider.to_toml())
+    summary = folder.summary()
+    assert summary is not None
+    folder.write_summary(summary.model_copy(update={"settings": folder.settings_digest()}))
+    with pytest.raises(InputError, match="the checkpoint is not of this model"):
+        audit_run(folder, 6, 20, Untrained())
+
+
+class Untrained(Silent):
+    """Nobody watches, and no reference model is to be trained."""
+
+    def stage(self, title: str) -> None:
+        pytest.fail(title)

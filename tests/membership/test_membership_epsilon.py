@@ -22,11 +22,10 @@ from fedpriv.attacks.membership.epsilon import (
     canary_p_value,
     clopper_pearson,
     gaussian_epsilon,
-    refuse_contradiction,
     trials_epsilon,
 )
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.records import EpsilonBound
+from fedpriv.core.figure import EpsilonBound, refuse_exceeded
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from tests.cases import in_one_test
@@ -106,8 +105,8 @@ def test_half_the_noise_is_found_out() -> None:
     """A claim for twice the noise that there is, as from a forgotten factor, is refuted."""
     claimed = gaussian_epsilon_of(2.0, 1e-5)
     scores, inside = one_step_trials(1.0, 3000, 1)
-    with pytest.raises(RunFailedError, match="is claimed to be proven"):
-        refuse_contradiction(gaussian_epsilon(scores, inside, 1e-5), claimed, 1e-5)
+    with pytest.raises(RunFailedError, match="claimed: at most"):
+        refuse_exceeded([gaussian_epsilon(scores, inside, 1e-5).against(claimed, 1e-5)])
 
 
 def response_trials(epsilon: float, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,11 +179,11 @@ def test_perfect_guesses_are_bounded_by_their_number() -> None:
 
 def test_a_bound_below_the_claim_is_no_contradiction() -> None:
     bound = EpsilonBound(1.0, 1e-5, 0.95, 100, "test")
-    refuse_contradiction(bound, 1.0, 1e-5)
-    with pytest.raises(RunFailedError, match="at least 1 at delta"):
-        refuse_contradiction(bound, 0.99, 1e-5)
+    refuse_exceeded([bound.against(1.0, 1e-5)])
+    with pytest.raises(RunFailedError, match=r"at least 1, claimed: at most 0\.99"):
+        refuse_exceeded([bound.against(0.99, 1e-5)])
     with pytest.raises(InputError, match="does not speak"):
-        refuse_contradiction(bound, 0.5, 1e-3)
+        bound.against(0.5, 1e-3)
 
 
 def test_what_is_out_of_range_is_refused() -> None:

@@ -16,12 +16,20 @@ from test_report_page import parse
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.core.errors import InputError
 from fedpriv.report import write_comparison
-from fedpriv.report.comparison import Chosen, choose_attacks, estimate, pareto_front, settings_of, sources_of
+from fedpriv.report.comparison import (
+    Chosen,
+    choose_attacks,
+    columns_of,
+    estimate,
+    pareto_front,
+    settings_of,
+    sources_of,
+)
 from fedpriv.report.comparison_page import render_comparison
-from fedpriv.report.tradeoffs import TRADEOFFS, draw_tradeoff, tradeoff_plot
+from fedpriv.report.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
 from fedpriv.sweep import TrialRecord
 
-CHOSEN = Chosen("iga", "lira-online")
+CHOSEN = Chosen("iga", {"membership": "lira-online"})
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
@@ -111,10 +119,10 @@ def test_a_whole_number_is_the_same_setting_with_a_point_and_without() -> None:
 def test_the_strongest_attack_on_average_is_plotted_for_all() -> None:
     records = synthetic(20)
     assert choose_attacks(records) == CHOSEN
-    assert choose_attacks(records, membership="attack-r") == Chosen("iga", "attack-r")
-    assert choose_attacks([]) == Chosen("", "")
+    assert choose_attacks(records, attacks={"membership": "attack-r"}) == Chosen("iga", {"membership": "attack-r"})
+    assert choose_attacks([]) == Chosen()
     with pytest.raises(InputError, match="no trial has a membership attack 'rmia'; there are: attack-p, attack-r"):
-        choose_attacks(records, membership="rmia")
+        choose_attacks(records, attacks={"membership": "rmia"})
 
 
 def test_a_lucky_attack_in_few_trials_is_not_the_strongest() -> None:
@@ -123,11 +131,12 @@ def test_a_lucky_attack_in_few_trials_is_not_the_strongest() -> None:
     assert choose_attacks([first.model_copy(update={"memberships": (*first.memberships, lucky)}), *rest]) == CHOSEN
 
 
-@pytest.mark.parametrize("number", range(len(TRADEOFFS)))
+@pytest.mark.parametrize("number", range(3))
 def test_each_mechanism_has_a_colour_and_a_marker_of_its_own(number: int) -> None:
-    settings = [one for one in settings_of(synthetic(40), CHOSEN) if one.facet[1] == "lenet"]
+    records = synthetic(40)
+    settings = [one for one in settings_of(records, CHOSEN) if one.facet[1] == "lenet"]
     series = list(dict.fromkeys(setting.series for setting in settings))
-    plot = tradeoff_plot(settings, TRADEOFFS[number], series)
+    plot = tradeoff_plot(settings, tradeoffs(columns_of(records, CHOSEN))[number], series)
     assert plot is not None
     light, dark = plot.light.decode(), plot.dark.decode()
     shown = {"#0072b3", "#d55e00"} | ({"#1d2127"} if number < 2 else set())
@@ -145,7 +154,7 @@ def test_the_ticks_of_proven_epsilon_are_distinct(least: float, factor: float) -
     proven = [one for one in settings_of(synthetic(24), CHOSEN) if one.epsilon and one.accuracy][:2]
     pair = [replace(one, epsilon=epsilon) for one, epsilon in zip(proven, (least, least * factor), strict=True)]
     axes = Figure().subplots()
-    draw_tradeoff(axes, pair, TRADEOFFS[2], [one.series for one in pair])
+    draw_tradeoff(axes, pair, PROVEN, [one.series for one in pair])
     left, right = axes.get_xlim()
     shown = [tick for tick in axes.xaxis.get_majorticklocs() if left <= tick <= right]
     labels = axes.xaxis.get_major_formatter().format_ticks(shown)
@@ -155,7 +164,7 @@ def test_the_ticks_of_proven_epsilon_are_distinct(least: float, factor: float) -
 
 def test_settings_without_both_figures_have_no_plot() -> None:
     bare = [record for record in synthetic(10) if record.mechanism == "none"]
-    assert tradeoff_plot(settings_of(bare, CHOSEN), TRADEOFFS[2], [("none", "")]) is None
+    assert tradeoff_plot(settings_of(bare, CHOSEN), PROVEN, [("none", "")]) is None
 
 
 def test_the_page_names_every_setting_and_its_fronts() -> None:

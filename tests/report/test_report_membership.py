@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_report_page import parse
 
+from fedpriv.attacks.membership.records import Curve, MembershipAttack
+from fedpriv.attacks.membership.report import roc_plot
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Curve, MembershipAttack
 from fedpriv.report import render_page
-from fedpriv.report.figures import roc_plot
 from fedpriv.report.view import load_view
 
 MakeRun = Callable[..., Path]
@@ -73,8 +73,8 @@ def test_a_bound_above_the_proof_is_an_error_in_red(make_run: MakeRun) -> None:
     root = parse(render_page(load_view(audited(make_run(), bound=3.6, proven=3.5))))
     (error,) = root.find("div", "error")
     assert "the ledger is refuted" in error.text
-    assert "ε of at least 3.6, claimed: at most 3.5" in root.section("refuted").text
-    assert "ε of at least 3.6" in error.text and "3.5 is claimed to be proven" in error.text
+    assert "ε of at least 3.6, claimed: at most 3.5" in root.section("refuted-membership").text
+    assert "ε of at least 3.6" in error.text and "claimed: at most 3.5" in error.text
     assert root.section("membership").find("dd", "error")
     tile = next(one for one in root.find("section", "tile") if "Membership" in one.text)
     assert "More is shown than the ledger claims" in tile.text

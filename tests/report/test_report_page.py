@@ -18,11 +18,12 @@ from example_runs import LPIPS_REASON, Recipe, png, read_json, write_json
 from PIL import Image
 
 from fedpriv import metrics
+from fedpriv.core import numbers
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError
 from fedpriv.core.records import members_text
 from fedpriv.core.runs import RunFolder
-from fedpriv.report import load_view, numbers, page, render_page, reported, tiles, write_report
+from fedpriv.report import load_view, page, render_page, reported, tiles, write_report
 from fedpriv.report.citations import PAPERS
 
 MakeRun = Callable[..., Path]

@@ -12,7 +12,9 @@ from test_report_page import Element, parse, tile
 
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import (
+from fedpriv.core.runs import RunFolder
+from fedpriv.report import load_view, render_page
+from fedpriv.robustness.records import (
     BOUNDS,
     Attempt,
     Certificate,
@@ -24,11 +26,11 @@ from fedpriv.core.records import (
     NormFacts,
     Reach,
     Robustness,
+    read_certificates,
+    write_certificates,
 )
-from fedpriv.core.runs import RunFolder
-from fedpriv.report import load_view, render_page
-from fedpriv.report.robustness import evasion_title, sandwich
-from fedpriv.report.sandwich import sandwich_plot
+from fedpriv.robustness.report import evasion_title, sandwich
+from fedpriv.robustness.sandwich import sandwich_plot
 
 MakeRun = Callable[..., Path]
 
@@ -96,15 +98,14 @@ def certify(folder: Path, **noise: Any) -> Path:
     )
     run = RunFolder(folder)
     (folder / "robustness").mkdir()
-    run.write_certificates(found)
-    run.write_json("robustness.json", robustness.model_dump(mode="json"))
+    write_certificates(run, robustness, found)
     return folder
 
 
 def probe(folder: Path, sizes: tuple[float, ...] = SIZES, broken: int = 0) -> Path:
     """Add what ``fedpriv probe`` leaves; in ``broken`` images it refutes the certificates, at all sizes."""
     run = RunFolder(folder)
-    certified = bool(run.certificates())
+    certified = bool(read_certificates(run))
     lines = [
         Attempt(
             image=image,
@@ -194,7 +195,7 @@ def test_the_sandwich_stands_in_sentence_table_and_tiles(make_run: MakeRun) -> N
 
 
 def test_the_plot_is_exact(make_run: MakeRun) -> None:
-    shown = sandwich(load_view(probe(certify(make_run()))))
+    shown = sandwich(load_view(probe(certify(make_run()))).result("robustness"))
     assert shown is not None
     assert [shown.proven(size) for size in (0.0, 0.1, 0.35, 0.8)] == [0.8, 0.7, 0.5, 0.0]  # below the radius only
     assert [shown.proven(size, "analytic") for size in (0.0, 0.1, 0.35, 0.8)] == [0.8, 0.6, 0.1, 0.0]
@@ -217,7 +218,7 @@ def test_certificates_alone(make_run: MakeRun) -> None:
     assert "trained without it" in tile(root, "Certified").text
     assert len(section.find("table")) == len(section.find("picture")) == 1
     assert "under every attack" not in section.text and "Right under attack" not in root.text
-    shown = sandwich(load_view(certify(make_run())))
+    shown = sandwich(load_view(certify(make_run())).result("robustness"))
     assert shown is not None and (shown.images, shown.clean) == (10, 0.8)
     drawn = sandwich_plot(shown)
     assert drawn.alt.endswith("unattacked 80.0%; proven 60.0% at 0.25, 30.0% at 0.5, 10.0% at 0.75.")
@@ -232,17 +233,18 @@ def test_attacks_alone_prove_nothing(make_run: MakeRun) -> None:
     assert [row[1] for row in rows(table)] == ["nothing"] * 3
     assert "nothing proven and 80.0% unattacked" in tile(root, "Right under attack").text
     assert "Certified" not in " ".join(one.text for one in root.find("h3"))
-    shown = sandwich(load_view(probe(make_run())))
+    shown = sandwich(load_view(probe(make_run())).result("robustness"))
     assert shown is not None and not shown.radii
     assert not {"proven (main)", "proven ≤ truth ≤ attacked"} & set(texts(sandwich_plot(shown).light))
 
 
 def test_a_broken_certificate_is_red(make_run: MakeRun) -> None:
     root = page(probe(certify(make_run()), broken=2))
-    assert "on 2 images by less than is claimed" in root.section("broken").text
+    assert "broken certificates: 2, claimed: at most 0" in root.section("refuted-robustness").text
     section = root.section("robustness")
     (error,) = section.find("div", "error")
-    assert "Error: 2 certificates are broken." in error.text and "at most 1 of all certificates" in error.text
+    assert "Error: certificates are broken." in error.text and "2, claimed: at most 0" in error.text
+    assert "at most 1 of all certificates" in root.section("robustness").text
     assert [row[-1] for row in rows(section.find("table")[0])] == ["1", "2", "2"]
     assert "the truth lies between" not in section.text and "claimed to be proven, and at most" in section.text
     attacked = tile(root, "Right under attack")

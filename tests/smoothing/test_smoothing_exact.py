@@ -15,7 +15,7 @@ from scipy import integrate, special, stats
 from torch import Tensor, nn
 
 from fedpriv.core.randomness import torch_stream
-from fedpriv.lab.certify import certificate
+from fedpriv.robustness.certify import certificate
 from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, Smoothing, even_smoothing, layer_norms
 from fedpriv.smoothing.certificates import Bounds, main_margin, vote_bounds

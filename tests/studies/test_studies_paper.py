@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.errors import InputError
 from fedpriv.report.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep import Reconstruction, TrialRecord
-from fedpriv.sweep.record import MembershipFigures
 from studies.kept import records_of
 from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, main, table
 
-CHOSEN = Chosen("iga", "attack-r")
+CHOSEN = Chosen("iga", {"membership": "attack-r"})
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -13,12 +13,14 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.lab import start_run
-from fedpriv.lab.certify import certify_run
-from fedpriv.lab.evade import evade_run
 from fedpriv.models.strided import StridedSettings
+from fedpriv.robustness.certify import certify_run
+from fedpriv.robustness.evade import evade_run
+from fedpriv.robustness.records import Evasion, Robustness, read_attempts, read_certificates, write_evasion
+from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import CertifyConfig, EvadeConfig
 from fedpriv.smoothing import FirstLayer, noise_layers, with_noise
-from fedpriv.sweep import CertifiedFigures, EvasionFigures, TrialRecord
+from fedpriv.sweep import TrialRecord
 from studies.paper_robustness import claims, claims_of, difference, largest_row, orderings, rows_of, table, theorems
 from tests.integration.small import experiment
 
@@ -103,7 +105,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_theorems_and_claims_are_read_from_the_runs_folder(run: RunFolder) -> None:
     here = record("none", {"robustness.noise": 0.3}, 95).model_copy(update={"folder": run.path.name})
     rows = rows_of([here])
-    robustness, evasion = run.robustness(), run.evasion()
+    robustness, evasion = run.read(Robustness), run.read(Evasion)
     assert robustness is not None and evasion is not None
     wanted = [
         f"{100 * robustness.curve('l2', bound).shares[0].value:.1f}"
@@ -126,17 +128,17 @@ def test_claims_are_of_the_row_norm_and_counted_against_attacks(run: RunFolder) 
     scale = torch.as_tensor(world.dataset.std).double().flatten()
     norm = float((weight.abs().sum(dim=1) / scale / deviations.flatten().double()).max())
     small, large = claims_of(run)
-    attempts, evasion = run.attempts(), run.evasion()
+    attempts, evasion = read_attempts(run), run.read(Evasion)
     assert evasion is not None
-    radii = {each.image: each.margins["paper"] / norm for each in run.certificates()}
+    radii = {each.image: each.margins["paper"] / norm for each in read_certificates(run)}
     for claim in (small, large):
         here = [each for each in attempts if each.size == claim.size and radii[each.image] > claim.size]
         assert (claim.images, claim.claimed) == (20, len(here))
         assert claim.broken == sum(not each.right for each in here) == 0
     assert small.claimed > large.claimed and large.proven == 0
     victim = next(each for each in attempts if each.size == 0.02 and radii[each.image] > 0.02)
-    run.write_evasion(
-        evasion, [replace(each, predicted=(each.label + 1) % 10) if each == victim else each for each in attempts]
+    write_evasion(
+        run, evasion, [replace(each, predicted=(each.label + 1) % 10) if each == victim else each for each in attempts]
     )
     turned, _ = claims_of(run)
     assert (turned.claimed, turned.broken) == (small.claimed, 1)

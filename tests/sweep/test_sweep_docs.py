@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.config import Experiment
+from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.sweep import CertifiedFigures, EvasionFigures, Reconstruction, TrialRecord, load_sweep
-from fedpriv.sweep.record import MembershipFigures
+from fedpriv.sweep import Reconstruction, TrialRecord, load_sweep
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ from rich.console import Console
 from fedpriv.cli.sweep import _refuse_faults
 from fedpriv.cli.sweep_display import result_table
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.records import Evasion, Robustness
 from fedpriv.lab.sweep import check_trials, run_sweep
 from fedpriv.report import write_sweep_report
+from fedpriv.robustness.records import Evasion, Robustness
 from fedpriv.sweep import SweepFolder, SweepProgress, TrialRecord, load_sweep
 from tests.sweep.sweeps import SMALL, sweep, write
 
@@ -92,7 +92,7 @@ def test_the_report_shows_both(certified: Path) -> None:
 
 def test_a_broken_certificate_is_an_error(certified: Path) -> None:
     found = [record.model_copy(update={"broken": 2}) if record.certified else record for record in records(certified)]
-    with pytest.raises(RunFailedError, match="trial 2: attacks broke 2 certificates"):
+    with pytest.raises(RunFailedError, match="trial 2: certificates are broken: attacks broke 2 of them"):
         _refuse_faults(found)
     assert [str(row.style) for row in result_table(found).rows] == ["", "red"]
 

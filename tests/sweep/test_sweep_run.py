@@ -159,8 +159,8 @@ def test_a_traceback_that_cannot_be_written_is_told_beside_the_reason(
 
 
 def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.core.records import EpsilonBound
-    from fedpriv.lab import audit
+    from fedpriv.attacks.membership import audit
+    from fedpriv.core.figure import EpsilonBound
 
     monkeypatch.setattr(audit, "canaries_in_references", lambda *_: EpsilonBound(999.0, 1e-5, 0.95, 20, "test"))
     asked = sweep(tmp_path, seeds=[1], audit={"references": 6, "pairs": 10})

@@ -38,7 +38,8 @@ class AttributeInference(EndpointAttack):
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.endpoint.membership import draw_game, pairs_within
         from fedpriv.attacks.intervals import rate_interval
-        from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
+        from fedpriv.core.figure import Figure
+        from fedpriv.core.records import Interval, ProbeResult
         from fedpriv.data.datasets import unit_scale
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
@@ -51,7 +52,7 @@ class AttributeInference(EndpointAttack):
         prior = np.array([attribute.prior > 0.5 for attribute in hidden])[:, None] == truth
         member, total = game.candidates.truth, right[:, game.candidates.truth].size
         figures = [
-            ProbeFigure(
+            Figure(
                 f"hidden features right, {who}",
                 rate_interval(int(right[:, which].sum()), total),
                 float(prior[:, which].mean()),
@@ -67,7 +68,7 @@ class AttributeInference(EndpointAttack):
         ceiling = (
             None if proven is None or proven.epsilon is None else membership_advantage(proven.epsilon, proven.delta)
         )
-        advantage = ProbeFigure(
+        advantage = Figure(
             "members' advantage over others",
             Interval(difference, difference - reach, difference + reach),
             0.0,

@@ -46,7 +46,8 @@ class EquationSolving(EndpointAttack):
     def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
         from fedpriv.attacks.endpoint.equations import affine_scores
         from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
-        from fedpriv.core.records import Interval, ProbeFigure, ProbeResult
+        from fedpriv.core.figure import Figure
+        from fedpriv.core.records import Interval, ProbeResult
 
         needed, endpoint = scene.pixels + 1, scene.open()
         solution, curve, exact = self._solve(scene, referee, endpoint)
@@ -54,7 +55,7 @@ class EquationSolving(EndpointAttack):
             referee, solution.logits, never_asked(scene), 1.0 if exact else None, _PROVEN if exact else _UNPROVEN
         )
         error = solution.error(affine_scores(referee.truth, scene.shape))
-        last = ProbeFigure("error of the numbers", Interval(error, None, None), theorem=_PERFECT, unit="number")
+        last = Figure("error of the numbers", Interval(error, None, None), theorem=_PERFECT, unit="number")
         sentence = (
             f"{endpoint.asked} answers, of {needed} that exact ones would take, give all {scene.classes * needed} "
             f"numbers with an error of {error:.1e} of the largest."

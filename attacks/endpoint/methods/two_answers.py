@@ -41,7 +41,8 @@ class TwoAnswers(EndpointAttack):
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.unmasking import exact_logits
         from fedpriv.core.errors import InputError
-        from fedpriv.core.records import ProbeFigure, ProbeResult
+        from fedpriv.core.figure import Figure
+        from fedpriv.core.records import ProbeResult
         from fedpriv.service.policies import softmax
 
         endpoint, public = scene.open(), scene.known_public()
@@ -54,7 +55,7 @@ class TwoAnswers(EndpointAttack):
         inferred = softmax(np.stack([exact_logits(*pair) for pair in zip(first, second, strict=True)]))
         truth = referee.scores(asked).softmax(dim=1).numpy()
         hits, once = ((np.abs(shown - truth).max(axis=1) < EXACT).sum() for shown in (inferred, np.exp(first)))
-        figure = ProbeFigure(
+        figure = Figure(
             "raw vectors recovered",
             rate_interval(int(hits), len(asked)),
             float(once) / len(asked),

@@ -4,10 +4,9 @@
 :mod:`fedpriv.sweep.record`.
 """
 
+from fedpriv.core.figure import CONFIDENCE, Interval
 from fedpriv.core.records.attacks import (
-    CONFIDENCE,
     AttackResult,
-    Interval,
     LeakageRate,
     Recovered,
     Score,
@@ -16,7 +15,6 @@ from fedpriv.core.records.attacks import (
     kind_of,
     recovered,
 )
-from fedpriv.core.records.evasion import Attempt, Evasion, EvasionCurve
 from fedpriv.core.records.knowledge import Knowledge, VotedAnswer
 from fedpriv.core.records.labels import LabelsTold, LabelSurvey
 from fedpriv.core.records.ledger import (
@@ -31,22 +29,9 @@ from fedpriv.core.records.ledger import (
     shown_epsilon,
 )
 from fedpriv.core.records.members import member_ranges, members_text, named_members
-from fedpriv.core.records.membership import Curve, EpsilonBound, Membership, MembershipAttack
 from fedpriv.core.records.memorisation import CanaryGroup, CanaryResult, Extraction, Memorisation
-from fedpriv.core.records.probe import CurvePoint, Inverted, Probe, ProbeFigure, ProbeResult, Shown
-from fedpriv.core.records.reading import Model, parse_json, read_file, read_text
-from fedpriv.core.records.robustness import (
-    BOUNDS,
-    Certificate,
-    CertifiedCurve,
-    MeanRadius,
-    NoiseFacts,
-    NormFacts,
-    Reach,
-    Robustness,
-    mean_radius,
-    middle,
-)
+from fedpriv.core.records.probe import CurvePoint, Inverted, Probe, ProbeResult, Shown
+from fedpriv.core.records.reading import FileRecord, Model, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
     Asked,
     Deployed,
@@ -64,7 +49,6 @@ from fedpriv.core.records.summary import COMPLETED, DataFacts, ModelFacts, Summa
 from fedpriv.core.records.texts import Sentence, SentenceResult, SentenceScore, sentence_result
 
 __all__ = [
-    "BOUNDS",
     "COMPLETED",
     "CONFIDENCE",
     "NUMBER_TOLERANCE",
@@ -72,22 +56,17 @@ __all__ = [
     "AnswersCurve",
     "Asked",
     "AttackResult",
-    "Attempt",
     "CanaryGroup",
     "CanaryResult",
     "Ceiling",
-    "Certificate",
-    "CertifiedCurve",
-    "Curve",
     "CurvePoint",
     "DataFacts",
     "DataRelease",
     "Deployed",
-    "EpsilonBound",
-    "Evasion",
-    "EvasionCurve",
     "Extraction",
     "Failure",
+    "Figure",
+    "FileRecord",
     "Guarantee",
     "HeadFacts",
     "Holders",
@@ -101,24 +80,16 @@ __all__ = [
     "LearntFacts",
     "Ledger",
     "LedgerLine",
-    "MeanRadius",
-    "Membership",
-    "MembershipAttack",
     "Memorisation",
     "Model",
     "ModelFacts",
-    "NoiseFacts",
-    "NormFacts",
     "Origin",
     "Partition",
     "Probe",
-    "ProbeFigure",
     "ProbeResult",
-    "Reach",
     "Recovered",
     "Referee",
     "Released",
-    "Robustness",
     "RoundRecord",
     "RowResult",
     "RowScore",
@@ -137,10 +108,8 @@ __all__ = [
     "best_rates",
     "kind_of",
     "last_evaluated",
-    "mean_radius",
     "member_ranges",
     "members_text",
-    "middle",
     "named_members",
     "parse_json",
     "read_file",

@@ -6,37 +6,13 @@ from typing import Any
 
 from pydantic import model_validator
 
+from fedpriv.core.figure import CONFIDENCE, Interval
 from fedpriv.core.records.reading import Record
 from fedpriv.core.records.rows import RowResult, RowScore
 from fedpriv.core.records.texts import SentenceResult, SentenceScore
 
-CONFIDENCE = 0.95
-"""Nominal coverage of all intervals."""
-
 _OF_IMAGES = ("psnr", "ssim", "lpips")
 _OF_NUMBERS = ("mse", "mse_normalised")
-
-
-@dataclass(frozen=True)
-class Interval(Record):
-    """A figure and its interval.
-
-    Attributes:
-        value: the figure.
-        low: lower end; ``None`` where it is not known: of fewer than two values (or groups of values), say.
-        high: upper end; ``None`` likewise.
-        confidence: the nominal coverage.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    confidence: float = CONFIDENCE
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """Both ends, or ``None`` where one is not known."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True)

@@ -2,48 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedpriv.core.records.attacks import Interval
+from fedpriv.core.figure import Figure
 from fedpriv.core.records.reading import Model, Record
-
-_ROUNDS_TO_ONE = 0.9995
-
-
-@dataclass(frozen=True)
-class ProbeFigure(Record):
-    """How far one attack came in one respect, between what a guess gets and what no attack can exceed.
-
-    Attributes:
-        what: is measured, in words.
-        measured: on the scale of ``unit``, with its interval where there is one.
-        guess: what someone gets who asked nothing; ``None``: there is no such figure.
-        reference: what a perfect answer would get by the same measure; ``None``: that is 1, or not known.
-        ceiling: no attack exceeds it; ``None``: nothing is proven.
-        theorem: what the ceiling rests on, or why there is none.
-        unit: share, dB or number.
-    """
-
-    what: str
-    measured: Interval
-    guess: float | None = None
-    reference: float | None = None
-    ceiling: float | None = None
-    theorem: str = ""
-    unit: str = "share"
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether even the interval's lower end is above what is claimed to be proven."""
-        low = self.measured.low
-        return self.ceiling is not None and low is not None and low > self.ceiling + 1e-9
-
-    @property
-    def near_one(self) -> str:
-        """A ceiling below 1 that would be printed as 1, in words; empty for all others."""
-        # A large epsilon's ceiling is below 1 by less than a float can say; a share of exactly 1 is a perfect copy's.
-        known = self.ceiling is None or (self.unit == "share" and self.ceiling == 1)
-        if known or self.unit == "dB" or not _ROUNDS_TO_ONE <= (self.ceiling or 0.0) <= 1:
-            return ""
-        return "> 99.9%" if self.unit == "share" else "> 0.999"
 
 
 @dataclass(frozen=True)
@@ -103,7 +63,7 @@ class ProbeResult(Record):
     variant: str
     surface: str
     queries: int
-    figures: tuple[ProbeFigure, ...]
+    figures: tuple[Figure, ...]
     curve: tuple[CurvePoint, ...] = ()
     inverted: tuple[Inverted, ...] = ()
     guess_picture: str = ""

@@ -22,6 +22,16 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
+class FileRecord(Model):
+    """Base of records that have a file of their own in the folder of a run.
+
+    Attributes:
+        path: of the file.
+    """
+
+    path: ClassVar[str]
+
+
 def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
     """Read one JSON value as a record.
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from fedpriv.core.records.attacks import Interval
+from fedpriv.core.figure import EpsilonBound, Interval
 from fedpriv.core.records.ledger import Guarantee
-from fedpriv.core.records.membership import EpsilonBound
 from fedpriv.core.records.probe import CurvePoint
 from fedpriv.core.records.reading import Model
 from fedpriv.core.settings import absent

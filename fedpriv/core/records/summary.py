@@ -6,15 +6,12 @@ from typing import Any
 from pydantic import Field
 
 from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatModel
-from fedpriv.core.records.evasion import Evasion
 from fedpriv.core.records.knowledge import Knowledge
 from fedpriv.core.records.labels import LabelSurvey
 from fedpriv.core.records.ledger import Guarantee, Stop
-from fedpriv.core.records.membership import Membership
 from fedpriv.core.records.memorisation import Memorisation
 from fedpriv.core.records.probe import Probe
 from fedpriv.core.records.reading import Model
-from fedpriv.core.records.robustness import Robustness
 
 COMPLETED = "completed"
 """The status of a run that came to its end; others: failed, interrupted."""
@@ -46,11 +43,9 @@ class Summary(Model):
     ``settings`` is the digest of the settings that the figures are of (``RunFolder.settings_digest``); empty in
     summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
     attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
-    guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why. ``membership``
-    is there after an audit, and ``robustness`` after certificates were made,
-    ``evasion`` after attacks on inputs, and ``probe`` after those on the model or its answers. ``memorisation`` is
-    there after an audit of a language model, ``knowledge`` where clients vote (PATE), and ``labels`` where they change
-    their labels.
+    guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why.
+    What was found of the run is there under keys of its own (:mod:`fedpriv.core.finding`): the model keeps keys that it
+    does not declare.
     """
 
     name: str = ""
@@ -78,9 +73,6 @@ class Summary(Model):
     device: str = ""
     engine: str = ""
     command: str = ""
-    membership: Membership | None = None
-    robustness: Robustness | None = None
-    evasion: Evasion | None = None
     knowledge: Knowledge | None = None
     labels: LabelSurvey | None = None
     probe: Probe | None = None
@@ -89,3 +81,11 @@ class Summary(Model):
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+    def with_found(self, records: Mapping[str, Model | None]) -> "Summary":
+        """Return this with what was found, by key."""
+        return self.model_copy(update=dict(records))
+
+    def repeats(self, key: str) -> bool:
+        """Whether it has what was found under this key."""
+        return getattr(self, key, None) is not None

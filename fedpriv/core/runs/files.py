@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,9 +10,15 @@ from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
-from fedpriv.core.records import parse_json, read_text
+from fedpriv.core.records import FileRecord, parse_json, read_file, read_text
 
 T = TypeVar("T")
+F = TypeVar("F", bound=FileRecord)
+
+
+@cache
+def _adapter(kind: type[F]) -> TypeAdapter[F]:
+    return TypeAdapter(kind)
 
 
 class Files:
@@ -36,6 +43,14 @@ class Files:
         """Write a value as indented JSON; NaN and infinity are refused."""
         self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
+    def write(self, record: FileRecord) -> None:
+        """Write a record into its file."""
+        self.write_json(record.path, record.model_dump(mode="json"))
+
+    def read(self, kind: type[F]) -> F | None:
+        """Return the record of a kind; ``None`` where there is none."""
+        return read_file(self.path / kind.path, _adapter(kind))
+
     def write_private(self, name: str, value: object) -> None:
         """Write a value as JSON into a folder below, both for the owner's eyes only."""
         path = self.path / name
@@ -46,7 +61,12 @@ class Files:
         """Write one JSON object a line, the file whole."""
         self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
 
-    def _whole_lines(self, name: str, kind: TypeAdapter[T]) -> tuple[T, ...]:
+    def remove(self, *names: str) -> None:
+        """Remove files that may be there."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def whole_lines(self, name: str, kind: TypeAdapter[T]) -> tuple[T, ...]:
         """Read all lines of a file of JSON objects that appeared whole."""
         path = self.path / name
         lines = enumerate((read_text(path) or "").splitlines(), 1)

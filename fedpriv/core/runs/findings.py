@@ -7,23 +7,17 @@ from dataclasses import asdict
 
 from pydantic import TypeAdapter
 
-from fedpriv.core.errors import InputError
 from fedpriv.core.records import (
     AnswersAudit,
-    Attempt,
-    Certificate,
-    Evasion,
     Knowledge,
     LabelCeiling,
     LabelsTold,
     LabelSurvey,
     Ledger,
-    Membership,
     Memorisation,
     Partition,
     Probe,
     Referee,
-    Robustness,
     Score,
     Service,
     VotedAnswer,
@@ -35,13 +29,10 @@ from fedpriv.core.runs.files import Files
 _SCORES = "reconstructions/scores.jsonl"
 # What only the referee may know: exact figures of clients' data.
 _TOLD, _CEILINGS, _HOLDINGS = "referee/labels.json", "referee/ceilings.json", "referee/partition.json"
-_CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
 
 _LEDGER, _LABELS, _SCORE = TypeAdapter(Ledger), TypeAdapter(LabelSurvey), TypeAdapter(Score)
 _LABELS_TOLD, _LABEL_CEILINGS = TypeAdapter(LabelsTold), TypeAdapter(tuple[LabelCeiling, ...])
-_MEMBERSHIP, _PARTITION = TypeAdapter(Membership), TypeAdapter(Partition)
-_ROBUSTNESS, _CERTIFICATE = TypeAdapter(Robustness), TypeAdapter(Certificate)
-_EVASION, _ATTEMPT = TypeAdapter(Evasion), TypeAdapter(Attempt)
+_PARTITION = TypeAdapter(Partition)
 _KNOWLEDGE, _ANSWER = TypeAdapter(Knowledge), TypeAdapter(VotedAnswer)
 _SERVICE, _REFEREE, _ANSWERS_AUDIT = TypeAdapter(Service), TypeAdapter(Referee), TypeAdapter(AnswersAudit)
 _PROBE, _MEMORISATION = TypeAdapter(Probe), TypeAdapter(Memorisation)
@@ -75,7 +66,7 @@ class Findings(Files):
 
     def answers(self) -> tuple[VotedAnswer, ...]:
         """Every question that was put to the aggregator; empty before, and where clients do not vote."""
-        return self._whole_lines("answers.jsonl", _ANSWER)
+        return self.whole_lines("answers.jsonl", _ANSWER)
 
     def ledger(self) -> Ledger | None:
         """What is proven; ``None`` until a run ends."""
@@ -99,10 +90,6 @@ class Findings(Files):
         known = read_file(self.path / _HOLDINGS, _PARTITION)
         return read_file(self.path / "partition.json", _PARTITION) if known is None else known
 
-    def membership(self) -> Membership | None:
-        """What an audit found; ``None`` if there was none."""
-        return read_file(self.path / "membership.json", _MEMBERSHIP)
-
     def write_memorisation(self, memorisation: Memorisation) -> None:
         """Write memorisation.json."""
         self.write_json("memorisation.json", memorisation.model_dump(mode="json"))
@@ -110,59 +97,6 @@ class Findings(Files):
     def memorisation(self) -> Memorisation | None:
         """What the model remembers of its texts; ``None`` if nobody looked."""
         return read_file(self.path / "memorisation.json", _MEMORISATION)
-
-    def robustness(self) -> Robustness | None:
-        """What certificates show, all together; ``None`` if none were made."""
-        return read_file(self.path / "robustness.json", _ROBUSTNESS)
-
-    def certificates(self) -> tuple[Certificate, ...]:
-        """The certificate of each image; empty if none were made, or not all of their files were written."""
-        robustness = self.robustness()
-        if robustness is None:
-            return ()
-        lines = self._whole_lines(_CERTIFICATES, _CERTIFICATE)
-        if len(lines) != robustness.examples:
-            raise InputError(
-                f"{self.path / _CERTIFICATES} is damaged: it has {len(lines)} lines; robustness.json is of "
-                f"{robustness.examples} images"
-            )
-        return lines
-
-    def write_certificates(self, certificates: Sequence[Certificate]) -> None:
-        """Write certificates.jsonl."""
-        self.write_jsonl(_CERTIFICATES, [asdict(each) for each in certificates])
-
-    def remove_robustness(self) -> None:
-        """Remove robustness.json before other files of certificates change: it comes last, and says that all agree."""
-        (self.path / "robustness.json").unlink(missing_ok=True)
-
-    def evasion(self) -> Evasion | None:
-        """What attacks on the model's inputs show, all together; ``None`` if there were none."""
-        return read_file(self.path / "evasion.json", _EVASION)
-
-    def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt to change a vote; empty if there were none, or not all of their files were written."""
-        evasion = self.evasion()
-        if evasion is None:
-            return ()
-        lines = self._whole_lines(_ATTEMPTS, _ATTEMPT)
-        if len(lines) != evasion.attempts:
-            raise InputError(
-                f"{self.path / _ATTEMPTS} is damaged: it has {len(lines)} lines; evasion.json is of {evasion.attempts}"
-            )
-        return lines
-
-    def write_evasion(self, evasion: Evasion, attempts: Sequence[Attempt]) -> None:
-        """Write evasion.json and attacks.jsonl, in place of what an earlier probe found."""
-        (self.path / _ATTEMPTS).parent.mkdir(exist_ok=True)
-        self.remove_evasion()
-        self.write_jsonl(_ATTEMPTS, [asdict(each) for each in attempts])
-        self.write_json("evasion.json", evasion.model_dump(mode="json"))
-
-    def remove_evasion(self) -> None:
-        """Remove what an earlier probe found, as it was about other certificates."""
-        for name in ("evasion.json", _ATTEMPTS):
-            (self.path / name).unlink(missing_ok=True)
 
     def service(self) -> Service | None:
         """What the run's endpoint is; ``None``: there is none."""
@@ -198,7 +132,7 @@ class Findings(Files):
 
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""
-        return self._whole_lines(_SCORES, _SCORE)
+        return self.whole_lines(_SCORES, _SCORE)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Write scores.jsonl."""

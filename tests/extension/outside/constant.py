@@ -7,7 +7,8 @@ from pydantic import Field
 
 from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.records import ProbeFigure, ProbeResult
+from fedpriv.core.figure import Figure
+from fedpriv.core.records import ProbeResult
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Constant(EndpointAttack):
         asked = scene.known_public().images[: min(self.images, scene.budget)]
         commonest = int(np.bincount(endpoint.ask(asked).labels).argmax())
         right = int((referee.scores(referee.held.images).argmax(dim=1) == commonest).sum())
-        figure = ProbeFigure(
+        figure = Figure(
             "agreement of a constant", rate_interval(right, len(referee.held.labels)), 1 / scene.classes, theorem="none"
         )
         return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,))),)

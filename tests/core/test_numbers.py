@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpriv.report import numbers
+from fedpriv.core import numbers
 
 
 @pytest.mark.parametrize(

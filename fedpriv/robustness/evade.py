@@ -16,31 +16,39 @@ from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, Tar
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import Attempt, Certificate, Evasion, EvasionCurve, Interval, Robustness
+from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
-from fedpriv.lab.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.lab.smoothed import pixel_images, read_smoothed, smoothed_model
+from fedpriv.robustness.records import (
+    Attempt,
+    Certificate,
+    Evasion,
+    EvasionCurve,
+    Robustness,
+    read_attempts,
+    read_certificates,
+    write_evasion,
+)
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
+from fedpriv.robustness.smoothed import pixel_images, read_smoothed, smoothed_model
 from fedpriv.smoothing import certified_rows
 
 
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
     """Attack test images that a run's final model has right, and write what came of it.
 
-    Whether certificates are broken is for :func:`refuse_broken` to say.
-
     Returns:
         What is written to evasion.json.
     """
     began = time.monotonic()
     summary = completed_summary(folder)
-    folder.attempts()  # whoever has damaged ones may want to look at them first
-    certificates, robustness = folder.certificates(), folder.robustness()
+    read_attempts(folder)  # whoever has damaged ones may want to look at them first
+    certificates, robustness = read_certificates(folder), folder.read(Robustness)
     experiment = folder.experiment()
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
@@ -56,19 +64,9 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
     evasion = _evasion(config, victims, trials, lines, len(rows), robustness)
     evasion = evasion.model_copy(update={"seconds": time.monotonic() - began})
     with writing(shlex.join(["fedpriv", "probe", str(folder.path)])):
-        folder.write_evasion(evasion, lines)
-        folder.write_summary(summary.model_copy(update={"evasion": evasion}))
+        write_evasion(folder, evasion, lines)
+        folder.write_summary(summary.with_found({"evasion": evasion}))
     return evasion
-
-
-def refuse_broken(evasion: Evasion) -> None:
-    """Raise where attacks refute what is claimed to be proven."""
-    if evasion.broken:
-        raise RunFailedError(
-            f"attacks broke {evasion.broken} of the certificates. By chance at most {evasion.wrong_at_most} may be "
-            "wrong (95 % confidence); more of them show that the implementation or the theorem is wrong. They are in "
-            "robustness/attacks.jsonl, with broken = true"
-        )
 
 
 def _target(folder: RunFolder, world: World, certified: bool) -> Target:

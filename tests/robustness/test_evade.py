@@ -11,19 +11,20 @@ import torch
 from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Attempt, Certificate
 from fedpriv.core.registry import EVASIONS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run
-from fedpriv.lab.certify import certify_run
-from fedpriv.lab.evade import evade_run, refuse_broken
-from fedpriv.lab.smoothed import pixel_images, read_smoothed
+from fedpriv.robustness.certify import certify_run
+from fedpriv.robustness.evade import evade_run
+from fedpriv.robustness.records import Attempt, Certificate, Evasion, read_attempts, read_certificates
 from fedpriv.robustness.settings import EvadeConfig
+from fedpriv.robustness.smoothed import pixel_images, read_smoothed
 from fedpriv.smoothing.noise import NormName
 from tests.integration.small import left_behind
-from tests.lab.test_lab_certify import FEW, TRAINED, Heard, copied, finished
+from tests.robustness.test_certify import FEW, TRAINED, Heard, copied, finished
 
 CERTIFY = FEW.model_copy(update={"examples": 60, "votes": 200, "alpha": 0.01})
 QUICK = EvadeConfig(sizes=(0.05, 0.15, 0.5, 1.0), norm="l2", steps=6, draws=4, restarts=2, victims=60, votes=100)
@@ -44,7 +45,7 @@ def probed(certified: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Ru
 
 
 def test_the_sandwich_holds_at_every_size(probed: RunFolder) -> None:
-    found, attempts = probed.evasion(), probed.attempts()
+    found, attempts = probed.read(Evasion), read_attempts(probed)
     assert found is not None and found.certified is not None
     assert found.certified[0].value > 0.3 > found.certified[-1].value  # there is something between the two slices
     assert found.least[-1].value < found.clean.value
@@ -53,11 +54,11 @@ def test_the_sandwich_holds_at_every_size(probed: RunFolder) -> None:
         assert found.certified[at].value <= found.least[at].value <= min(shares)
         assert max(shares) <= found.clean.value
         right = {each.image for each in attempts if each.size == size and each.right}
-        assert {each.image for each in probed.certificates() if each.holds("l2", size)} <= right
+        assert {each.image for each in read_certificates(probed) if each.holds("l2", size)} <= right
     assert [curve.attack for curve in found.curves] == ["fgsm", "ifgsm", "mim", "pgd"]
     assert all(curve.draws == 4 and not any(curve.broken) for curve in found.curves)
     assert found.broken == 0 and found.clean.value == found.attacked / 60
-    refuse_broken(found)
+    refuse_exceeded(found.figures)
     for curve in found.curves:
         for size, share in zip(found.sizes, curve.shares, strict=True):
             own = [each for each in attempts if (each.attack, each.size) == (curve.attack, size)]
@@ -69,19 +70,24 @@ def test_results_are_added_and_the_rest_stays(certified: RunFolder, probed: RunF
     assert set(after) - set(before) == {"evasion.json", "robustness/attacks.jsonl"}
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"summary.json"}
-    found = probed.evasion()
+    found = probed.read(Evasion)
     assert found is not None
     assert json.loads((probed.path / "summary.json").read_text())["evasion"] == found.model_dump(mode="json")
     folder = copied(probed, tmp_path / "run")
     again = evade_run(folder, QUICK, Silent())
     assert again == found.model_copy(update={"seconds": again.seconds})
-    assert folder.attempts() == probed.attempts()
+    assert read_attempts(folder) == read_attempts(probed)
     resume_run(folder.path, Silent())
     summary = folder.summary()
     assert summary is not None and summary.evasion == again
     certify_run(folder, CERTIFY, None, Silent())
     summary = folder.summary()
-    assert folder.evasion() is None and not folder.attempts() and summary is not None and summary.evasion is None
+    assert (
+        folder.read(Evasion) is None
+        and not read_attempts(folder)
+        and summary is not None
+        and not summary.repeats("evasion")
+    )
 
 
 @pytest.mark.essential
@@ -99,7 +105,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
     norms: tuple[NormName, ...] = ("l2", "linf")
     for norm in norms:
         groups: dict[float, list[Certificate]] = {}
-        for each in folder.certificates():
+        for each in read_certificates(folder):
             if each.radius(norm) > 0:
                 groups.setdefault(each.radius(norm), []).append(each)
         found: list[Attempt] = []
@@ -121,7 +127,7 @@ def test_without_noise_there_is_one_vote_and_nothing_proven(tmp_path: Path) -> N
     found = evade_run(folder, config, Silent())
     assert found.certified is None and found.wrong_at_most is None and found.votes == 1
     assert [(curve.attack, curve.draws) for curve in found.curves] == [("pgd", 0), ("fgsm", 0)]
-    assert {each.votes for each in folder.attempts()} == {1}
+    assert {each.votes for each in read_attempts(folder)} == {1}
     assert found.clean.value > 0.5 and found.least[1].value < 0.2
 
 
@@ -156,14 +162,16 @@ def test_a_broken_certificate_is_written_and_then_an_error(certified: RunFolder,
         tree = asdict(each)
         return {**tree, "radius_l2": 10 * each.radius_l2}
 
-    folder.write_jsonl("robustness/certificates.jsonl", [larger(each) for each in folder.certificates()])
+    folder.write_jsonl("robustness/certificates.jsonl", [larger(each) for each in read_certificates(folder)])
     found = evade_run(folder, QUICK, Silent())
     assert found.broken > 3
-    with pytest.raises(RunFailedError, match=rf"attacks broke {found.broken} of the certificates.* at most") as error:
-        refuse_broken(found)
+    with pytest.raises(
+        RunFailedError, match=rf"broken certificates: {found.broken}, claimed: at most 0 .by chance at most"
+    ) as error:
+        refuse_exceeded(found.figures)
     assert "\n" not in str(error.value)
-    assert folder.evasion() == found
-    broken = [each for each in folder.attempts() if each.broken]
+    assert folder.read(Evasion) == found
+    broken = [each for each in read_attempts(folder) if each.broken]
     assert len({each.image for each in broken}) == found.broken
     assert sum(sum(curve.broken) for curve in found.curves) == len(broken)
     # They were asked again, and another class is ahead beyond doubt.
@@ -177,7 +185,7 @@ def test_only_certified_images_are_attacked(certified: RunFolder, tmp_path: Path
     assert evade_run(folder, config, heard).victims == 60
     assert heard.warnings == ["evade.victims = 200: only certified images are attacked, 60"]
     assert evade_run(folder, config.model_copy(update={"victims": 20}), Silent()).victims == 20
-    assert {each.image for each in folder.attempts()} <= {each.image for each in folder.certificates()}
+    assert {each.image for each in read_attempts(folder)} <= {each.image for each in read_certificates(folder)}
 
 
 Damage = Callable[[bytes], bytes]
@@ -216,7 +224,7 @@ def test_too_many_victims_are_one_line(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     with pytest.raises(InputError, match=r"evade\.victims = 5000: allowed is from 1 to 360; there are 360 test images"):
         evade_run(folder, EvadeConfig(victims=5000), Silent())
-    assert folder.evasion() is None and not (folder.path / "robustness").exists()
+    assert folder.read(Evasion) is None and not (folder.path / "robustness").exists()
     (folder.path / "checkpoint" / "server.safetensors").unlink()
     with pytest.raises(InputError, match="holds no model after a round: there is nothing to attack"):
         evade_run(folder, EvadeConfig(victims=5), Silent())

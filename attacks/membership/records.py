@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from fedpriv.core.records.attacks import CONFIDENCE
-from fedpriv.core.records.reading import Model, Record
+from fedpriv.core.figure import CONFIDENCE, EpsilonBound, Figure
+from fedpriv.core.records.reading import FileRecord, Record
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,7 @@ class MembershipAttack(Record):
     curve: Curve = field(default_factory=Curve)
 
 
-@dataclass(frozen=True)
-class EpsilonBound(Record):
-    """A lower bound on epsilon from an experiment.
-
-    Attributes:
-        epsilon: at least 0; 0: the experiment shows nothing.
-        delta: at which it is a bound.
-        confidence: the probability with which such an experiment's bound is below the true figure, at least.
-        trials: outcomes or canaries that it rests on.
-        method: the theorem.
-    """
-
-    epsilon: float
-    delta: float
-    confidence: float
-    trials: int
-    method: str
-
-
-class Membership(Model):
+class Membership(FileRecord):
     """membership.json.
 
     Attributes:
@@ -77,6 +59,8 @@ class Membership(Model):
         proven_adjacency: the ledger's; ``None`` where it claims nothing.
     """
 
+    path: ClassVar[str] = "membership.json"
+
     game: str = ""
     references: int = 0
     rounds: tuple[int, ...] = ()
@@ -86,9 +70,9 @@ class Membership(Model):
     proven_adjacency: str | None = None
 
     @property
-    def refutes(self) -> bool:
-        """Whether more is shown than the ledger allows."""
-        return self.proven_epsilon is not None and self.epsilon_bound.epsilon > self.proven_epsilon
+    def figure(self) -> Figure:
+        """The bound between 0 and what the ledger claims."""
+        return self.epsilon_bound.against(self.proven_epsilon, self.epsilon_bound.delta)
 
     @property
     def strongest(self) -> MembershipAttack | None:

@@ -11,16 +11,16 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
+from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Certificate
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.lab import resume_run, start_run
-from fedpriv.lab.audit import audit_run
-from fedpriv.lab.certify import certify_run, check_noise
-from fedpriv.lab.smoothed import pixel_images, read_smoothed
+from fedpriv.robustness.certify import certify_run, check_noise
+from fedpriv.robustness.records import Certificate, Robustness, read_certificates
 from fedpriv.robustness.settings import CertifyConfig
+from fedpriv.robustness.smoothed import pixel_images, read_smoothed
 from fedpriv.smoothing.certificates import MARGINS
 from tests.integration.small import experiment, left_behind
 
@@ -63,7 +63,7 @@ def copied(folder: RunFolder, to: Path) -> RunFolder:
 
 def test_certificates_are_added_and_the_rest_stays(noisy: RunFolder, tmp_path: Path) -> None:
     folder = copied(noisy, tmp_path / "run")
-    found, certificates = folder.robustness(), folder.certificates()
+    found, certificates = folder.read(Robustness), read_certificates(folder)
     assert found is not None and len(certificates) == found.examples == 25
     assert json.loads((folder.path / "summary.json").read_text())["robustness"] == found.model_dump(mode="json")
     assert [each.image for each in certificates] == sorted({each.image for each in certificates})
@@ -91,14 +91,14 @@ def test_certificates_are_added_and_the_rest_stays(noisy: RunFolder, tmp_path: P
 
 def test_the_certified_network_can_be_asked_again(noisy: RunFolder) -> None:
     world = build_world(noisy.experiment())
-    model, certificates = read_smoothed(noisy, world), noisy.certificates()
+    model, certificates = read_smoothed(noisy, world), read_certificates(noisy)
     rows = [each.image for each in certificates]
     images = pixel_images(world, torch.tensor(rows))
     counts = model.network.votes(images, FEW.votes, "robustness-votes", rows)
     assert [int(row[each.predicted]) for row, each in zip(counts, certificates, strict=True)] == [
         each.count for each in certificates
     ]
-    assert model.norms().l2 == pytest.approx(noisy.robustness().norms.l2)  # type: ignore[union-attr]
+    assert model.norms().l2 == pytest.approx(noisy.read(Robustness).norms.l2)  # type: ignore[union-attr]
 
 
 def test_a_model_without_noise_is_certified_afterwards(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ def test_a_full_disk_leaves_nothing_that_disagrees(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for name in ("write_bytes", "write_certificates", "write_json"):
+    for name in ("write_bytes", "write_jsonl", "write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder, name, full)
             with pytest.raises(RunFailedError, match=r"No space left.*go on with: fedpriv certify"):
                 certify_run(folder, FEW.model_copy(update={"examples": 9}), 0.2, Silent())
-        assert folder.robustness() is None and folder.certificates() == ()
+        assert folder.read(Robustness) is None and read_certificates(folder) == ()
         again = certify_run(folder, FEW, None, Silent())
-        assert len(folder.certificates()) == again.examples == 25
+        assert len(read_certificates(folder)) == again.examples == 25
 
 
 def test_noise_of_other_certificates_is_refused(noisy: RunFolder, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_damaged_noise_is_one_line(noisy: RunFolder, tmp_path: Path) -> None:
 
 
 def noisy_digest(folder: RunFolder) -> bytes:
-    found = folder.robustness()
+    found = folder.read(Robustness)
     assert found is not None
     return found.noise.model.encode()
 
@@ -248,7 +248,7 @@ def test_how_long_many_votes_take_is_told_before_they_are_cast(noisy: RunFolder)
         def stage(self, title: str) -> None:
             raise KeyboardInterrupt(title)
 
-    heard, found = Impatient(), noisy.robustness()
+    heard, found = Impatient(), noisy.read(Robustness)
     with pytest.raises(KeyboardInterrupt, match="certifying 25 examples"):
         certify_run(noisy, FEW, None, heard)
     assert heard.warnings == [] and found is not None

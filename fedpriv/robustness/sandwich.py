@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fedpriv.core.records import Evasion
+from fedpriv.core.numbers import count, figure, percent
 from fedpriv.report.drawing import Plot, Theme, dress, level, plot
-from fedpriv.report.numbers import count, figure, percent
-from fedpriv.report.robustness import AXES, NORMS, Sandwich
+from fedpriv.robustness.records import Evasion
+from fedpriv.robustness.report import AXES, NORMS, Sandwich
 
 # The extended mechanism with exact bounds is in the table only: it lies beside the classic one.
 _WEAKER: tuple[tuple[str, str, Any], ...] = (

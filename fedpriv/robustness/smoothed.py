@@ -12,13 +12,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.finished import final_checkpoint, final_state
 from fedpriv.core.network import first_layer
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import NoiseFacts
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.lab.finished import final_checkpoint, final_state
+from fedpriv.robustness.records import NoiseFacts, Robustness
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import (
     FirstLayer,
@@ -104,7 +104,7 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
     state = final_state(folder, world, final_checkpoint(folder, "attack"))
     if state.digest().hex() != noise.model:
         raise InputError(f"{path} is of another model than the checkpoint: certify again with fedpriv certify")
-    robustness = folder.robustness()
+    robustness = folder.read(Robustness)
     if robustness is not None and robustness.noise != noise:
         raise InputError(f"{path} is of other noise than robustness.json: certify again with fedpriv certify")
     state.load_into(world.model)

@@ -15,14 +15,25 @@ from torch import Tensor
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, finished_world
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import Certificate, CertifiedCurve, NormFacts, Reach, Robustness, mean_radius
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
-from fedpriv.lab.finished import completed_summary, finished_world
-from fedpriv.lab.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
+from fedpriv.robustness.records import (
+    Certificate,
+    CertifiedCurve,
+    NormFacts,
+    Reach,
+    Robustness,
+    mean_radius,
+    read_attempts,
+    read_certificates,
+    remove_certificates,
+    write_certificates,
+)
 from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig
+from fedpriv.robustness.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
 from fedpriv.smoothing import LayerNorms, certified_rows
 from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
 
@@ -41,8 +52,8 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     began = time.monotonic()
     summary = completed_summary(folder)
     # Whoever has damaged ones may want to look at them first.
-    folder.certificates()
-    folder.attempts()
+    read_certificates(folder)
+    read_attempts(folder)
     experiment = folder.experiment()
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
@@ -57,13 +68,10 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     again = ["fedpriv", "certify", str(folder.path), "--examples", str(config.examples), "--votes", str(config.votes)]
     with writing(shlex.join(again)):
         (folder.path / "robustness").mkdir(exist_ok=True)
-        # Attacks that were judged by other certificates would stand beside these.
-        folder.remove_evasion()
-        folder.remove_robustness()
+        remove_certificates(folder)
         write_noise(folder, model)
-        folder.write_certificates(certificates)
-        folder.write_json("robustness.json", robustness.model_dump(mode="json"))
-        folder.write_summary(summary.model_copy(update={"robustness": robustness, "evasion": None}))
+        write_certificates(folder, robustness, certificates)
+        folder.write_summary(summary.with_found({"robustness": robustness, "evasion": None}))
     return robustness
 
 

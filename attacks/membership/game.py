@@ -1,0 +1,214 @@
+"""The game of membership on a trained model: candidates, references, signals, scores.
+
+Candidates come in pairs: an example that the target was trained with, and one from the test data that it was not. A
+reference holds, by a coin of its own for each pair, the one or the other in that place of the same client's data; all
+other examples are the target's own. So the adversary knows everything but the candidates, the worst case that privacy
+is defined for. References come in twos with opposite coins, so that each candidate is in half of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.epsilon import canary_epsilon
+from fedpriv.attacks.membership.records import MembershipAttack
+from fedpriv.attacks.membership.references import Pool, Reference, train_references
+from fedpriv.attacks.membership.scores import score_membership
+from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
+from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.core.errors import InputError
+from fedpriv.core.figure import EpsilonBound
+from fedpriv.core.preparation import preparation_of
+from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.world import World
+from fedpriv.gradients import Vector
+
+# Enough for RMIA's shares of the population to be told apart to a thousandth.
+MOST_POPULATION = 2000
+
+# Fixed before any score is seen: about so many of the canaries, those that look surest, a guess is made.
+GUESSED_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Pairs of a member and a non-member, and examples that are nobody's.
+
+    Attributes:
+        members: (C,), rows of the pool that the target was trained with.
+        non_members: (C,), rows that it was not.
+        clients: (C,), whose data the member of a pair is part of.
+        positions: (C,), where in that client's data it stands.
+        population: (Z,), rows that neither target nor references are trained with.
+    """
+
+    members: NDArray[np.int64]
+    non_members: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    population: NDArray[np.int64]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(2 C,), all candidates: the members, then the non-members."""
+        return np.concatenate([self.members, self.non_members])
+
+    @property
+    def truth(self) -> NDArray[np.bool_]:
+        """(2 C,), which of :attr:`rows` are members; for the referee."""
+        return np.arange(2 * len(self.members)) < len(self.members)
+
+
+def build_pool(world: World) -> Pool:
+    """Return the training data, then the test data, as the network is fed.
+
+    Where clients change labels, those of the test data are changed likewise: in a reference an outsider takes part.
+    """
+    images = torch.cat([world.dataset.x_train, world.dataset.x_test])
+    labels = torch.cat([world.dataset.y_train, _outsiders_labels(world)])
+    return Pool(world.network_input(images), labels.to(world.device))
+
+
+def _outsiders_labels(world: World) -> Tensor:
+    labels, preparation = world.dataset.y_test, preparation_of(world.experiment)
+    if preparation is None:
+        return labels
+    return preparation.changed(world, labels, Secret.of_seed(world.experiment.seed).stream("labels of outsiders"))
+
+
+def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:
+    """Draw pairs at random from all clients' data and the test data; half of the test data at most is used up."""
+    rng = numpy_stream(seed, "membership-candidates")
+    train, test = len(world.dataset.x_train), len(world.dataset.x_test)
+    places = [(client, position) for client, rows in enumerate(world.partitions) for position in range(len(rows))]
+    count = min(pairs, len(places), test // 2)
+    if count < 2:
+        raise InputError(
+            f"membership: {len(places)} training and {test} test examples make {max(0, count)} pairs of candidates; "
+            "at least 2 are needed"
+        )
+    chosen = rng.choice(len(places), count, replace=False)
+    clients, positions = np.array(places, dtype=np.int64)[chosen].T
+    members = np.array([world.partitions[c][p] for c, p in zip(clients, positions, strict=True)], dtype=np.int64)
+    outside = train + rng.permutation(test)
+    return Candidates(members, outside[:count], clients, positions, outside[count:][:MOST_POPULATION])
+
+
+def draw_references(
+    world: World, candidates: Candidates, count: int, seed: int
+) -> tuple[list[Reference], NDArray[np.bool_]]:
+    """Draw what references are trained with.
+
+    Returns:
+        The references, and (R, 2 C), which was trained with which candidate. References 2 i and 2 i + 1 have opposite
+        coins.
+    """
+    if count < 2 or count % 2:
+        raise InputError(key="references", given=count, allowed="an even number from 2")
+    rng = numpy_stream(seed, "membership-coins")
+    coins = rng.random((count // 2, len(candidates.members))) < 0.5
+    both = np.stack([coins, ~coins], axis=1).reshape(count, -1)
+    seeds = rng.integers(2**31, size=count).tolist()
+    shares = [_shares(world, candidates, coin) for coin in both]
+    references = [Reference(*drawn) for drawn in zip(seeds, shares, strict=True)]
+    return references, np.concatenate([both, ~both], axis=1)
+
+
+def membership_signals(
+    world: World,
+    pool: Pool,
+    target: Mapping[int, Vector],
+    candidates: Candidates,
+    references: Sequence[Reference],
+    inside: NDArray[np.bool_],
+    schedule: Mapping[int, Sequence[int]],
+) -> Signals:
+    """Train the references and compute every signal once."""
+    rounds = sorted(target)
+    trained = train_references(world, pool, references, schedule, rounds)
+    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
+    own = {
+        number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
+        for number in rounds
+    }
+
+    def examples(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(rows).to(pool.images.device)
+        return pool.images[chosen], pool.labels[chosen]
+
+    def logits(stacks: Mapping[int, Vector], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(models, T, len(rows))."""
+        x, y = examples(rows)
+        rounds_logits = [label_logits(network.outputs(stacks[number], x), y).cpu().numpy() for number in rounds]
+        return np.stack(rounds_logits, axis=1)
+
+    def others(stacks: Mapping[int, Vector]) -> NDArray[np.float64]:
+        """(models, 2 C, K), of the final models."""
+        x, y = examples(candidates.rows)
+        return wrong_log_probabilities(network.outputs(stacks[rounds[-1]], x), y).cpu().numpy()
+
+    return Signals(
+        target=logits(own, candidates.rows)[0],
+        references=logits(trained, candidates.rows),
+        inside=inside,
+        population=logits(own, candidates.population)[0],
+        reference_population=logits(trained, candidates.population),
+        rounds=np.array(rounds, dtype=np.int64),
+        others=others(own)[0],
+        reference_others=others(trained),
+    )
+
+
+def make_attacks(
+    signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
+) -> tuple[MembershipAttack, ...]:
+    """Make every attack and score it.
+
+    Args:
+        truth: (N,), which candidates are members; used for scoring only.
+    """
+    results = []
+    for number, (name, attack) in enumerate(ATTACKS.items()):
+        scores = attack(signals)
+        rng = numpy_stream(seed, "membership-bootstrap", number)
+        results.append(score_membership(name, scores, truth, rng, confidence))
+    return tuple(results)
+
+
+def canaries_in_references(signals: Signals, attack: str, delta: float, confidence: float = 0.95) -> EpsilonBound:
+    """Bound epsilon of the training that target and references share, from one run with canaries.
+
+    The first reference plays the target: its pairs were filled by independent coins, so that Steinke, Nasr and
+    Jagielski (2023) applies to the guesses which of a pair is in, under replace-one adjacency. Its opposite, which
+    knows its coins, is left out of the references.
+    """
+    if len(signals.references) < 6:
+        raise InputError(f"canaries need at least 6 reference models; there are {len(signals.references)}")
+    posed = Signals(
+        target=signals.references[0],
+        references=signals.references[2:],
+        inside=signals.inside[2:],
+        population=signals.reference_population[0],
+        reference_population=signals.reference_population[2:],
+        rounds=signals.rounds,
+        others=signals.reference_others[0],
+        reference_others=signals.reference_others[2:],
+    )
+    scores = ATTACKS[attack](posed)
+    pairs = len(scores) // 2
+    differences = scores[:pairs] - scores[pairs:]
+    guesses = max(2, 2 * int(pairs * GUESSED_SHARE / 2))
+    return canary_epsilon(differences, signals.inside[0, :pairs], guesses, delta, confidence)
+
+
+def _shares(world: World, candidates: Candidates, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:
+    """The clients' rows of the pool, with the non-member in each pair's place where its coin is not up."""
+    shares = [rows.copy() for rows in world.partitions]
+    for index in np.flatnonzero(~coins):
+        shares[candidates.clients[index]][candidates.positions[index]] = candidates.non_members[index]
+    return tuple(shares)

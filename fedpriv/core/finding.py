@@ -1,0 +1,305 @@
+"""Findings: kinds of results about a run; report.py in a capability's folder registers its own.
+
+The run folder, the summary, the report and the tables of sweeps go through all of them, and name none.
+"""
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.records import FileRecord, Guarantee, Ledger, Model, Partition, RoundRecord, Summary
+from fedpriv.core.registry import FINDINGS
+from fedpriv.core.runs import RunFolder
+
+if TYPE_CHECKING:
+    from fedpriv.core.world import World
+
+R = TypeVar("R")
+S = TypeVar("S", bound=FileRecord)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure at the head of a report.
+
+    Attributes:
+        title: what it is.
+        value: the figure as printed, or what takes its place in words.
+        words: whether ``value`` is words rather than a figure.
+        of: what the figure is out of or measured in; may be empty.
+        conditions: pairs (name, text) without which the figure means nothing.
+        remark: a sentence below; may be empty.
+        share: a part of a whole to draw as a bar, or ``None``.
+        alarm: whether the figure is a leak that was seen.
+        place: tiles are shown in this order: uploads 10, model 30, proven privacy 50.
+    """
+
+    title: str
+    value: str
+    words: bool = False
+    of: str = ""
+    conditions: tuple[tuple[str, str], ...] = ()
+    remark: str = ""
+    share: float | None = None
+    alarm: bool = False
+    place: int = 10
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report, which report.html in the finding's folder lays out.
+
+    Attributes:
+        anchor: by which the page links to it.
+        title: in the list of sections.
+        values: name -> value, for report.html.
+    """
+
+    anchor: str
+    title: str
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What every report of a run rests on; what the run has not yet is ``None`` or empty.
+
+    Attributes:
+        folder: of the run.
+        experiment: the resolved settings.
+        summary: ``None`` while the run goes on, or if it was killed.
+        rounds: the finished rounds, in order.
+        ledger: ``None`` until the run has one.
+        partition: ``None`` if the run ended before the data were shared.
+    """
+
+    folder: RunFolder
+    experiment: Experiment
+    summary: Summary | None
+    rounds: tuple[RoundRecord, ...]
+    ledger: Ledger | None
+    partition: Partition | None
+
+    @property
+    def worst(self) -> Guarantee | None:
+        """What is proven about the worst client, from the ledger or else from the summary."""
+        if self.ledger is not None:
+            return self.ledger.worst
+        return self.summary.ledger if self.summary else None
+
+
+class Part(Model):
+    """One of several lines that a trial of a sweep has about the same thing, such as one for each attack.
+
+    A table has a column for each figure of each line: HEAD.KEY.FIGURE.
+
+    Attributes:
+        head: of the columns' names.
+        keys: fields that tell the lines apart.
+        titles: figure -> heading and decimals, in the comparison's table of all attacks; empty: it is not there.
+    """
+
+    head: ClassVar[str]
+    keys: ClassVar[tuple[str, ...]]
+    titles: ClassVar[Mapping[str, tuple[str, int]]] = {}
+
+    @property
+    def place(self) -> str:
+        """The head of the line's columns."""
+        own = (getattr(self, key) for key in self.keys)
+        return ".".join([self.head, *(f"{each:g}" if isinstance(each, float) else each for each in own)])
+
+
+class Columns(Model):
+    """What a finding adds to the record of a trial; a field without a value is ``None`` or empty."""
+
+    @property
+    def alarm(self) -> str:
+        """What exceeds what is claimed to be proven, in one clause; empty: nothing."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of tables over trials.
+
+    Attributes:
+        heading: in the terminal.
+        title: in the report of a comparison.
+        kind: percent, decimal or figure.
+        values: one for each trial; ``None``: it has none.
+        texts: what the terminal shows of each trial.
+        alarms: for each trial whether the figure refutes a claim; empty: none can.
+        largest: whether the largest value stands for trials that differ in their seed only; else their mean.
+        most: the largest value that there can be.
+        meaning: term and text, for readers; empty: it needs none.
+        axis: the title of its axis in a plot against accuracy; empty: it is not plotted.
+        guess: what a guess achieves; ``None``: not known.
+        name: of that plot.
+    """
+
+    heading: str
+    title: str
+    kind: str
+    values: tuple[Interval | None, ...]
+    texts: tuple[str, ...]
+    alarms: tuple[bool, ...] = ()
+    largest: bool = False
+    most: float = math.inf
+    meaning: tuple[str, str] = ("", "")
+    axis: str = ""
+    guess: float | None = None
+    name: str = ""
+
+    def alarm(self, trial: int) -> bool:
+        """Whether the figure of one trial refutes a claim."""
+        return bool(self.alarms) and self.alarms[trial]
+
+
+class Finding(ABC, Generic[R]):
+    """One kind of result about a run.
+
+    Attributes:
+        name: of the kind.
+        rank: reports, tables and sentences are in the order of these numbers.
+        leads: whether its sentences come before those about uploads; else they come after what is proven.
+        refuted: the heading over a measurement that exceeds what is claimed to be proven.
+        columns: what it adds to the record of a trial in a sweep; ``None``: nothing.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int]
+    leads: ClassVar[bool] = False
+    refuted: ClassVar[str] = "The ledger is refuted"
+    columns: ClassVar[type[Columns] | None] = None
+
+    @abstractmethod
+    def read(self, folder: RunFolder) -> R | None:
+        """Return what a run folder holds of it; ``None``: nothing.
+
+        Raises:
+            InputError: a file is damaged.
+        """
+
+    @abstractmethod
+    def section(self, found: R, view: RunView) -> Section:
+        """Return its section of the report."""
+
+    def conclude(self, world: "World", folder: RunFolder) -> None:
+        """Measure, when a run ends, what only whoever has all data can know, and write it."""
+
+    def records(self, found: R) -> dict[str, Model]:
+        """Return what summary.json repeats, by key."""
+        return {}
+
+    def figures(self, found: R) -> tuple[Figure, ...]:
+        """Return what was measured, each between a guess and what is proven."""
+        return ()
+
+    def alarms(self, found: R) -> tuple[str, ...]:
+        """Return one clause for each measurement that exceeds what is claimed to be proven."""
+        return tuple(figure.refutation for figure in self.figures(found) if figure.exceeded)
+
+    def sentences(self, found: R) -> tuple[str, ...]:
+        """Return what the verdict says of it."""
+        return ()
+
+    def tiles(self, found: R | None, view: RunView) -> tuple[Tile, ...]:
+        """Return its key figures; ``None``: the run has nothing of it yet."""
+        return ()
+
+    def trial(self, found: R) -> Mapping[str, Any]:
+        """Return what it adds to the record of a trial: a value for each field of ``columns`` that is known."""
+        return {}
+
+    def choose(self, trials: Sequence[Any], asked: str = "") -> str:
+        """Return the attack that tables show, the same for all trials; empty: there is none."""
+        return ""
+
+    def table(self, trials: Sequence[Any], chosen: str) -> tuple[Column, ...]:
+        """Return the columns of tables over trials.
+
+        Args:
+            trials: the ``columns`` of each.
+            chosen: of :meth:`choose`.
+        """
+        return ()
+
+
+class RecordFinding(Finding[S]):
+    """A finding that is one record in one file, and that summary.json repeats under its name.
+
+    Attributes:
+        record: its type.
+    """
+
+    record: ClassVar[type[Any]]
+
+    def read(self, folder: RunFolder) -> S | None:
+        """Return the record; ``None``: there is none."""
+        found: S | None = folder.read(self.record)
+        return found
+
+    def records(self, found: S) -> dict[str, Model]:
+        """Return the record under the finding's name."""
+        return {self.name: found}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding, and what a run has of it."""
+
+    finding: Finding[Any]
+    result: Any
+
+
+def findings() -> list[Finding[Any]]:
+    """Return all kinds of findings, by rank."""
+    every: list[Finding[Any]] = [kind() for kind in FINDINGS.values()]
+    return sorted(every, key=lambda finding: finding.rank)
+
+
+def all_found(folder: RunFolder) -> list[Found]:
+    """Return everything that was found of a run.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    return [Found(finding, result) for finding in findings() if (result := finding.read(folder)) is not None]
+
+
+def records_found(folder: RunFolder) -> dict[str, Model]:
+    """Return what summary.json repeats of everything that was found, by key.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    return {key: record for each in all_found(folder) for key, record in each.finding.records(each.result).items()}
+
+
+def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: str = "") -> str:
+    """Return the attack that tables show: as asked, else the strongest on average of those that most trials have.
+
+    One attack for all trials: the best of several in each trial would look better by chance alone.
+
+    Args:
+        strengths: attack -> strength, of each trial.
+        what: such attacks are called.
+        asked: its name; empty: the strongest. There may be none at all.
+
+    Raises:
+        InputError: no trial has an attack of that name.
+    """
+    known: dict[str, list[float]] = {}
+    for own in strengths:
+        for name, strength in own.items():
+            known.setdefault(name, []).append(strength)
+    if asked and asked not in known:
+        raise InputError(f"no trial has a {what} {asked!r}; there are: {', '.join(known) or 'none'}")
+    return asked or max(known, key=lambda name: (len(known[name]), statistics.fmean(known[name])), default="")

@@ -1,0 +1,466 @@
+"""What certificates and evasion attacks found: lines for each image and attempt, robustness.json and evasion.json."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.records import FileRecord
+from fedpriv.core.records.reading import Record
+from fedpriv.core.runs import RunFolder
+
+BOUNDS: Mapping[str, str] = {
+    "main": "main: exact for Gaussian noise",
+    "renyi": "Renyi",
+    "analytic": "PixelDP, analytic Gaussian",
+    "classic": "PixelDP, classic Gaussian",
+    "extended": "PixelDP, extended Gaussian",
+    "paper": "the paper's: extended, Hoeffding",
+}
+"""The bounds under which a certificate has a margin, and what they are called."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+# Margins are maxima that are searched for, and agree to this where theorems say that they are equal.
+_TOLERANCE = 1e-9
+# Sizes are projected onto in the network's numbers, which may be float32.
+_ROUNDING = 1e-5
+_ORDER = (("extended", "analytic"), ("classic", "analytic"), ("analytic", "main"), ("renyi", "main"))
+
+
+@dataclass(frozen=True)
+class Certificate(Record):
+    """One image: what no perturbation below a radius can change about the vote on it.
+
+    Attributes:
+        image: its row in the test set.
+        label: its class.
+        predicted: the class that the first votes chose.
+        count: fresh votes for it.
+        votes: fresh votes in all.
+        runner_up: fresh votes for the strongest other class.
+        lower: what the probability of the chosen class is at least.
+        upper: what that of any other class is at most.
+        margins: bound -> margin, 0 where it proves nothing; ``main`` is the one to use.
+        radius_l2: below which no perturbation changes the vote, Euclidean, in pixels from 0 to 1; of the main margin.
+        radius_linf: the same for the largest change of a pixel.
+    """
+
+    image: Annotated[int, Field(ge=0)]
+    label: Annotated[int, Field(ge=0)]
+    predicted: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=0)]
+    votes: Annotated[int, Field(ge=1)]
+    runner_up: Annotated[int, Field(ge=0)]
+    lower: Share
+    upper: Share
+    margins: Mapping[str, NotNegative]
+    radius_l2: NotNegative
+    radius_linf: NotNegative
+
+    def __post_init__(self) -> None:
+        if self.count + self.runner_up > self.votes:
+            raise ValueError(f"{self.count} and {self.runner_up} of {self.votes} votes")
+        missing = [name for pair in _ORDER for name in pair if name not in self.margins]
+        if missing:
+            raise ValueError(f"margins has no {missing[0]!r}")
+        for weaker, stronger in _ORDER:
+            if self.margins[weaker] > self.margins[stronger] + _TOLERANCE:
+                raise InputError(
+                    key=f"margins.{weaker}",
+                    given=self.margins[weaker],
+                    allowed=f"at most margins.{stronger} = {self.margins[stronger]:g}",
+                )
+
+    @property
+    def right(self) -> bool:
+        """Whether the chosen class is the image's."""
+        return self.predicted == self.label
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the votes do not show which class is ahead."""
+        return self.margins["main"] == 0
+
+    def radius(self, norm: str, bound: str = "main") -> float:
+        """The radius in ``l2`` or ``linf`` under a bound's margin; 0 where the class is wrong or nothing is proven."""
+        main = self.margins["main"]
+        if not self.right or main == 0:
+            return 0.0
+        return (self.radius_l2 if norm == "l2" else self.radius_linf) * (self.margins[bound] / main)
+
+    def holds(self, norm: str, size: float, bound: str = "main") -> bool:
+        """Whether the right class is proven for every perturbation up to this size."""
+        return size < self.radius(norm, bound)
+
+
+@dataclass(frozen=True)
+class NoiseFacts(Record):
+    """The noise that the certificates are about.
+
+    Attributes:
+        place: hidden or input.
+        redistribution: how it is shared out.
+        sigma: what it is scaled by: the radius for a margin of 1 in ``norm``, pixels from 0 to 1.
+        norm: l2 or linf.
+        afterwards: whether the model was trained without this noise.
+        dimension: K, numbers that noise is added to.
+        epsilon: that names sigma, with delta and size; ``None`` where sigma was given. It is no privacy budget.
+        model: SHA-256 of the certified model's numbers, hexadecimal.
+    """
+
+    place: str
+    redistribution: str
+    sigma: float
+    norm: Literal["l2", "linf"]
+    afterwards: bool
+    dimension: int
+    model: str
+    epsilon: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class NormFacts(Record):
+    """How far a perturbation moves the noisy value at most, in units of the noise: a radius is margin over norm.
+
+    Attributes:
+        l2: S_2, from above.
+        linf: S_infinity, from above.
+        linf_how: how it was bounded.
+        linf_least: a lower bound of S_infinity, by sign ascent.
+    """
+
+    l2: float
+    linf: float
+    linf_how: str
+    linf_least: float
+
+
+@dataclass(frozen=True)
+class CertifiedCurve(Record):
+    """Certified accuracy against size: the share of images whose right class no perturbation of that size changes.
+
+    Attributes:
+        norm: l2 or linf.
+        bound: which margin.
+        sizes: of perturbations, pixels from 0 to 1, ascending.
+        shares: with Wilson intervals over images.
+    """
+
+    norm: str
+    bound: str
+    sizes: tuple[float, ...]
+    shares: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Reach(Record):
+    """The radii of an image that all votes agree on: no certificate of as many votes has larger ones."""
+
+    l2: float
+    linf: float
+
+    def of(self, norm: str) -> float:
+        """In ``l2`` or ``linf``."""
+        return self.l2 if norm == "l2" else self.linf
+
+
+@dataclass(frozen=True)
+class MeanRadius(Record):
+    """The mean radius over all images, 0 for wrong ones, under one bound."""
+
+    bound: str
+    l2: float
+    linf: float
+
+
+class Robustness(FileRecord):
+    """robustness.json.
+
+    Attributes:
+        noise: that was added.
+        norms: of the first layer, in units of the noise.
+        examples: images, drawn from the test set by the seed.
+        selection: votes that chose a class.
+        votes: fresh votes of an image.
+        alpha: probability with which one certificate may be wrong.
+        rivals: each or together, how other classes were bounded.
+        wrong_at_most: of all certificates, with 95 % confidence.
+        voted: the share of images whose chosen class is right.
+        noiseless: that of the model without noise, on the same images.
+        abstained: images whose votes do not show which class is ahead.
+        curves: for each norm and bound.
+        radii: for each bound.
+        reach: how large a radius can be at all.
+        seconds: wall time.
+    """
+
+    path: ClassVar[str] = "robustness.json"
+
+    noise: NoiseFacts
+    norms: NormFacts
+    examples: Annotated[int, Field(ge=1)]
+    selection: int
+    votes: int
+    alpha: float
+    rivals: str
+    wrong_at_most: int
+    voted: Interval
+    noiseless: Interval
+    abstained: int
+    curves: tuple[CertifiedCurve, ...]
+    radii: tuple[MeanRadius, ...]
+    reach: Reach
+    seconds: float
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        sizes = {(curve.norm, curve.bound): curve.sizes for curve in self.curves}
+        for norm in ("l2", "linf"):
+            missing = [bound for bound in BOUNDS if (norm, bound) not in sizes]
+            if missing:
+                raise ValueError(f"curves has none of {missing[0]} in {norm}")
+            if any(sizes[norm, bound] != sizes[norm, "main"] for bound in BOUNDS):
+                raise ValueError(f"curves in {norm} have different sizes")
+        if any(len(curve.sizes) != len(curve.shares) for curve in self.curves):
+            raise ValueError("a curve has not one share for each size")
+        without = set(BOUNDS) - {radius.bound for radius in self.radii}
+        if without:
+            raise ValueError(f"radii has none of {min(without)}")
+        return self
+
+    def curve(self, norm: str, bound: str = "main") -> CertifiedCurve:
+        """Return one curve."""
+        return next(curve for curve in self.curves if (curve.norm, curve.bound) == (norm, bound))
+
+    def beyond(self, norm: str, sizes: Sequence[float]) -> tuple[float, ...]:
+        """Those of the sizes that no certificate of so many votes holds for."""
+        return tuple(size for size in sizes if size >= self.reach.of(norm))
+
+
+def mean_radius(certificates: Sequence[Certificate], bound: str) -> MeanRadius:
+    """Return the mean radius of at least one certificate under a bound."""
+    l2, linf = (sum(each.radius(norm, bound) for each in certificates) / len(certificates) for norm in ("l2", "linf"))
+    return MeanRadius(bound, l2, linf)
+
+
+def middle(sizes: Sequence[float]) -> int:
+    """Return the place of the size that headlines are about: the middle one, of an even number the smaller."""
+    return (len(sizes) - 1) // 2
+
+
+@dataclass(frozen=True)
+class Attempt(Record):
+    """One attack of one size on one image that the votes had right before.
+
+    Attributes:
+        image: its row in the test set.
+        label: its class.
+        attack: the name.
+        norm: l2 or linf.
+        size: of the ball, pixels from 0 to 1.
+        distance: how far the attacked image is from the original, in the norm.
+        predicted: the class that the votes choose of the attacked image.
+        count: votes for the label.
+        rival: votes for the strongest other class.
+        votes: in all.
+        radius: below which the image's certificate says that the vote cannot change; ``None``: there is none.
+        broken: whether the votes refute the certificate.
+    """
+
+    image: Annotated[int, Field(ge=0)]
+    label: Annotated[int, Field(ge=0)]
+    attack: str
+    norm: str
+    size: Annotated[float, Field(gt=0)]
+    distance: Annotated[float, Field(ge=0)]
+    predicted: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=0)]
+    rival: Annotated[int, Field(ge=0)]
+    votes: Annotated[int, Field(ge=1)]
+    radius: Annotated[float, Field(ge=0)] | None = None
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count + self.rival > self.votes:
+            raise ValueError(f"{self.count} and {self.rival} of {self.votes} votes")
+        if self.distance > self.size * (1 + _ROUNDING) + _ROUNDING:
+            raise InputError(key="distance", given=self.distance, allowed=f"at most size = {self.size:g}")
+        if self.broken and (self.right or not self.certified):
+            raise ValueError("broken = true, where no certificate can be broken")
+
+    @property
+    def right(self) -> bool:
+        """Whether the vote is still right."""
+        return self.predicted == self.label
+
+    @property
+    def certified(self) -> bool:
+        """Whether a certificate says that no perturbation of this size changes the vote."""
+        return self.radius is not None and self.size < self.radius
+
+
+@dataclass(frozen=True)
+class EvasionCurve(Record):
+    """Accuracy under one attack against size.
+
+    Attributes:
+        attack: the name.
+        draws: of noise that each gradient is a mean over; 0: without noise.
+        shares: for each size the share of all victims that is right, with Wilson intervals.
+        broken: for each size how many certificates it broke.
+    """
+
+    attack: str
+    draws: int
+    shares: tuple[Interval, ...]
+    broken: tuple[int, ...]
+
+
+def _other(share: Interval) -> Interval:
+    """The share of the others."""
+    low, high = (None if end is None else 1 - end for end in (share.high, share.low))
+    return Interval(1 - share.value, low, high, share.confidence)
+
+
+class Evasion(FileRecord):
+    """evasion.json. At every size: certified <= the least of all attacks <= each attack <= clean.
+
+    Attributes:
+        norm: l2 or linf.
+        sizes: ascending, pixels from 0 to 1.
+        steps: of an attack that makes several.
+        restarts: of attacks with random starts.
+        votes: of an attacked image; 1 without noise.
+        victims: test images, drawn by the seed; certified ones where there are certificates.
+        attacked: those of them that are right unattacked; the others count as wrong under every attack.
+        clean: the share that is right unattacked.
+        certified: for each size the share that is proven to stay right; ``None``: nothing was certified.
+        least: for each size the share that stays right under every attack up to it.
+        curves: one an attack.
+        broken: certificates that attacks broke.
+        wrong_at_most: certificates that may be wrong, of all that were made, with 95 % confidence.
+        seconds: wall time.
+    """
+
+    path: ClassVar[str] = "evasion.json"
+
+    norm: Literal["l2", "linf"]
+    sizes: Annotated[tuple[float, ...], Field(min_length=1)]
+    steps: int
+    restarts: int
+    votes: int
+    victims: Annotated[int, Field(ge=1)]
+    attacked: int
+    clean: Interval
+    certified: tuple[Interval, ...] | None
+    least: tuple[Interval, ...]
+    curves: Annotated[tuple[EvasionCurve, ...], Field(min_length=1)]
+    broken: int
+    wrong_at_most: int | None
+    seconds: float
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        counts = {len(self.least), len(self.least if self.certified is None else self.certified)}
+        counts |= {len(figures) for curve in self.curves for figures in (curve.shares, curve.broken)}
+        if counts != {len(self.sizes)}:
+            raise ValueError("there is not one figure for each size")
+        return self
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The share that attacks turned at each size, and how many certificates they broke."""
+        proven: Sequence[Interval | None] = self.certified or (None,) * len(self.sizes)
+        turned = tuple(
+            Figure(
+                f"wrong under attack at {self.norm} {size:g}",
+                _other(least),
+                guess=1 - self.clean.value,
+                ceiling=None if held is None else 1 - held.value,
+                theorem="certificates",
+                holds=True,
+            )
+            for size, least, held in zip(self.sizes, self.least, proven, strict=True)
+        )
+        if self.wrong_at_most is None:
+            return turned
+        broken = Figure(
+            "broken certificates",
+            Interval(self.broken, None, None),
+            ceiling=0.0,
+            theorem=f"by chance at most {self.wrong_at_most} are wrong, with 95 % confidence; they have broken = true "
+            "in robustness/attacks.jsonl",
+            unit="number",
+            holds=not self.broken,
+        )
+        return (*turned, broken)
+
+    @property
+    def attempts(self) -> int:
+        """How many lines attacks.jsonl has."""
+        return self.attacked * len(self.curves) * len(self.sizes)
+
+
+_CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
+_CERTIFICATE, _ATTEMPT = TypeAdapter(Certificate), TypeAdapter(Attempt)
+
+
+def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
+    """Return the certificate of each image; empty if none were made, or not all of their files were written."""
+    robustness = folder.read(Robustness)
+    if robustness is None:
+        return ()
+    lines = folder.whole_lines(_CERTIFICATES, _CERTIFICATE)
+    if len(lines) != robustness.examples:
+        raise InputError(
+            f"{folder.path / _CERTIFICATES} is damaged: it has {len(lines)} lines; {Robustness.path} is of "
+            f"{robustness.examples} images"
+        )
+    return lines
+
+
+def read_attempts(folder: RunFolder) -> tuple[Attempt, ...]:
+    """Return every attempt to change a vote; empty if there were none, or not all of their files were written."""
+    evasion = folder.read(Evasion)
+    if evasion is None:
+        return ()
+    lines = folder.whole_lines(_ATTEMPTS, _ATTEMPT)
+    if len(lines) != evasion.attempts:
+        raise InputError(
+            f"{folder.path / _ATTEMPTS} is damaged: it has {len(lines)} lines; {Evasion.path} is of {evasion.attempts}"
+        )
+    return lines
+
+
+def write_certificates(folder: RunFolder, robustness: Robustness, certificates: Sequence[Certificate]) -> None:
+    """Write the certificates, then robustness.json, which says that all files agree."""
+    folder.write_jsonl(_CERTIFICATES, [asdict(each) for each in certificates])
+    folder.write(robustness)
+
+
+def write_evasion(folder: RunFolder, evasion: Evasion, attempts: Sequence[Attempt]) -> None:
+    """Write the attempts, then what they show, in place of what an earlier probe found."""
+    (folder.path / _ATTEMPTS).parent.mkdir(exist_ok=True)
+    remove_evasion(folder)
+    folder.write_jsonl(_ATTEMPTS, [asdict(each) for each in attempts])
+    folder.write(evasion)
+
+
+def remove_certificates(folder: RunFolder) -> None:
+    """Remove robustness.json before other files of certificates change, and attacks that were judged by these."""
+    remove_evasion(folder)
+    folder.remove(Robustness.path)
+
+
+def remove_evasion(folder: RunFolder) -> None:
+    """Remove what an earlier probe found."""
+    folder.remove(Evasion.path, _ATTEMPTS)

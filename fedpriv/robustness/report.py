@@ -1,0 +1,466 @@
+"""What no change of an image can do to the model's vote, beside what attacks did: the words and rows of the report.
+
+At every size: proven <= what is true <= right under every attack <= right unattacked.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Section, Tile
+from fedpriv.core.numbers import count, duration, figure, percent
+from fedpriv.core.records import Model
+from fedpriv.core.registry import EVASIONS, FINDINGS, NOISELESS
+from fedpriv.core.runs import RunFolder
+from fedpriv.robustness.records import (
+    BOUNDS,
+    Attempt,
+    Certificate,
+    Evasion,
+    NoiseFacts,
+    Robustness,
+    middle,
+    read_attempts,
+    read_certificates,
+)
+
+_CERTIFIED = (
+    "The share of test examples whose right vote no perturbation of that size changes; sizes are of inputs from 0 to "
+    "1, Euclidean for l2 and the largest change of a value for linf. A setting without noise in the forward pass has "
+    "no certificates. This is about inputs and has nothing to do with the ledger’s ε."
+)
+_ATTACKED = (
+    "The share that stays right under every evasion attack up to that size. It is at least what is proven at that "
+    "size, and stronger attacks may find less."
+)
+
+NORMS: Mapping[str, str] = {"l2": "ℓ₂", "linf": "ℓ∞"}
+AXES: Mapping[str, str] = {
+    "l2": "Euclidean size of the change (ℓ₂), inputs from 0 to 1",
+    "linf": "largest change of a value (ℓ∞), inputs from 0 to 1",
+}
+
+
+EVERY = "every"
+"""What all evasion attacks up to a size are called together."""
+
+
+@dataclass(frozen=True)
+class Robust:
+    """What certificates and evasion attacks show, all together; at least one of the two was made.
+
+    Attributes:
+        robustness: ``None``: nothing was certified.
+        certificates: of each image; empty likewise.
+        evasion: ``None``: nothing was attacked.
+        attempts: each attack on an image; empty likewise.
+    """
+
+    robustness: Robustness | None
+    certificates: tuple[Certificate, ...]
+    evasion: Evasion | None
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """What the plot shows: of the attacked images where there were attacks, else of the certified ones.
+
+    Attributes:
+        norm: l2 or linf.
+        images: right and wrong ones.
+        clean: the share that is right unattacked.
+        sizes: that the tables are about, ascending.
+        radii: bound -> the radius of each image that has one above 0, ascending; empty: nothing was certified.
+        evasion: ``None``: nothing was attacked.
+    """
+
+    norm: str
+    images: int
+    clean: float
+    sizes: tuple[float, ...]
+    radii: Mapping[str, tuple[float, ...]]
+    evasion: Evasion | None
+
+    def proven(self, size: float, bound: str = "main") -> float:
+        """The share of images whose right vote no change up to a size turns."""
+        return sum(radius > size for radius in self.radii[bound]) / self.images
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """One size of the table: what is proven, right under every attack, right under each, and certificates broken."""
+
+    size: float
+    proven: Interval | None
+    least: Interval
+    attacks: tuple[Interval, ...]
+    broken: int
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """One theorem of the table: the share that it proves at each size, and its mean radius, for both norms."""
+
+    name: str
+    shares: Mapping[str, tuple[Interval, ...]]
+    radii: Mapping[str, float]
+
+
+def sandwich(found: Robust) -> Sandwich:
+    """Return what the plot shows."""
+    robustness, evasion = found.robustness, found.evasion
+    if evasion is not None:
+        attacked = {attempt.image for attempt in found.attempts}
+        norm, sizes, images, clean = evasion.norm, evasion.sizes, evasion.victims, evasion.clean.value
+        own = [each for each in found.certificates if each.image in attacked]
+    else:
+        if robustness is None:
+            raise ValueError("nothing was certified, and nothing attacked")
+        norm, images, clean = robustness.noise.norm, robustness.examples, robustness.voted.value
+        sizes, own = robustness.curve(norm).sizes, list(found.certificates)
+    proven = () if robustness is None else BOUNDS
+    radii = {bound: tuple(sorted(r for each in own if (r := each.radius(norm, bound)) > 0)) for bound in proven}
+    return Sandwich(norm, images, clean, sizes, radii, evasion)
+
+
+def truth(evasion: Evasion) -> str:
+    """Return the sentence of the middle size."""
+    at = middle(evasion.sizes)
+    where = f"At {NORMS[evasion.norm]} {figure(evasion.sizes[at])}"
+    at_most = f"at most {percent(evasion.least[at].value)} are right under these attacks"
+    if evasion.certified is None:
+        return f"{where}, {at_most}. Nothing is proven: no certificates were made (fedpriv certify)."
+    proven = percent(evasion.certified[at].value)
+    if evasion.broken:
+        return f"{where}, {proven} are claimed to be proven, and {at_most}."
+    return f"{where}, {proven} are proven and {at_most}: the truth lies between."
+
+
+def size_rows(evasion: Evasion, attempts: Sequence[Attempt]) -> list[SizeRow]:
+    """Return the rows of the table by size."""
+    broken = {size: {each.image for each in attempts if each.broken and each.size == size} for size in evasion.sizes}
+    certified: Sequence[Interval | None] = evasion.certified or (None,) * len(evasion.sizes)
+    return [
+        SizeRow(
+            size,
+            certified[at],
+            evasion.least[at],
+            tuple(curve.shares[at] for curve in evasion.curves),
+            len(broken[size]),
+        )
+        for at, size in enumerate(evasion.sizes)
+    ]
+
+
+def bound_rows(robustness: Robustness) -> list[BoundRow]:
+    """Return the rows of the table by theorem."""
+    means = {radius.bound: {"l2": radius.l2, "linf": radius.linf} for radius in robustness.radii}
+    return [
+        BoundRow(name, {norm: robustness.curve(norm, bound).shares for norm in NORMS}, means[bound])
+        for bound, name in BOUNDS.items()
+    ]
+
+
+def evasion_title(name: str) -> str:
+    """Return an evasion attack in words; its name where no package here has it."""
+    bare = name.removesuffix(NOISELESS)
+    title = EVASIONS[bare].title if bare in EVASIONS else bare
+    return f"{title}, noiseless" if name.endswith(NOISELESS) else title
+
+
+def _noise(noise: NoiseFacts) -> str:
+    """Return how much noise there is and where."""
+    where = "on the input" if noise.place == "input" else "behind the first layer"
+    shared = "" if noise.redistribution == "uniform" else f", r: {noise.redistribution}"
+    when = ", not there in training" if noise.afterwards else ""
+    return f"σ = {figure(noise.sigma)} in {NORMS[noise.norm]}, {where}{shared}{when}"
+
+
+def robustness_facts(robustness: Robustness) -> list[tuple[str, str]]:
+    """Return what the certificates rest on, as (name, text)."""
+    return [
+        ("Noise", _noise(robustness.noise)),
+        ("Examples certified", count(robustness.examples)),
+        ("Right by vote", _share(robustness.voted)),
+        ("Right without noise", _share(robustness.noiseless)),
+        ("No class ahead", count(robustness.abstained)),
+        ("Votes an example", f"{count(robustness.selection)} to choose, {count(robustness.votes)} fresh ones to prove"),
+        ("Each may be wrong", f"with probability {figure(robustness.alpha)}"),
+        ("Wrong in all", f"at most {count(robustness.wrong_at_most)}, with 95 % confidence"),
+        ("Largest radius", ", ".join(f"{NORMS[norm]} {figure(robustness.reach.of(norm), 3)}" for norm in NORMS)),
+        ("Time", duration(robustness.seconds)),
+    ]
+
+
+def robustness_notes(robustness: Robustness, evasion: Evasion | None) -> list[str]:
+    """Return what a reader has to know beside the figures."""
+    notes = []
+    beyond = () if evasion is None else robustness.beyond(evasion.norm, evasion.sizes)
+    if evasion is not None and beyond:
+        norm = NORMS[evasion.norm]
+        notes.append(
+            f"No certificate reaches beyond {norm} {figure(robustness.reach.of(evasion.norm), 3)} here: that is the "
+            f"radius of an example that all {count(robustness.votes)} votes agree on. At {norm} "
+            f"{figure(beyond[0])} and above nothing can be proven with this noise and so many votes. "
+            "Certified accuracy that is claimed at such sizes comes from a bound that does not hold."
+        )
+    if robustness.noise.epsilon is not None:
+        notes.append(
+            f"robustness.epsilon = {figure(robustness.noise.epsilon)} names a noise level, as in PixelDP. It is no "
+            "privacy budget, and has nothing to do with the ε of the ledger."
+        )
+    notes.append(
+        "The theorems are about real numbers, and the network computes with rounded ones. They also take for granted "
+        "that the attacker does not know the draws of the noise."
+    )
+    return notes
+
+
+def share_ends(share: Interval) -> str:
+    """Return the interval of a share."""
+    return "not known" if share.ends is None else " to ".join(map(percent, share.ends))
+
+
+def _share(share: Interval) -> str:
+    return f"{percent(share.value)} ({share_ends(share)})"
+
+
+def _certified(robustness: Robustness) -> list[Tile]:
+    norm = robustness.noise.norm
+    curve = robustness.curve(norm)
+    if not curve.sizes:
+        return []
+    at = middle(curve.sizes)
+    conditions = (
+        ("95 %", share_ends(curve.shares[at])),
+        ("right", f"{percent(robustness.voted.value)} by vote"),
+        ("wrong", f"at most {count(robustness.wrong_at_most)} of {count(robustness.examples)} (95\u00a0%)"),
+    )
+    remark = "The noise was added to a model that was trained without it." if robustness.noise.afterwards else ""
+    title = f"Certified at {NORMS[norm]} {figure(curve.sizes[at])}"
+    return [Tile(title, percent(curve.shares[at].value), conditions=conditions, remark=remark, place=40)]
+
+
+def _attacked(evasion: Evasion) -> Tile:
+    at = middle(evasion.sizes)
+    proven = "nothing" if evasion.certified is None else percent(evasion.certified[at].value)
+    remark = "Under these attacks; a stronger one may leave less."
+    if evasion.broken:
+        remark = "An attack broke a certificate: see below."
+    return Tile(
+        f"Right under attack at {NORMS[evasion.norm]} {figure(evasion.sizes[at])}",
+        percent(evasion.least[at].value),
+        conditions=(
+            ("95 %", share_ends(evasion.least[at])),
+            ("attacks", ", ".join(curve.attack for curve in evasion.curves)),
+            ("between", f"{proven} proven and {percent(evasion.clean.value)} unattacked"),
+        ),
+        remark=remark,
+        alarm=evasion.broken > 0,
+        place=40,
+    )
+
+
+# ---- trials of sweeps ------------------------------------------------------------------------------------------------
+
+
+class CertifiedFigures(Part):
+    """How much is proven about perturbations of one size."""
+
+    head: ClassVar[str] = "certified"
+    keys: ClassVar[tuple[str, ...]] = ("norm", "size")
+
+    norm: str = Field(description="l2 or linf")
+    size: float = Field(description="of perturbations, pixels from 0 to 1")
+    share: float = Field(description="share of the certified images whose right class no such perturbation changes")
+    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    high: float | None = Field(None, description="high end of the same")
+
+
+class EvasionFigures(Part):
+    """What one attack of one size left right, of all images that were chosen."""
+
+    head: ClassVar[str] = "evasion"
+    keys: ClassVar[tuple[str, ...]] = ("attack", "norm", "size")
+
+    attack: str = Field(description="name of the attack; every: all attacks up to the size")
+    norm: str = Field(description="l2 or linf")
+    size: float = Field(description="of perturbations, pixels from 0 to 1")
+    right: float = Field(description="share of the attacked images that is still right")
+    low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    high: float | None = Field(None, description="high end of the same")
+
+
+class RobustColumns(Columns):
+    """What certificates and evasion attacks add to the record of a trial."""
+
+    voted: float | None = Field(None, description="share of the certified images whose votes choose the right class")
+    voted_low: float | None = Field(None, description="low end of its 95 % interval over images (Wilson)")
+    voted_high: float | None = Field(None, description="high end of the same")
+    certified: tuple[CertifiedFigures, ...] = Field((), description="one for each norm and size; the main certificate")
+    evasions: tuple[EvasionFigures, ...] = Field((), description="one for each evasion attack and size")
+    broken: int | None = Field(None, description="certificates that evasion attacks broke: an error if there are any")
+
+    @property
+    def alarm(self) -> str:
+        """How many certificates are broken."""
+        return f"attacks broke {self.broken} of them" if self.broken else ""
+
+
+@FINDINGS.register
+class RobustFinding(Finding[Robust]):
+    """What no change of an image can do to the model's vote, and what attacks did."""
+
+    name: ClassVar[str] = "robustness"
+    rank: ClassVar[int] = 30
+    refuted: ClassVar[str] = "Certificates are broken"
+    columns: ClassVar[type[Columns] | None] = RobustColumns
+
+    def read(self, folder: RunFolder) -> Robust | None:
+        """Return what there is; ``None``: nothing was certified, and nothing attacked."""
+        robustness, evasion = folder.read(Robustness), folder.read(Evasion)
+        if robustness is None and evasion is None:
+            return None
+        return Robust(robustness, read_certificates(folder), evasion, read_attempts(folder))
+
+    def records(self, found: Robust) -> dict[str, Model]:
+        """Return both records."""
+        both = {"robustness": found.robustness, "evasion": found.evasion}
+        return {key: record for key, record in both.items() if record is not None}
+
+    def figures(self, found: Robust) -> tuple[Figure, ...]:
+        """Return the share that attacks turned at each size, and how many certificates they broke."""
+        return () if found.evasion is None else found.evasion.figures
+
+    def section(self, found: Robust, view: RunView) -> Section:
+        """Return what is proven, and what attacks left right, by the size of the change."""
+        from fedpriv.robustness.sandwich import sandwich_plot
+
+        robustness, evasion = found.robustness, found.evasion
+        values = {
+            "robustness": robustness,
+            "evasion": evasion,
+            "truth": truth(evasion) if evasion else "",
+            "norms": NORMS,
+            "sandwich": sandwich_plot(sandwich(found)),
+            "size_rows": size_rows(evasion, found.attempts) if evasion else [],
+            "bound_rows": bound_rows(robustness) if robustness else [],
+            "robustness_facts": robustness_facts(robustness) if robustness else [],
+            "robustness_notes": robustness_notes(robustness, evasion) if robustness else [],
+            "share_ends": share_ends,
+            "evasion_title": evasion_title,
+        }
+        return Section("robustness", "Robustness", values)
+
+    def tiles(self, found: Robust | None, view: RunView) -> tuple[Tile, ...]:
+        """Return what is proven, and what attacks left right, at the middle size."""
+        if found is None:
+            return ()
+        certified = [] if found.robustness is None else _certified(found.robustness)
+        return (*certified, *([] if found.evasion is None else [_attacked(found.evasion)]))
+
+    def trial(self, found: Robust) -> Mapping[str, Any]:
+        """Return shares by size."""
+        figures: dict[str, Any] = {}
+        if found.robustness is not None:
+            voted, curve = found.robustness.voted, found.robustness.curve
+            figures |= {"voted": voted.value, "voted_low": voted.low, "voted_high": voted.high}
+            figures["certified"] = tuple(
+                CertifiedFigures(norm=norm, size=size, share=share.value, low=share.low, high=share.high)
+                for norm in NORMS
+                for size, share in zip(curve(norm).sizes, curve(norm).shares, strict=True)
+            )
+        if found.evasion is not None:
+            evasion = found.evasion
+            shares = {EVERY: evasion.least} | {curve.attack: curve.shares for curve in evasion.curves}
+            figures["evasions"] = tuple(
+                EvasionFigures(
+                    attack=name, norm=evasion.norm, size=size, right=share.value, low=share.low, high=share.high
+                )
+                for name, each in shares.items()
+                for size, share in zip(evasion.sizes, each, strict=True)
+            )
+            figures["broken"] = None if evasion.certified is None else evasion.broken
+        return figures
+
+    def table(self, trials: Sequence[RobustColumns], chosen: str) -> tuple[Column, ...]:
+        """Return what is proven at one size, and what all attacks up to another left right."""
+        proven, attacked = certified_size(trials), right_size(trials)
+        certified = [certified_at(trial, proven) for trial in trials]
+        right = [right_at(trial, attacked) for trial in trials]
+        columns = []
+        if proven is not None:
+            columns.append(
+                Column(
+                    f"certified\n{proven}",
+                    f"Certified at {proven}",
+                    "percent",
+                    tuple(None if each is None else Interval(each.share, each.low, each.high) for each in certified),
+                    tuple("" if each is None else f"{each.share:.1%}" for each in certified),
+                    most=1.0,
+                    meaning=("Certified", _CERTIFIED),
+                )
+            )
+        if attacked is not None:
+            columns.append(
+                Column(
+                    f"attacked\n{attacked}",
+                    f"Right under attack at {attacked}",
+                    "percent",
+                    tuple(None if each is None else Interval(each.right, each.low, each.high) for each in right),
+                    tuple("" if each is None else f"{each.right:.1%}" for each in right),
+                    alarms=tuple(bool(trial.broken) for trial in trials),
+                    most=1.0,
+                    meaning=("Right under attack", _ATTACKED),
+                )
+            )
+        return tuple(columns)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of perturbations.
+
+    Attributes:
+        norm: l2 or linf.
+        value: pixels from 0 to 1.
+    """
+
+    norm: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.norm} {self.value:g}"
+
+
+def certified_size(trials: Sequence[RobustColumns]) -> Size | None:
+    """The middle size, Euclidean if there is one, of the first trial that was certified; ``None``: there is none."""
+    certified = next((trial.certified for trial in trials if trial.certified), ())
+    norm = next((each.norm for each in certified), "")  # l2 comes first
+    return _middle(norm, [each.size for each in certified if each.norm == norm])
+
+
+def right_size(trials: Sequence[RobustColumns]) -> Size | None:
+    """The middle size of the first trial that was attacked; ``None``: there is none."""
+    evasions = next((trial.evasions for trial in trials if trial.evasions), ())
+    every = [each for each in evasions if each.attack == EVERY]
+    return _middle(every[0].norm if every else "", [each.size for each in every])
+
+
+def certified_at(trial: RobustColumns, size: Size | None) -> CertifiedFigures | None:
+    """What is proven in a trial about perturbations of this size; ``None``: it was not asked."""
+    return next((each for each in trial.certified if Size(each.norm, each.size) == size), None)
+
+
+def right_at(trial: RobustColumns, size: Size | None) -> EvasionFigures | None:
+    """What every attack up to this size left right in a trial; ``None``: it was not attacked so."""
+    every = (each for each in trial.evasions if each.attack == EVERY)
+    return next((each for each in every if Size(each.norm, each.size) == size), None)
+
+
+def _middle(norm: str, sizes: Sequence[float]) -> Size | None:
+    return Size(norm, sizes[len(sizes) // 2]) if sizes else None
