@@ -2,7 +2,7 @@
 
 It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in float64, over weights alone: with a bias
 that is not regularised it would not be strongly convex. What follows from the certificate is in
-:mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.erm`.
+:mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.convex_models`.
 
 These functions are known to settings, which are read whenever an experiment is: numpy and scipy are imported where they
 are used.
@@ -169,8 +169,9 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
 def descent_steps(smoothness: float, regularisation: float, length: float, tolerance: float) -> float:
     """Return how many steps of gradient descent are enough.
 
-    Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`fedpriv.accounting.erm.least_tolerance`),
-    which starts below length^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
+    Each step takes 3 lambda / (4 smoothness) off F's excess at least
+    (:func:`fedpriv.accounting.convex_models.least_tolerance`), which starts below length^2 / (2 lambda), and
+    below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
     """
     ratio = smoothness / regularisation
     return 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1

@@ -17,13 +17,14 @@ import numpy as np
 from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
 from fedpriv.algorithms.pate.client import teachers_votes
+from fedpriv.algorithms.pate.poll import Poll, kept_poll
 from fedpriv.algorithms.pate.server import data_dependent_cost
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, teachers
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Knowledge
-from fedpriv.core.runs import Poll, RunFolder
+from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
 from fedpriv.lab import start_run
@@ -71,7 +72,7 @@ def _trial(experiment: Experiment) -> Trial:
     with tempfile.TemporaryDirectory() as place:
         start_run(experiment, Path(place) / "run", "python -m studies.pate", Silent())
         folder = RunFolder.open(Path(place) / "run")
-        knowledge, poll = folder.knowledge(), folder.poll()
+        knowledge, poll = folder.knowledge(), kept_poll(folder)
         if knowledge is None or poll is None:
             raise RuntimeError("the run left no knowledge")
         world = build_world(experiment, folder.secret(experiment))

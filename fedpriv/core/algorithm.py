@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.sections import ExperimentSection
 
@@ -64,7 +65,7 @@ class Algorithm(ABC):
         """Refuse settings that have no proof or no meaning with this algorithm.
 
         Raises:
-            ValueError: with what was given and what is allowed.
+            InputError: with what was given and what is allowed.
         """
         return
 
@@ -164,9 +165,9 @@ def refuse_keys(experiment: "Experiment", keys: Iterable[str], why: str) -> None
     """Refuse keys of the federation that are not at their defaults.
 
     Raises:
-        ValueError: one is.
+        InputError: one is.
     """
     federation = experiment.federation
     for key in keys:
         if getattr(federation, key) != type(federation).model_fields[key].default:
-            raise ValueError(f"federation.{key}: {why}; leave it out")
+            raise InputError(f"federation.{key}: {why}; leave it out")

@@ -37,7 +37,7 @@ class ExperimentSection(Section):
         """Return this section of an experiment that has it.
 
         Raises:
-            ValueError: it has none.
+            InputError: it has none.
         """
         found = cls.of(experiment)
         if found is None:
@@ -48,7 +48,7 @@ class ExperimentSection(Section):
         """Refuse settings that have no meaning with this section.
 
         Raises:
-            ValueError: with what was given and what is allowed.
+            InputError: with what was given and what is allowed.
         """
 
     def decisive(self) -> dict[str, Any]:

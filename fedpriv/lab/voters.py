@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.erm import Problem, refuse_unsolvable
+from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError

@@ -18,7 +18,7 @@ from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, We
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpriv.accounting.erm import Problem
+    from fedpriv.accounting.convex_models import Problem
     from fedpriv.accounting.proofs import Proof
 
 
@@ -36,19 +36,19 @@ class ObjectiveSettings(ModelNoiseSettings):
     @classmethod
     @override
     def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.erm import ObjectiveProof
+        from fedpriv.accounting.convex_models import ObjectiveProof
 
         return ObjectiveProof
 
     @override
     def scale(self, problem: Problem) -> float:
-        from fedpriv.accounting.erm import objective_terms
+        from fedpriv.accounting.convex_models import objective_terms
 
         return objective_terms(problem, self.target_epsilon).scale
 
     @override
     def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:
-        from fedpriv.accounting.erm import objective_terms
+        from fedpriv.accounting.convex_models import objective_terms
 
         terms = objective_terms(problem, self.target_epsilon)
         shape = problem.rows, problem.features
@@ -58,7 +58,7 @@ class ObjectiveSettings(ModelNoiseSettings):
 
     @override
     def solved(self, problem: Problem) -> tuple[Problem, float]:
-        from fedpriv.accounting.erm import SOLVER_TAIL, objective_terms
+        from fedpriv.accounting.convex_models import SOLVER_TAIL, objective_terms
 
         terms = objective_terms(problem, self.target_epsilon)
         length = length_of_noise("laplace", terms.scale, problem.dimension, SOLVER_TAIL)
@@ -66,7 +66,7 @@ class ObjectiveSettings(ModelNoiseSettings):
 
     @override
     def shift(self, problem: Problem, tail: float) -> float:
-        from fedpriv.accounting.erm import objective_terms
+        from fedpriv.accounting.convex_models import objective_terms
 
         # The gradient changes by b / n everywhere, and the objective is strongly convex.
         terms = objective_terms(problem, self.target_epsilon)

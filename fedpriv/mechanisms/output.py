@@ -14,7 +14,7 @@ from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, We
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpriv.accounting.erm import Problem
+    from fedpriv.accounting.convex_models import Problem
     from fedpriv.accounting.proofs import Proof
 
 
@@ -35,7 +35,7 @@ class OutputSettings(ModelNoiseSettings):
     @classmethod
     @override
     def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.erm import OutputProof
+        from fedpriv.accounting.convex_models import OutputProof
 
         return OutputProof
 
@@ -46,7 +46,7 @@ class OutputSettings(ModelNoiseSettings):
 
     @override
     def scale(self, problem: Problem) -> float:
-        from fedpriv.accounting.erm import output_scale
+        from fedpriv.accounting.convex_models import output_scale
 
         return output_scale(problem, self.target_epsilon, self.distribution, self.delta)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.erm import Problem, least_tolerance, most_steps, objective_terms, output_scale
+from fedpriv.accounting.convex_models import Problem, least_tolerance, most_steps, objective_terms, output_scale
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import Release

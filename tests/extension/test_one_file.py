@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULES)
 NOISE_OF_ANSWERS = {
     "fedpriv/accounting/answers.py",
-    "fedpriv/accounting/erm.py",
+    "fedpriv/accounting/convex_models.py",
     "fedpriv/cli/account/erm.py",
     "fedpriv/convex.py",
     "fedpriv/mechanisms/machinery/model_noise.py",

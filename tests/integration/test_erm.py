@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.erm import Problem, objective_terms, output_scale
+from fedpriv.accounting.convex_models import Problem, objective_terms, output_scale
 from fedpriv.algorithms.erm.ledger import majority
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
 from fedpriv.attacks.membership.audit import audit_run

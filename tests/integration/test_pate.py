@@ -17,6 +17,7 @@ from scipy.stats import binomtest
 from fedpriv.accounting import gaussian_epsilon
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
+from fedpriv.algorithms.pate.poll import kept_poll
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
 from fedpriv.attacks.membership.audit import audit_run
@@ -84,7 +85,7 @@ def world_of(path: Path) -> World:
 @pytest.mark.essential
 def test_votes_and_answers_are_recomputed_outside_the_app(finished: Path) -> None:
     folder, world = RunFolder.open(finished), world_of(finished)
-    poll = folder.poll()
+    poll = kept_poll(folder)
     assert poll is not None
     votes_again = torch.cat([teachers_votes(world, client, questions(world)) for client in range(6)]).numpy()
     assert np.array_equal(poll.votes, votes_again)
@@ -221,7 +222,7 @@ def test_damaged_votes_are_one_line(finished: Path, tmp_path: Path) -> None:
 def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Path) -> None:
     start_run(MASKED, tmp_path / "run", "", Silent())
     folder, world = RunFolder.open(tmp_path / "run"), world_of(tmp_path / "run")
-    poll, knowledge = folder.poll(), folder.knowledge()
+    poll, knowledge = kept_poll(folder), folder.knowledge()
     assert poll is not None
     assert knowledge is not None
     assert poll.votes.shape == (0, 12), "nobody has votes"
@@ -309,7 +310,7 @@ def test_a_client_with_two_teachers_is_twice_as_exposed(tmp_path: Path) -> None:
     settings = votes({"teachers_per_client": 2, "aggregator": "gnmax", "target_epsilon": 500.0, "queries": 5})
     start_run(settings, tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
-    poll = folder.poll()
+    poll = kept_poll(folder)
     assert poll is not None
     assert poll.votes.shape == (12, 5)
     assert poll.clients.tolist() == [client for client in range(6) for _ in range(2)]
@@ -343,7 +344,7 @@ def test_a_sanitised_figure_is_shown_and_counted(tmp_path: Path) -> None:
 def test_a_sanitised_figure_is_of_those_who_voted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that failed has no vote, so that the largest count may be any number up to that of the others."""
     settings = votes({"sanitised": True, "sanitised_order": 4.0, "sigma1": 1.0, "sigma2": 1.0})
-    world, poll = build_world(settings), RunFolder.open(finished).poll()
+    world, poll = build_world(settings), kept_poll(RunFolder.open(finished))
     assert poll is not None
     fewer = np.stack([np.bincount(column, minlength=10) for column in poll.votes[1:].T]).astype(np.float64)
     poll, asked = replace(poll, votes=poll.votes[1:], clients=poll.clients[1:], counts=fewer), []

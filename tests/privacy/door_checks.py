@@ -32,8 +32,9 @@ import fedpriv.prompts.classify
 import fedpriv.prompts.client
 import fedpriv.prompts.generate
 import fedpriv.server.rounds
-from fedpriv.accounting.erm import objective_terms
+from fedpriv.accounting.convex_models import objective_terms
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
+from fedpriv.algorithms.pate.poll import Poll
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import questions
 from fedpriv.clients.app import app as deployed_app
@@ -44,7 +45,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS, POLICIES
-from fedpriv.core.runs import Poll, RunFolder
+from fedpriv.core.runs import RunFolder
 from fedpriv.core.seeds import MEMORY
 from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedpriv.accounting import gaussian_epsilon
-from fedpriv.accounting.erm import Problem, objective_terms
+from fedpriv.accounting.convex_models import Problem, objective_terms
 from fedpriv.accounting.gaussian import analytic_sigma
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.convex import spread_noise
@@ -91,6 +91,6 @@ def test_noise_in_the_objective_alone_does_not_cover_the_solver(part: float, mon
         terms = objective_terms(problem, epsilon)
         return replace(terms, cover=part * terms.cover)
 
-    monkeypatch.setattr("fedpriv.accounting.erm.objective_terms", weaker)
+    monkeypatch.setattr("fedpriv.accounting.convex_models.objective_terms", weaker)
     config = settings("objective")
     assert play(draw(config), claims(config), RUNS).violation

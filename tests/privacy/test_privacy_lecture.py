@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize
 
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.erm import Problem, output_scale
+from fedpriv.accounting.convex_models import Problem, output_scale
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, gaussian_delta, gaussian_epsilon
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError

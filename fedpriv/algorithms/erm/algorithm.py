@@ -53,14 +53,14 @@ class Erm(Rounds):
                 "objective or none",
             )
         if experiment.adversary.attacks:
-            raise ValueError(
+            raise InputError(
                 f"adversary.attacks: {experiment.adversary.attacks[0]} reads what one or a few steps of training "
                 "upload, and under erm clients upload a finished model; set it to [], and use fedpriv probe afterwards"
             )
         keys = "server_optimizer", "server_learning_rate", "server_momentum"
         refuse_keys(experiment, keys, "under erm the server takes the mean of models")
         if experiment.training.weight_decay:
-            raise ValueError(
+            raise InputError(
                 "training.weight_decay is for training step by step, and under erm clients minimise; leave it out"
             )
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.erm import Problem, refuse_unsolvable
+from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.config import Experiment

@@ -46,7 +46,7 @@ class Pate(Algorithm):
     def conflicts(self, experiment: "Experiment") -> None:
         federation, pate, mechanism = experiment.federation, PateConfig.required(experiment), experiment.mechanism
         if experiment.adversary.attacks:
-            raise ValueError(
+            raise InputError(
                 f"adversary.attacks: {experiment.adversary.attacks[0]} reads gradients or parameters, and under pate "
                 "clients upload votes; set it to []"
             )
@@ -61,13 +61,13 @@ class Pate(Algorithm):
         keys = "aggregation", "clients_per_round", "max_update_norm"
         refuse_keys(experiment, keys, "under pate clients upload votes, not parameters")
         if federation.secure_aggregation != (pate.noise_at == "clients"):
-            raise ValueError(
+            raise InputError(
                 f"federation.secure_aggregation = {str(federation.secure_aggregation).lower()} with pate.noise_at "
                 f"= {pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
                 "set noise_at = 'clients' and secure_aggregation = true together"
             )
         if experiment.data.bounds_epsilon:
-            raise ValueError(
+            raise InputError(
                 "data.table.bounds_epsilon does not go with federation.algorithm = 'pate', whose ledger is of votes; "
                 "tell bounds that are public"
             )

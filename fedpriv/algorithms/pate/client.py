@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.raising import unless_raised
@@ -26,7 +27,6 @@ from fedpriv.core.wire import pack, record_in, unpack
 from fedpriv.core.world import World
 from fedpriv.masking import masked_counts
 from fedpriv.shamir import least_survivors
-from fedpriv.teaching import teach
 
 _LOG = logging.getLogger(__name__)
 _BATCH = 1000

@@ -22,13 +22,15 @@ from fedpriv.accounting.votes import (
     threshold_local_sensitivity,
     threshold_rdp,
 )
+from fedpriv.algorithms.pate.poll import Poll, keep_poll, kept_poll
 from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
 from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, Knowledge, RoundRecord, VotedAnswer
-from fedpriv.core.runs import Checkpoint, Poll, RunFolder
+from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.masking import votes_limit
@@ -39,7 +41,6 @@ from fedpriv.server.released import questions as asked_lines
 from fedpriv.server.rounds import take_up
 from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
-from fedpriv.teaching import teach
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
 
 _ROUND = 1
@@ -57,7 +58,7 @@ def run_knowledge(
     if take_up(ServerOptimizer(world.experiment, world.initial), world, folder) == _ROUND:
         return
     began = time.monotonic()
-    poll = folder.poll()
+    poll = kept_poll(folder)
     if poll is None:
         federation = Federation(
             grid,
@@ -67,7 +68,7 @@ def run_knowledge(
         )
         progress.stage(f"asking {teachers(world)} teachers about {len(asked_rows(world))} public images")
         poll = _asked(federation, folder)
-        folder.keep_poll(poll)
+        keep_poll(folder, poll)
     answers = answers_of(world, poll)
     folder.write_jsonl("answers.jsonl", [asdict(answer) for answer in answers])
     progress.stage(f"teaching the student with {sum(answer.answered for answer in answers)} answers")

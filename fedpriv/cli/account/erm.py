@@ -11,7 +11,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.erm import Problem
+    from fedpriv.accounting.convex_models import Problem
 
 _ADJACENCY = Adjacency.REPLACE_ONE.worded(
     "one example of a client is replaced by any other; the number of examples is public"
@@ -46,7 +46,7 @@ def erm(
 ) -> None:
     """Private empirical risk minimisation: how far one example moves a convex model, and the noise that hides it."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
-    from fedpriv.accounting.erm import Problem
+    from fedpriv.accounting.convex_models import Problem
     from fedpriv.cli.account.answer import in_options
     from fedpriv.cli.account.text import print_figures
 
@@ -69,7 +69,7 @@ def erm(
 
 
 def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str, float | None, str]]:
-    from fedpriv.accounting.erm import objective_terms, output_scale
+    from fedpriv.accounting.convex_models import objective_terms, output_scale
     from fedpriv.accounting.gaussian import classic_sigma
 
     pure = output_scale(problem, epsilon, "laplace", delta)

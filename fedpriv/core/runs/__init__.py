@@ -17,6 +17,5 @@ rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstructio
 """
 
 from fedpriv.core.runs.folder import DEPLOYMENT, Checkpoint, RunFolder, picture_name
-from fedpriv.core.runs.poll import Poll
 
-__all__ = ["DEPLOYMENT", "Checkpoint", "Poll", "RunFolder", "picture_name"]
+__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]

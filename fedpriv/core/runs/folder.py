@@ -19,7 +19,6 @@ from fedpriv.core.files import append_line, drop_cut_line, is_empty, remove_part
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Asked, Deployed, Ledger, RoundRecord, Summary, read_file
 from fedpriv.core.runs.findings import Findings
-from fedpriv.core.runs.poll import Poll, read_poll, write_poll
 
 T = TypeVar("T")
 
@@ -29,7 +28,6 @@ DEPLOYMENT = "deployment.json"
 _ROUND, _ASKED, _SUMMARY = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Summary)
 _DEPLOYED = TypeAdapter(Deployed)
 _SECRET = "secret.key"
-_VOTES = "private/votes.npz"
 
 
 @dataclass(frozen=True)
@@ -129,18 +127,6 @@ class RunFolder(Findings):
         remove_parts(self.path, *self._parts, *others)
         # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
         drop_cut_line(self.path / "asked.jsonl")
-
-    def keep_poll(self, poll: Poll) -> None:
-        """Write what clients voted onto the disk: they are not asked again."""
-        write_poll(self.path / _VOTES, poll)
-
-    def poll(self) -> Poll | None:
-        """What clients voted; ``None`` until they have, and in runs in which they do not.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        return read_poll(self.path / _VOTES)
 
     def keep_secret(self, secret: Secret) -> None:
         """Write the run's secret for its owner's eyes only; a resumed run draws the same noise with it."""

@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,9 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.files import write_whole
 from fedpriv.core.npz import read_arrays, read_headers
 from fedpriv.core.records import Failure
+from fedpriv.core.runs import RunFolder
+
+_FILE = "private/votes.npz"
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class Poll:
     bytes_up: int
 
 
-def write_poll(path: Path, poll: Poll) -> None:
+def keep_poll(folder: RunFolder, poll: Poll) -> None:
     """Write what clients voted, for the owner's eyes only, onto the disk: they are not asked again."""
+    path = folder.path / _FILE
     content = io.BytesIO()
     np.savez(
         content,
@@ -48,8 +51,9 @@ def write_poll(path: Path, poll: Poll) -> None:
     write_whole(path, content.getvalue(), mode=0o600, durable=True)
 
 
-def read_poll(path: Path) -> Poll | None:
+def kept_poll(folder: RunFolder) -> Poll | None:
     """What clients voted; ``None`` until they have, and in runs in which they do not."""
+    path = folder.path / _FILE
     if not path.exists():
         return None
     headers = read_headers(path, ("votes", "clients", "counts", "failed", "reasons", "bytes_up"))
