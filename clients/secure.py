@@ -19,15 +19,16 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
 
 from fedpriv.clients.memory import kept
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.federated import masked_weights
-from fedpriv.core.randomness import Secret
+from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.lattice import encoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, quantised
+from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, masked_counts, quantised
 from fedpriv.shamir import least_survivors, shares
 
 _STATE = "secure-aggregation"
@@ -93,6 +94,14 @@ def masked_upload(
     weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))
+
+
+def masked_votes(
+    message: Message, context: Context, votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream
+) -> RecordDict:
+    """Return the reply of a client whose votes (t, Q) are summed under masks, with its share of noise of ``sigma``."""
+    words = masked_counts(votes, classes, sigma, clients, noise)
+    return masked(message, context, words, least_survivors(clients))
 
 
 def masked(message: Message, context: Context, words: Words, least: int = 0) -> RecordDict:

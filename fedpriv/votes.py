@@ -5,6 +5,7 @@ says what any number of answers costs. PATE asks it, and an endpoint that answer
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -18,9 +19,16 @@ from fedpriv.accounting.proofs import Claim
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
 from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
 from fedpriv.core.records import Guarantee
 
 MOST_ANSWERS = 10_000_000
+
+SENSITIVITY = math.sqrt(2)
+"""By how much counts of votes move (Euclidean norm) if one voter names another class."""
+
+ROUNDED = "Shares are rounded before they are masked, which the theorem does not cover."
+"""What a ledger says of counts that are summed under masks."""
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12  # votes
 
@@ -185,6 +193,35 @@ def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> f
         delta: in (0, 1).
     """
     return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
+
+
+def votes_guarantee(
+    aggregator: Aggregator, claim: Claim, asked: int, delta: float, votes: int, changed: str, notes: Sequence[str]
+) -> Guarantee:
+    """Return the line of a ledger about answers to questions in which all vote.
+
+    Args:
+        claim: what is proven at ``delta``.
+        asked: questions.
+        votes: of the client that is protected.
+        changed: what a neighbour has in place of, in words.
+    """
+    is_pure = isinstance(aggregator, LaplaceMax)
+    return Guarantee(
+        adjacency=Adjacency.REPLACE_ONE_CLIENT.worded(changed),
+        sampling="full",
+        participations=asked,
+        nominal_epsilon=None,
+        pure_epsilon=votes * aggregator.spent(asked, asked) if is_pure else None,
+        epsilon=claim.epsilon,
+        delta=delta,
+        theorem={
+            "nominal_epsilon": "none is claimed",
+            "pure_epsilon": claim.theorem if is_pure else "normal noise has no finite pure epsilon",
+            "epsilon": claim.theorem if asked else "no participation: no answer was given",
+        },
+        notes=tuple(notes),
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedpriv.core.federated import masked_weights
 from fedpriv.core.records import Failure
 from fedpriv.core.world import State
 from fedpriv.lattice import decoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, mask, restored, split
+from fedpriv.masking import KEY_BYTES, Words, agreed, mask, restored, split, votes_limit
 from fedpriv.server.exchange import Federation, Reached, Replies
 from fedpriv.server.uploads import Upload, raised, read_upload, refusal
 from fedpriv.shamir import combined, least_survivors
@@ -162,13 +162,21 @@ class VotesSum:
 
 
 def ask_for_votes(
-    federation: Reached, number: int, questions: Mapping[int, RecordDict], shape: tuple[int, int], limit: float
+    federation: Reached,
+    number: int,
+    questions: Mapping[int, RecordDict],
+    shape: tuple[int, int],
+    each: int,
+    sigma: float,
 ) -> VotesSum:
     """Have clients vote under masks and return the sum of their noisy counts.
 
     Args:
         shape: (Q, K), questions and classes.
+        each: votes of a client.
+        sigma: deviation of the noise on each count of the sum, in votes.
     """
+    limit = votes_limit(each, sigma, len(questions))
     found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
     return VotesSum(restored(found.total, len(found.clients), limit).reshape(shape).numpy(), found)
 

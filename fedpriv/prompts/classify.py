@@ -5,7 +5,6 @@ that the model finds likeliest; the answer is the label with the largest count a
 replaced, one prompt votes differently: the sensitivity is sqrt(2).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,19 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import Adjacency
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee
 from fedpriv.prompts.language import Floats, Language
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example
 from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
-from fedpriv.votes import NoisyMax, SampledUse, least_sigma
+from fedpriv.votes import SENSITIVITY, NoisyMax, SampledUse, least_sigma, votes_guarantee
 
-SENSITIVITY = math.sqrt(2)
-"""One voter moves two counts by one; of two probability vectors the largest Euclidean distance is the same."""
-
-_CLIENT = Adjacency.REPLACE_ONE_CLIENT.worded("all examples of one client are replaced by any others")
+_CHANGED = "all examples of one client are replaced by any others"
 
 
 @dataclass(frozen=True)
@@ -148,19 +143,7 @@ def _use(config: IclConfig, examples: int) -> SampledUse:
 
 
 def _by_client(config: IclConfig, sigma: float) -> Guarantee:
-    claim = NoisyMax(sigma).claim(config.queries, config.queries, config.delta, config.prompts)
-    return Guarantee(
-        adjacency=_CLIENT,
-        sampling="full",
-        participations=config.queries,
-        nominal_epsilon=None,
-        pure_epsilon=None,
-        epsilon=claim.epsilon,
-        delta=config.delta,
-        theorem={
-            "nominal_epsilon": "none is claimed",
-            "pure_epsilon": "normal noise has no finite pure epsilon",
-            "epsilon": claim.theorem,
-        },
-        notes=(f"A client has {config.prompts} votes in each question.",),
-    )
+    aggregator, asked = NoisyMax(sigma), config.queries
+    claim = aggregator.claim(asked, asked, config.delta, config.prompts)
+    notes = (f"A client has {config.prompts} votes in each question.",)
+    return votes_guarantee(aggregator, claim, asked, config.delta, config.prompts, _CHANGED, notes)

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.raising import discreet
-from fedpriv.clients.secure import give_shares, masked, offer_keys, share_secrets
+from fedpriv.clients.secure import give_shares, masked_votes, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
-from fedpriv.masking import masked_counts
-from fedpriv.shamir import least_survivors
 
 _ROUND = 1
 
@@ -61,8 +59,8 @@ def prompter_app(prompter: Prompter) -> ClientApp:
             asked = sha256("\0".join(questions).encode()).digest()
             own = answer_secret(secret_for(context, _ROUND, asked, prompter.secret), client, _ROUND, asked)
             votes, clients = prompter.votes(client, questions), prompter.clients
-            words = masked_counts(votes, prompter.labels, prompter.sigma, clients, own.stream("votes"))
-            reply = masked(message, context, words, least_survivors(clients))
+            noise = own.stream("votes")
+            reply = masked_votes(message, context, votes, prompter.labels, prompter.sigma, clients, noise)
         reply["client"] = MetricRecord({"partition": client, "examples": prompter.examples[client]})
         return Message(reply, reply_to=message)
 

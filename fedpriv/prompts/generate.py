@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.core.randomness import Secret
-from fedpriv.prompts.classify import SENSITIVITY, Noise
+from fedpriv.prompts.classify import Noise
 from fedpriv.prompts.language import Floats, Language
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example, Texts
 from fedpriv.prompts.wording import Wording, check_enough, drawn
-from fedpriv.votes import SampledUse
+from fedpriv.votes import SENSITIVITY, SampledUse
 
 _ENDS = ("\n", "")  # an example is one line
 

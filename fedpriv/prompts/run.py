@@ -31,6 +31,7 @@ from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.prompts.texts import Example, Texts, load_texts
 from fedpriv.prompts.wording import Wording
 from fedpriv.shamir import least_survivors
+from fedpriv.votes import ROUNDED
 
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
 _SEEN = "The claim is against whoever sees what is released; the model, and whoever runs it, reads the examples."
@@ -350,7 +351,7 @@ def _masked_notes(icl: IclConfig) -> Iterator[str]:
         f"Each client adds a share of the noise, which is whole with {least_survivors(icl.clients)} of {icl.clients} "
         "in the sum; no sum of fewer is unmasked. A client that gives its share away takes it from the others."
     )
-    yield "Shares are rounded before they are masked, which the theorem does not cover."
+    yield ROUNDED
 
 
 def _mean_interval(values: NDArray[np.float64]) -> Interval:

@@ -13,7 +13,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedpriv.engines.inline import simulated
-from fedpriv.masking import votes_limit
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.client import Prompter, prompter_app
 from fedpriv.prompts.folder import NoisyCounts
@@ -71,5 +70,4 @@ def ask_prompters(prompters: Prompters, questions: Sequence[str], labels: int, p
     clients = len(prompters.examples)
     asked = RecordDict({"task": ConfigRecord({"questions": list(questions), "round": _ROUND})})
     contents = dict.fromkeys(range(clients), asked)
-    limit = votes_limit(prompts, sigma, clients)
-    return ask_for_votes(prompters, _ROUND, contents, (len(questions), labels), limit)
+    return ask_for_votes(prompters, _ROUND, contents, (len(questions), labels), prompts, sigma)

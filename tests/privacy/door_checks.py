@@ -546,7 +546,7 @@ def masked_prompts(folder: Path, patch: Patch) -> None:
 
 
 def without_shares_on_prompts(patch: Patch) -> None:
-    honest = fedpriv.prompts.client.masked_counts
+    honest = fedpriv.clients.secure.masked_counts
     limited = fedpriv.masking.votes_limit
 
     def silent(votes: Any, labels: int, sigma: float, clients: int, noise: Any) -> Any:
@@ -554,7 +554,7 @@ def without_shares_on_prompts(patch: Patch) -> None:
             patched.setattr(fedpriv.masking, "votes_limit", lambda *_: limited(len(votes), sigma, clients))
             return honest(votes, labels, 1e-9, clients, noise)
 
-    patch.setattr(fedpriv.prompts.client, "masked_counts", silent)
+    patch.setattr(fedpriv.clients.secure, "masked_counts", silent)
 
 
 class Even(Counting):

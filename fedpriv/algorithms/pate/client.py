@@ -20,13 +20,11 @@ from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.raising import unless_raised
-from fedpriv.clients.secure import masked
+from fedpriv.clients.secure import masked_votes
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.wire import pack, record_in, unpack
 from fedpriv.core.world import World
-from fedpriv.masking import masked_counts
-from fedpriv.shamir import least_survivors
 
 _LOG = logging.getLogger(__name__)
 _BATCH = 1000
@@ -48,8 +46,8 @@ def vote_masked(answering: Answering, message: Message, context: Context) -> Mes
     if PateConfig.required(world.experiment).noise_at != "clients":
         raise ValueError("the settings say that the server adds the noise to votes; these were asked for masked")
     clients = world.experiment.federation.clients
-    words = masked_counts(votes, world.dataset.classes, noise_of_votes(world), clients, own.stream("votes"))
-    reply = masked(message, context, words, least_survivors(clients))
+    classes, sigma = world.dataset.classes, noise_of_votes(world)
+    reply = masked_votes(message, context, votes, classes, sigma, clients, own.stream("votes"))
     reply["client"] = about(world, partition_of(context))
     return Message(reply, reply_to=message)
 

@@ -1,4 +1,4 @@
-"""What a run of votes (PATE) proves, what it should be warned of, and its result in words."""
+"""What a run of votes (PATE) proves, and which settings of it mislead."""
 
 import numpy as np
 
@@ -7,15 +7,11 @@ from fedpriv.accounting.votes import is_smooth
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import noise_of_votes, teachers
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import Adjacency
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.votes import LaplaceMax, most_answers
+from fedpriv.votes import ROUNDED, LaplaceMax, most_answers, votes_guarantee
 
-_ADJACENCY = Adjacency.REPLACE_ONE_CLIENT.worded(
-    "all data of one client are replaced by any others, and so one example is"
-)
-_NO_VOTE = "no participation: no answer was given"
+_CHANGED = "all data of one client are replaced by any others, and so one example is"
 _LEAST_TEACHERS = 100  # below, an epsilon of a few allows a handful of answers
 
 
@@ -44,22 +40,8 @@ def _guarantee(world: World, folder: RunFolder) -> Guarantee:
         asked = pate.queries  # whoever was asked has released all counts, whether or not the run went on
     claim = pate.claim(teachers(world), asked)
     aggregator = pate.aggregator_of(teachers(world))
-    is_pure = isinstance(aggregator, LaplaceMax)
-    none = "normal noise has no finite pure epsilon"
-    return Guarantee(
-        adjacency=_ADJACENCY,
-        sampling="full",
-        participations=asked,
-        nominal_epsilon=None,
-        pure_epsilon=pate.teachers_per_client * aggregator.spent(asked, asked) if is_pure else None,
-        epsilon=claim.epsilon,
-        delta=pate.delta,
-        theorem={
-            "nominal_epsilon": "none is claimed",
-            "pure_epsilon": claim.theorem if is_pure else none,
-            "epsilon": claim.theorem if asked else _NO_VOTE,
-        },
-        notes=tuple(_notes(world)),
+    return votes_guarantee(
+        aggregator, claim, asked, pate.delta, pate.teachers_per_client, _CHANGED, tuple(_notes(world))
     )
 
 
@@ -75,7 +57,7 @@ def _notes(world: World) -> list[str]:
         notes.append(
             "The claim holds against a server that follows the protocol, too: it sees the sum of noisy counts. Nothing "
             "vouches for clients' keys: with keys of its own making a server reads single votes, which have a share of "
-            "the noise only. Shares are rounded before they are masked, which the theorem does not cover."
+            f"the noise only. {ROUNDED}"
         )
     if pate.teachers_per_client > 1:
         notes.append(f"A client has {pate.teachers_per_client} votes; one example moves one of them.")

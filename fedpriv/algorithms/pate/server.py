@@ -33,7 +33,6 @@ from fedpriv.core.records import Failure, Knowledge, RoundRecord, VotedAnswer
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
-from fedpriv.masking import votes_limit
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
@@ -205,8 +204,8 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     """The sum of noisy counts, of which the server sees nothing else."""
     world = federation.world
     shape = (len(asked_rows(world)), world.dataset.classes)
-    limit = votes_limit(PateConfig.required(world.experiment).teachers_per_client, noise_of_votes(world), len(contents))
-    votes = ask_for_votes(federation, _ROUND, contents, shape, limit)
+    each = PateConfig.required(world.experiment).teachers_per_client
+    votes = ask_for_votes(federation, _ROUND, contents, shape, each, noise_of_votes(world))
     masked = votes.found
     require_usable(Replies(masked.uploads, masked.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)

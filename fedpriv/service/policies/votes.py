@@ -1,6 +1,5 @@
 """Noisy votes of models that were trained on disjoint shards (Papernot et al. 2018; van der Maaten and Hannun 2020)."""
 
-import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -66,7 +65,9 @@ class NoisyVotes(HeadKeys, DrawnPolicy):
 
     @override
     def unit(self, facts: Facts) -> float:
-        return math.sqrt(2) if self.law == "gaussian" else 2.0
+        from fedpriv.votes import SENSITIVITY  # with scipy, which reading settings need not wait for
+
+        return SENSITIVITY if self.law == "gaussian" else 2.0
 
     @override
     def theorem(self) -> str:
