@@ -28,7 +28,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help demo deploy-demo tapped test test-all slow soak audit lint format docs bench clean
+.PHONY: help demo deploy-demo tapped test test-all slow soak audit same lint format docs bench clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
+	@echo "make same BEFORE=DIR   compare what this tree and the one in DIR write for the same commands: minutes"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
@@ -85,6 +86,10 @@ soak: $(READY)
 # Exit code 1, and the row: a figure is below an independent one, or far above it. ARGS="ceiling laplace": some rows.
 audit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.accounting.audit $(ARGS)
+
+# Exit code 1, and the first lines that differ: this tree's runs are not those of another one, such as before a change.
+same: $(READY)
+	$(BIN)/python -m tests.same_runs $(BEFORE) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

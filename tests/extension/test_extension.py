@@ -29,6 +29,9 @@ constant = outside.constant:Constant
 [fedpriv.answers]
 steps = outside.steps:Steps
 
+[fedpriv.findings]
+dropouts = outside.dropouts:Dropouts
+
 [fedpriv.datasets]
 stripes = outside.stripes:Stripes
 
@@ -207,3 +210,4 @@ def test_a_run_trains_and_attacks_with_them(installed: Path, said: dict[str, str
     page = (installed / "run" / "report.html").read_text()
     assert all(word in page for word in ("White images", "rounding", "stripes", "narrow"))
     assert "Few pixels" in page and "The commonest answer" in page
+    assert "0 uploads that were asked for were not used." in said["run"] and '<h2 id="dropouts">Dropouts</h2>' in page
