@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measure import options, save, seconds
 from fedpriv.attacks.membership.report import MembershipFigures
-from fedpriv.report import write_comparison
+from fedpriv.core.report import write_comparison
 from fedpriv.sweep import Reconstruction, TrialRecord
 
 KINDS = (("none", None), ("gaussian", None), ("vmf", "whole"), ("vmf", "layer"), ("vmf", "size:16"))

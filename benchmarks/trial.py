@@ -15,8 +15,8 @@ from unittest.mock import patch
 from benchmarks.measure import show
 from fedpriv.clients import training
 from fedpriv.core.config import load_experiment
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
-from fedpriv.lab import start_run
 
 
 def main() -> None:

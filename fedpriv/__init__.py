@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from fedpriv.core.config import load_experiment as load_experiment
     from fedpriv.core.errors import InputError as InputError
     from fedpriv.core.errors import RunFailedError as RunFailedError
+    from fedpriv.core.lab import attack_run as attack_run
+    from fedpriv.core.lab import resume_run as resume_run
+    from fedpriv.core.lab import start_run as start_run
     from fedpriv.core.progress import Silent as Silent
-    from fedpriv.lab import attack_run as attack_run
-    from fedpriv.lab import resume_run as resume_run
-    from fedpriv.lab import start_run as start_run
-    from fedpriv.report import write_report as write_report
+    from fedpriv.core.report import write_report as write_report
 
 __version__ = version("fedpriv")
 
@@ -28,12 +28,12 @@ _HOME = {
     "InputError": "fedpriv.core.errors",
     "RunFailedError": "fedpriv.core.errors",
     "Silent": "fedpriv.core.progress",
-    "attack_run": "fedpriv.lab",
+    "attack_run": "fedpriv.core.lab",
     "load_experiment": "fedpriv.core.config",
     "reconstruct": "fedpriv.attacks",
-    "resume_run": "fedpriv.lab",
-    "start_run": "fedpriv.lab",
-    "write_report": "fedpriv.report",
+    "resume_run": "fedpriv.core.lab",
+    "start_run": "fedpriv.core.lab",
+    "write_report": "fedpriv.core.report",
 }
 
 # In a repository the rooms clients, server and attacks lie beside this folder, and links in it lead to them. Flower's

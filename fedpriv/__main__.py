@@ -1,6 +1,6 @@
 """``python -m fedpriv`` is ``fedpriv``."""
 
-from fedpriv.cli import main
+from fedpriv.core.cli import main
 
 if __name__ == "__main__":
     main()

@@ -20,11 +20,11 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.asked_log import questions, replay
 from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
-from fedpriv.server.released import questions, replay
 from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm

@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
-from fedpriv.report.comparison import Setting, choose_attacks, settings_of
-from fedpriv.report.drawing import LIGHT, dress, to_svg
+from fedpriv.core.report.comparison import Setting, choose_attacks, settings_of
+from fedpriv.core.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep import TrialRecord
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval

@@ -7,9 +7,9 @@ from fedpriv.attacks.intervals import best_interval
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import best_decisions
 from fedpriv.attacks.truth import Truth
+from fedpriv.core.lab.victims import Target, candidates, truth
 from fedpriv.core.records import Interval
 from fedpriv.core.world import World
-from fedpriv.lab.victims import Target, candidates, truth
 from fedpriv.mechanisms import recorded_mechanism
 from studies.uploads import FIRST
 

@@ -33,14 +33,14 @@ from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab.results import attack_results
+from fedpriv.core.lab.summary import versions
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import AttackResult, Interval, Score
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
-from fedpriv.lab.results import attack_results
-from fedpriv.lab.summary import versions
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload

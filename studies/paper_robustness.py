@@ -15,9 +15,9 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
+from fedpriv.core.report.comparison import Chosen, estimate, settings_of
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.report.comparison import Chosen, estimate, settings_of
 from fedpriv.robustness.records import CertifiedCurve, Evasion, Robustness, read_attempts, read_certificates
 from fedpriv.robustness.report import RobustColumns, Size, certified_at, right_at
 from fedpriv.robustness.smoothed import read_smoothed

@@ -22,12 +22,12 @@ from fedpriv.algorithms.pate.server import data_dependent_cost
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, teachers
 from fedpriv.core.config import Experiment, load_experiment
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Knowledge
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import start_run
 from studies.arguments import StudyParser, whole
 
 _CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pate.toml"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.core.config import Experiment, validated
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import start_run
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.records import Robustness
 from fedpriv.robustness.settings import CertifyConfig

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpriv import cli
+from fedpriv.core import cli
 
 __all__ = ["Started", "fedpriv", "python", "spent"]
 
@@ -26,13 +26,13 @@ IMPORTED = [
     "fedpriv.attacks.reconstruction",
     "datasets",
     "dp_accounting",
-    "fedpriv.cli.app",
+    "fedpriv.core.cli.app",
     "fedpriv.deploy",
-    "fedpriv.cli.display",
+    "fedpriv.core.cli.display",
     "fedpriv.attacks.membership.audit",
     "fedpriv.listener",
-    "fedpriv.report",
-    "fedpriv.cli.sweep_display",
+    "fedpriv.core.report",
+    "fedpriv.core.cli.sweep_display",
     "flwr_datasets.partitioner",
     "lpips",
     "scipy.signal",

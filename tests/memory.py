@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 
 from fedpriv.core.config import Experiment
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import RoundRecord
-from fedpriv.lab import start_run
 
 __all__ = ["Usage", "watched_run"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedpriv.cli.display import Display
+from fedpriv.core.cli.display import Display
 from tests.command_line import fedpriv
 
 SMALL = """
@@ -94,7 +94,7 @@ def test_python_does_not_look_for_garbage_at_its_end() -> None:
     """A second of CPU time and more, after each command and each Ctrl-C."""
     code = """
 import atexit, gc, sys
-from fedpriv.cli import main
+from fedpriv.core.cli import main
 
 atexit.register(lambda: print(gc.get_freeze_count() > 0))  # before those of the command, so called after them
 sys.argv = ["fedpriv", "--version"]
@@ -112,7 +112,7 @@ class Interrupting:
         if name == "typer":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting())
-from fedpriv.cli import main
+from fedpriv.core.cli import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -270,7 +270,7 @@ def test_data_lists_what_is_here(here: Path) -> None:
 
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
     program = (
-        "import sys; from fedpriv.cli.app import app; app(['config', 'check', 'small.toml'], standalone_mode=False)\n"
+        "import sys; from fedpriv.core.cli.app import app; app(['config', 'check', 'small.toml'], standalone_mode=False)\n"
         "heavy = 'numpy', 'torch', 'scipy', 'sklearn', 'flwr', 'ray', 'datasets', 'matplotlib', 'jinja2', 'PIL', "
         "'pyarrow'\n"
         "print([name for name in heavy if name in sys.modules])"
@@ -290,7 +290,7 @@ def test_each_room_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         "imported('torchvision', 'sklearn', 'datasets', 'flwr_datasets')\n"
         "import fedpriv.attacks; imported('flwr', 'ray')\n"
         "import fedpriv.clients.app; imported('sqlalchemy', 'matplotlib', 'ray')\n"
-        "import fedpriv.lab, fedpriv.cli.flower\n"
+        "import fedpriv.core.lab, fedpriv.core.cli.flower\n"
         "imported('torchvision', 'torchmetrics', 'torch._dynamo', 'matplotlib', 'sqlalchemy', 'ray', 'sklearn')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv import cli
 from fedpriv.accounting import (
     Contender,
     analytic_sigma,
@@ -27,6 +26,7 @@ from fedpriv.accounting import (
     noise_to_signal,
     release_with,
 )
+from fedpriv.core import cli
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import NoisySettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv import cli
+from fedpriv.core import cli
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedpriv.cli.attack import _results
-from fedpriv.cli.terminal import plain
+from fedpriv.core.cli.attack import _results
+from fedpriv.core.cli.terminal import plain
 from fedpriv.core.records import AttackResult, SentenceResult
 from fedpriv.core.registry import ATTACKS, EVASIONS, PROBES
 from tests import command_line

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
-from fedpriv.cli.probe import _answers_words, _sentences
+from fedpriv.core.cli.probe import _answers_words, _sentences
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval, Probe, ProbeResult
 from fedpriv.robustness.records import Evasion, Reach, Robustness

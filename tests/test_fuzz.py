@@ -22,15 +22,15 @@ from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Failure
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, build_world
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.lab import start_run
 from fedpriv.server.aggregation import ServerOptimizer
-from fedpriv.server.released import check_unchanged, questions, replay
+from fedpriv.server.asked_log import check_unchanged, questions, replay
 from fedpriv.server.uploads import Allowed, Upload, read_upload
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree

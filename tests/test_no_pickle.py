@@ -21,11 +21,11 @@ from fedpriv import metrics
 from fedpriv.attacks.membership.signals import Signals, read_signals
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import attack_run, resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.wire import unpack
 from fedpriv.data.files import read_npz
-from fedpriv.lab import attack_run, resume_run, start_run
 from tests.integration.small import experiment
 
 HOME = Path(fedpriv.__file__).parents[1]

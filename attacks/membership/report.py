@@ -12,7 +12,7 @@ from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
-    from fedpriv.report.drawing import Plot
+    from fedpriv.core.report.drawing import Plot
 
 # The area under the curve of guesses.
 GUESS = 0.5
@@ -190,7 +190,7 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> "Plot | None":
     from matplotlib.figure import Figure as Drawing
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    from fedpriv.report.drawing import Theme, dress, plot
+    from fedpriv.core.report.drawing import Theme, dress, plot
 
     drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
     if not drawn:

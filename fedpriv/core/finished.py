@@ -6,7 +6,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import COMPLETED, Summary
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.world import State, World, build_world
-from fedpriv.server.released import check_data
+from fedpriv.server.asked_log import check_data
 
 
 def completed_summary(folder: RunFolder) -> Summary:

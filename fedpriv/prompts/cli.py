@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedpriv.cli.terminal import (
+from fedpriv.core.cli.terminal import (
     Json,
     Out,
     Quiet,
@@ -40,7 +40,7 @@ def icl(
     check_resume("icl needs either a FILE or --resume DIR", file, resume, set_, out_dir)
     settings = load_prompting(file, set_ or ()) if file is not None else None
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
-    from fedpriv.cli.display import shown
+    from fedpriv.core.cli.display import shown
     from fedpriv.prompts.report import write_icl_report
     from fedpriv.prompts.run import resume_icl, start_icl
 

@@ -10,9 +10,9 @@ from fedpriv.core.figure import Figure
 from fedpriv.core.files import write_whole
 from fedpriv.core.numbers import figure, percent
 from fedpriv.core.records import Interval
+from fedpriv.core.report.filters import plain, template
+from fedpriv.core.report.probe import probe_value
 from fedpriv.prompts.folder import PromptFolder
-from fedpriv.report.filters import plain, template
-from fedpriv.report.probe import probe_value
 
 
 def write_icl_report(path: Path) -> Path:

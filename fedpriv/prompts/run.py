@@ -1,6 +1,6 @@
 """One file of ``fedpriv icl`` from its settings to its results: ask, vote, add noise, score, account, attack.
 
-Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.report`).
+Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.core.report`).
 """
 
 import time

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.report.drawing import Plot, Theme, dress, level, plot
+from fedpriv.core.report.drawing import Plot, Theme, dress, level, plot
 from fedpriv.robustness.records import Evasion
 from fedpriv.robustness.report import AXES, NORMS, Sandwich
 

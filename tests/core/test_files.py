@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from fedpriv.accounting import compare_mechanisms
 from fedpriv.attacks.membership.signals import Signals, write_signals
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
-from fedpriv.cli.account.plot import draw_comparison
 from fedpriv.core import files
+from fedpriv.core.cli.account.plot import draw_comparison
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import (
@@ -32,13 +32,13 @@ from fedpriv.core.files import (
     writing_to,
 )
 from fedpriv.core.records import Asked, RoundRecord
+from fedpriv.core.report import write_comparison
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import start, stop
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.report import write_comparison
 from fedpriv.sweep import SweepFolder, TrialRecord
 from tests.full_disk import fill_up, leftovers
 

@@ -14,14 +14,14 @@ from fedpriv.accounting import ceilings
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
 from fedpriv.core.plan import Plans, kinds_of, participants, plan_client
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import LedgerLine, Partition, member_ranges, members_text, named_members
+from fedpriv.core.report import load_view, write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import start_run
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
-from fedpriv.report import load_view, write_report
 from tests.integration.small import experiment as small
 
 SIZES = np.array([50, 53, 97, 50, 200, 53, 53, 50, 50, 97])

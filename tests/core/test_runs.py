@@ -11,10 +11,10 @@ import torch
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked
+from fedpriv.core.lab import resume_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Asked, Failure, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
-from fedpriv.lab import resume_run
 
 
 def record(number: int) -> RoundRecord:

@@ -15,6 +15,8 @@ from fedpriv.clients.app import client_app
 from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.errors import InputError, RefusedError, RunFailedError
 from fedpriv.core.files import content_digest
+from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import run as running
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import RoundRecord
 from fedpriv.core.runs import RunFolder
@@ -24,8 +26,6 @@ from fedpriv.data import datasets
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.sets.npz import OwnFile
 from fedpriv.data.source import Place
-from fedpriv.lab import resume_run, start_run
-from fedpriv.lab import run as running
 from fedpriv.models.machinery.settings import model_settings
 
 

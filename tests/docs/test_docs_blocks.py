@@ -9,7 +9,7 @@ import pytest
 from typer.core import TyperCommand
 from typer.testing import CliRunner
 
-from fedpriv.cli.app import app
+from fedpriv.core.cli.app import app
 from fedpriv.core.config import load_experiment
 from fedpriv.core.config.file import kind_of_file
 from fedpriv.flower.app_settings import read_settings

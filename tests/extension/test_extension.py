@@ -77,7 +77,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 EACH = """
 import json, sys
-from fedpriv.cli.app import app
+from fedpriv.core.cli.app import app
 from fedpriv.core.errors import InputError
 for words in json.load(sys.stdin):
     try:

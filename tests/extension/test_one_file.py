@@ -44,12 +44,12 @@ EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULE
 NOISE_OF_ANSWERS = {
     "fedpriv/accounting/answers.py",
     "fedpriv/accounting/convex_models.py",
-    "fedpriv/cli/account/erm.py",
+    "fedpriv/core/cli/account/erm.py",
     "fedpriv/convex.py",
     "fedpriv/mechanisms/machinery/model_noise.py",
     "fedpriv/mechanisms/objective.py",
     "fedpriv/mechanisms/output.py",
-    "fedpriv/lab/audit_answers.py",
+    "fedpriv/core/lab/audit_answers.py",
     "fedpriv/service/draws.py",
     "fedpriv/service/policies/__init__.py",
     "fedpriv/service/policies/paper.py",
@@ -68,7 +68,7 @@ ALLOWED = {
     # Its tokenizer has the same name.
     "llama": {"fedpriv/core/config/corpus.py", "fedpriv/data/tokenizers.py"},
     # Texts are extracted from language models, too.
-    "extraction": {"attacks/memorisation/extraction.py", "fedpriv/lab/memorisation.py"},
+    "extraction": {"attacks/memorisation/extraction.py", "fedpriv/core/lab/memorisation.py"},
     # Pydantic calls the key of a union so.
     "tag": {"fedpriv/core/config/error_text.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},
@@ -78,12 +78,12 @@ ALLOWED = {
     "dlg": {"fedpriv/core/config/sections.py"},
     "iga": {
         "fedpriv/core/config/sections.py",
-        "fedpriv/cli/attack.py",
-        "fedpriv/lab/attack_tapped.py",
+        "fedpriv/core/cli/attack.py",
+        "fedpriv/core/lab/attack_tapped.py",
         "attacks/own_model.py",
     },
     "imprint": {"server/crafting.py"},
-    "top": {"fedpriv/report/tradeoffs.py"},
+    "top": {"fedpriv/core/report/tradeoffs.py"},
     # Votes are accounted for as releases of the Gaussian mechanism, and noise on a sum is shown to attacks as one.
     "gaussian": {
         "attacks/methods/custom.py",

@@ -14,15 +14,15 @@ from fedpriv.attacks.observation import read_observation
 from fedpriv.clients.app import client_app, identify
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.errors import InputError, RunInterruptedError
+from fedpriv.core.lab import attack_run, resume_run, start_run, tune_attack
+from fedpriv.core.lab import run as lab_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.wire import unpack
 from fedpriv.core.world import build_world
 from fedpriv.gradients import Vector
-from fedpriv.lab import attack_run, resume_run, start_run, tune_attack
-from fedpriv.lab import run as lab_run
-from fedpriv.report import write_report
 from fedpriv.server import rounds as server_rounds
 from fedpriv.server.evaluation import Evaluation
 from tests.integration.small import experiment

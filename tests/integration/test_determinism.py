@@ -11,11 +11,11 @@ from safetensors.torch import load
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunInterruptedError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import reported
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.lab import resume_run, start_run
-from fedpriv.report import reported
 from fedpriv.server.tap import record_heard
 from tests.command_line import Started
 from tests.integration.small import experiment, left_behind

@@ -19,11 +19,11 @@ from fedpriv.attacks.membership.references import Reference, train_references
 from fedpriv.clients.training import _model_change, answer_secret, local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.report import load_view, render_page
 from fedpriv.server.uploads import allowed_upload, norm
 from tests.integration.small import experiment, left_behind
 

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from fedpriv.accounting.proofs import NoProof
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.core.config import Experiment
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.report import write_report
 from tests.integration.small import experiment
 
 ATTACKED = {"attacks": ["iga", "dlg"], "victims": 1, "iga": {"iterations": 2}, "dlg": {"iterations": 2, "restarts": 1}}

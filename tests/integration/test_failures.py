@@ -11,12 +11,12 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from fedpriv.core.errors import RunFailedError
+from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import run as lab_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import reported, write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State
-from fedpriv.lab import resume_run, start_run
-from fedpriv.lab import run as lab_run
-from fedpriv.report import reported, write_report
 from fedpriv.server.rules.mean import Mean
 from tests.integration.small import LEAVER, MISBEHAVIOURS, experiment, misbehaving
 

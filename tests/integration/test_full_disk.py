@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from fedpriv import lab
 from fedpriv.attacks.membership import audit as lab_audit
-from fedpriv.cli import main
+from fedpriv.core import lab
+from fedpriv.core.cli import main
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError, RunInterruptedError
+from fedpriv.core.lab.sweep import run_sweep
 from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.report import comparison_page, page, reported, write_report, write_sweep_report
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.lab.sweep import run_sweep
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.report import comparison_page, page, reported, write_report, write_sweep_report
 from fedpriv.sweep import SweepFolder
 from tests.command_line import fedpriv
 from tests.full_disk import fill_up, leftovers

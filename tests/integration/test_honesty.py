@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import run as lab_run
+from fedpriv.core.lab.attack_stage import Leakage
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.lab import run as lab_run
-from fedpriv.lab.attack_stage import Leakage
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 VMF = {"name": "vmf", "kappa": 40.0}

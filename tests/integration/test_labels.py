@@ -18,16 +18,16 @@ from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
+from fedpriv.core.lab import attack_run, resume_run, start_run
+from fedpriv.core.lab.labels import label_sentences
+from fedpriv.core.lab.victims import targets, truth
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import LabelsTold
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import attack_run, resume_run, start_run
-from fedpriv.lab.labels import label_sentences
-from fedpriv.lab.victims import targets, truth
-from fedpriv.report import load_view, render_page
 from tests.integration.small import experiment, left_behind
 
 

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 
 import fedpriv.engines.ray as engine
 from fedpriv.core.config import EngineConfig
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
-from fedpriv.lab import start_run
 from tests.integration import test_active_server, test_determinism, test_pate, test_secure_aggregation
 from tests.integration.small import LEAVER, experiment, left_behind
 from tests.lab import test_lab_attack_on_ray as attacks

@@ -25,14 +25,14 @@ from fedpriv.clients.app import client_app, identify
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import run as lab_run
+from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import COMPLETED, CONFIDENCE
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.lab import run as lab_run
-from fedpriv.lab.service import open_service
 from fedpriv.masking import noisy_counts, quantised, restored, votes_limit
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record

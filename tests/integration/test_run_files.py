@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fedpriv.core.config import Experiment
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import load_view, write_report
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import resume_run, start_run
-from fedpriv.report import load_view, write_report
 from tests.integration.small import experiment, left_behind
 
 PAGE = Path(__file__).parents[2] / "docs" / "files.md"

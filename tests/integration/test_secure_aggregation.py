@@ -21,6 +21,8 @@ from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.federated import masked_weights
+from fedpriv.core.lab import run as lab_run
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
@@ -28,8 +30,6 @@ from fedpriv.core.world import build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.gradients import Vector
-from fedpriv.lab import run as lab_run
-from fedpriv.lab import start_run
 from fedpriv.masking import LEVELS, Words, mask, quantised, restored
 from fedpriv.server import exchange as exchange_module
 from fedpriv.server import secure as server_module

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedpriv.cli.display import Display
+from fedpriv.core.cli.display import Display
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunInterruptedError
+from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import run as lab_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import resume_run, start_run
-from fedpriv.lab import run as lab_run
-from fedpriv.report import write_report
 from tests.integration.small import MISBEHAVIOURS, experiment, misbehaving
 
 VMF = {"name": "vmf", "kappa": 40.0}
@@ -92,7 +92,7 @@ def test_a_target_that_allows_no_round_is_refused_before_anything_is_written(tmp
 def test_a_client_that_fails_has_taken_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its upload could be used or not, it may have released something."""
     whole = start_run(settings(target_epsilon=30.0), tmp_path / "whole", "", Silent())
-    monkeypatch.setattr("fedpriv.lab.run.client_app", misbehaving(MISBEHAVIOURS["nan"][0], {3}))
+    monkeypatch.setattr("fedpriv.core.lab.run.client_app", misbehaving(MISBEHAVIOURS["nan"][0], {3}))
     failing = start_run(settings(target_epsilon=30.0), tmp_path / "failing", "", Silent())
     assert failing.stops == whole.stops
     failed, went = (

@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.cli.app import app
+from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import attack_run, resume_run, start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import attack_run, resume_run, start_run
-from fedpriv.report import write_report
 
 WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
 

@@ -18,24 +18,24 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.trust import check_trust
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.plan import Plan, participants
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Asked, LedgerLine
 from fedpriv.core.registry import check_complete
+from fedpriv.core.report import reported
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, build_world
 from fedpriv.data.sampling import Sampling
 from fedpriv.engines.inline import simulated
-from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
-from fedpriv.report import reported
+from fedpriv.server.asked_log import released_rounds, replay
 from fedpriv.server.central import noised_mean
 from fedpriv.server.exchange import question
-from fedpriv.server.released import released_rounds, replay
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from fedpriv.sweep import load_sweep

@@ -14,12 +14,12 @@ from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
+from fedpriv.core.lab.victims import Target
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
-from fedpriv.lab.victims import Target
-from fedpriv.report import write_report
 from fedpriv.sweep import read_record
 from tests.integration.small import experiment
 

@@ -9,10 +9,10 @@ import pytest
 import ray
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import attack_on_ray, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
 from fedpriv.engines.tasks import Ended, TaskResources
-from fedpriv.lab import attack_on_ray, start_run
 from tests.integration.small import experiment
 
 ATTACKED = {"attacks": ["iga", "closed_form"], "victims": 3, "iga": {"iterations": 20, "restarts": 2}}

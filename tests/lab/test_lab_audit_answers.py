@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.audit_answers import audit_answers, refuse_refuted
+from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import start_run
-from fedpriv.lab.audit_answers import audit_answers, refuse_refuted
-from fedpriv.lab.service import open_service
-from fedpriv.report import load_view, render_page
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.lab.test_lab_service import copied
@@ -84,8 +84,8 @@ def test_the_published_method_is_refuted_and_told_in_red(run: RunFolder, tmp_pat
 
 def test_retraining_with_no_change_is_the_run(run: RunFolder) -> None:
     """The neighbours differ by the one example only: replacing it by itself changes nothing."""
+    from fedpriv.core.lab.audit_answers import _with
     from fedpriv.core.world import build_world
-    from fedpriv.lab.audit_answers import _with
 
     partitions = build_world(run.experiment()).partitions
     rows = np.concatenate(partitions)

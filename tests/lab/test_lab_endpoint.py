@@ -8,11 +8,11 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_checkpoint, final_state
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.endpoint import open_endpoint
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import start_run
-from fedpriv.lab.endpoint import open_endpoint
 from tests.integration.small import experiment
 
 TRAINED: dict[str, dict[str, object]] = {"federation": {"clients": 1, "rounds": 1}, "adversary": {"attacks": []}}

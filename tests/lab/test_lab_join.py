@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedpriv.core.lab import attack_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
-from fedpriv.lab import attack_run, start_run
 from tests.integration.small import experiment
 
 

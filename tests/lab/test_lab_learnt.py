@@ -14,15 +14,15 @@ from torch import nn
 
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.audit_answers import audit_answers
+from fedpriv.core.lab.endpoint import open_endpoint
+from fedpriv.core.lab.probe import _claim
+from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import start_run
-from fedpriv.lab.audit_answers import audit_answers
-from fedpriv.lab.endpoint import open_endpoint
-from fedpriv.lab.probe import _claim
-from fedpriv.lab.service import open_service
-from fedpriv.report import load_view, render_page
 from fedpriv.service.made import made_service
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.world import build_world
-from fedpriv.lab import start_run
-from fedpriv.report import write_report
 from tests.integration.small import experiment
 
 

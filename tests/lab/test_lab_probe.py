@@ -9,13 +9,13 @@ from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import resume_run
+from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Probe
+from fedpriv.core.report import load_view, render_page
+from fedpriv.core.report.probe import extraction_plot
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import resume_run
-from fedpriv.lab.probe import probe_run
-from fedpriv.report import load_view, render_page
-from fedpriv.report.probe import extraction_plot
 from tests.integration.small import left_behind
 from tests.lab.test_lab_endpoint import finished
 from tests.robustness.test_certify import copied

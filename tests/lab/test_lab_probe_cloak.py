@@ -8,11 +8,11 @@ import pytest
 from fedpriv.attacks.endpoint.methods.cloak import CloakedQuestions
 from fedpriv.attacks.endpoint.table import EndpointAttack
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Probe, ProbeResult
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab.probe import probe_run
-from fedpriv.report import load_view, render_page
 from tests.lab.test_lab_endpoint import finished
 
 GROUPS = ((0, 1, 2, 3, 4, 5), (6, 7, 8, 9))

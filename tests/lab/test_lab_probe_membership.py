@@ -15,10 +15,10 @@ from fedpriv.attacks.endpoint.methods.membership_synthetic import MembershipBySy
 from fedpriv.attacks.endpoint.methods.two_answers import TwoAnswers
 from fedpriv.attacks.membership.signals import label_logits, wrong_log_probabilities
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab.probe import probe_run
 from fedpriv.service.policies import named_policy
 from tests.lab.test_lab_endpoint import finished
 

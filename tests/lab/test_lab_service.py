@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
-import fedpriv.lab.service as lab_service
+import fedpriv.core.lab.service as lab_service
 from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.service import add_user, in_process, open_service
+from fedpriv.core.lab.voters import refuse_unsolvable_head
 from fedpriv.core.progress import Silent
+from fedpriv.core.report.answers import endpoint_facts
+from fedpriv.core.report.view import Endpoint
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import start_run
-from fedpriv.lab.service import add_user, in_process, open_service
-from fedpriv.lab.voters import refuse_unsolvable_head
-from fedpriv.report.answers import endpoint_facts
-from fedpriv.report.view import Endpoint
 from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features

@@ -12,14 +12,14 @@ import torch
 from fedpriv.attacks import campaign
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction, run_attack
 from fedpriv.clients.training import local_upload, unprotected_upload
+from fedpriv.core.lab import attack_run, start_run
+from fedpriv.core.lab.random_uploads import simulation_check
+from fedpriv.core.lab.rates import is_above_guess
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import LeakageRate, Summary
 from fedpriv.core.registry import ATTACKS
+from fedpriv.core.report import write_report
 from fedpriv.core.world import build_world
-from fedpriv.lab import attack_run, start_run
-from fedpriv.lab.random_uploads import simulation_check
-from fedpriv.lab.rates import is_above_guess
-from fedpriv.report import write_report
 from fedpriv.server.tap import public_settings
 from tests.cases import in_one_test
 from tests.integration.small import experiment

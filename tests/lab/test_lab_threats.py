@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.core.lab import attack_on_ray, resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
+from fedpriv.core.report import write_report
 from fedpriv.core.world import State, build_world
-from fedpriv.lab import attack_on_ray, resume_run, start_run
-from fedpriv.report import write_report
 from fedpriv.server.uploads import Upload
 from tests.integration.small import experiment
 

@@ -8,10 +8,10 @@ import torch
 
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import Tuning, start_run, tune_attack
+from fedpriv.core.lab import tune as tune_room
 from fedpriv.core.progress import Silent
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import Tuning, start_run, tune_attack
-from fedpriv.lab import tune as tune_room
 from tests.integration.small import experiment
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab.service import in_process, open_service
+from fedpriv.core.lab.voters import CLIENT, shards_of, train_voters, vote_counts
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab.service import in_process, open_service
-from fedpriv.lab.voters import CLIENT, shards_of, train_voters, vote_counts
 from fedpriv.service.policies.votes import NoisyVotes
 from tests.integration.small import experiment
 from tests.lab.test_lab_service import BARE, config, copied, run

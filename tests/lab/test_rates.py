@@ -14,14 +14,14 @@ from scipy.special import ndtr, ndtri
 from fedpriv.attacks.referee import missed
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.errors import RunFailedError
+from fedpriv.core.lab import attack_run, rates, start_run
+from fedpriv.core.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
+from fedpriv.core.lab.victims import Target, candidates, truth
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Ceiling, LeakageRate, Score
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import attack_run, rates, start_run
-from fedpriv.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
-from fedpriv.lab.victims import Target, candidates, truth
-from fedpriv.report import write_report
 from tests.integration.small import experiment
 
 SIGMA = 0.5

@@ -7,10 +7,10 @@ import pytest
 
 from fedpriv.accounting import Release, guarantee
 from fedpriv.core.config import Experiment
+from fedpriv.core.lab.attack_stage import Refusal
+from fedpriv.core.lab.results import attack_results
+from fedpriv.core.lab.summary import verdict
 from fedpriv.core.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
-from fedpriv.lab.attack_stage import Refusal
-from fedpriv.lab.results import attack_results
-from fedpriv.lab.summary import verdict
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))

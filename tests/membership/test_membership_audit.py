@@ -10,12 +10,12 @@ import torch
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.membership.signals import label_logits, read_signals
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee
+from fedpriv.core.report import reported, write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.report import reported, write_report
 from tests.integration.small import experiment
 
 SETTINGS: dict[str, dict[str, object]] = {

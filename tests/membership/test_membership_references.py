@@ -16,6 +16,7 @@ from fedpriv.attacks.membership.references import Pool, Reference, train_referen
 from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import start_run
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
@@ -23,7 +24,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.lab import start_run
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings

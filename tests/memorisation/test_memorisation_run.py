@@ -11,16 +11,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fedpriv.cli.app import app
+from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.memorisation import audit_memorisation
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.data.canaries import drawn_canaries
-from fedpriv.lab import start_run
-from fedpriv.lab.memorisation import audit_memorisation
-from fedpriv.report import write_report
 
 WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
 LONG = {"clients": 3, "rounds": 40, "algorithm": "fedavg", "weighting": "uniform"}

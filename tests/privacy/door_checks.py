@@ -41,6 +41,9 @@ from fedpriv.clients.app import app as deployed_app
 from fedpriv.convex import spread_noise
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.service import open_service
+from fedpriv.core.lab.sources import made_source
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
@@ -51,9 +54,6 @@ from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.flower import privatise
-from fedpriv.lab import start_run
-from fedpriv.lab.service import open_service
-from fedpriv.lab.sources import made_source
 from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question

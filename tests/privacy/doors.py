@@ -20,8 +20,8 @@ from scipy import integrate, stats
 
 import fedpriv.flower
 from fedpriv.algorithms.pate.settings import PateConfig
-from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
+from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS, POLICIES
 from fedpriv.prompts.client import Prompter, prompter_app

@@ -17,8 +17,8 @@ import typer.main
 from fastapi import FastAPI
 from flwr.app import Context, Message
 
-from fedpriv.cli.app import app as command_line
 from fedpriv.clients.app import client_app
+from fedpriv.core.cli.app import app as command_line
 from fedpriv.prompts.client import prompter_app
 from fedpriv.service.http import build_app
 from tests.privacy import doors
@@ -72,7 +72,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: clients/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
     "network: fedpriv/flower/privatise.py": OWN_APP,
     "network: fedpriv/service/http.py": ANSWERS,
-    "network: fedpriv/cli/serve.py": ANSWERS,
+    "network: fedpriv/core/cli/serve.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
     "network: fedpriv/prompts/server.py": ("masked votes of prompts",),

@@ -25,13 +25,13 @@ from fedpriv.clients import answering
 from fedpriv.clients.raising import Sound, unless_raised
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, _built
 from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
 from fedpriv.gradients.dense import FactoredGradients
-from fedpriv.lab import resume_run, start_run
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from tests.privacy.bounds import Scores, Verdict, play
@@ -366,8 +366,8 @@ FIXES: dict[str, dict[str, object]] = {
         "fedpriv.clients.answering.secret_for": lambda context, number, received, shared: shared,
     },
     "8: less noise": {"fedpriv.clients.answering.check_question": lambda *_: None},
-    "5: rewritten": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
-    "5: recalibrated": {"fedpriv.lab.run.check_unchanged": lambda *_: None},
+    "5: rewritten": {"fedpriv.core.lab.run.check_unchanged": lambda *_: None},
+    "5: recalibrated": {"fedpriv.core.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,
     "6: gradient longer than clip_norm": CANCELLING,
     "7: decided by one": {"fedpriv.clients.training.per_example_gradients": any_route},

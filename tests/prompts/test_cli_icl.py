@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from fedpriv import cli
+from fedpriv.core import cli
 from fedpriv.core.config import json_schema
 from fedpriv.prompts.settings import Prompting, load_prompting
 

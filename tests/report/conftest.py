@@ -10,7 +10,7 @@ import pytest
 from chromium import Browser, find_chromium
 from example_runs import Recipe, build_run
 
-from fedpriv.report import page
+from fedpriv.core.report import page
 
 
 @pytest.fixture(scope="session")

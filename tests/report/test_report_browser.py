@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from chromium import Browser
 
-from fedpriv.report import write_report
+from fedpriv.core.report import write_report
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from test_report_page import parse
 
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.core.errors import InputError
-from fedpriv.report import write_comparison
-from fedpriv.report.comparison import (
+from fedpriv.core.report import write_comparison
+from fedpriv.core.report.comparison import (
     Chosen,
     choose_attacks,
     columns_of,
@@ -25,8 +25,8 @@ from fedpriv.report.comparison import (
     settings_of,
     sources_of,
 )
-from fedpriv.report.comparison_page import render_comparison
-from fedpriv.report.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
+from fedpriv.core.report.comparison_page import render_comparison
+from fedpriv.core.report.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
 from fedpriv.sweep import TrialRecord
 
 CHOSEN = Chosen("iga", {"membership": "lira-online"})

@@ -13,9 +13,9 @@ from PIL import Image
 from fedpriv.attacks.membership.records import Curve, MembershipAttack
 from fedpriv.attacks.membership.report import roc_plot
 from fedpriv.core.records import Failure, Partition, RoundRecord
-from fedpriv.report import figures
-from fedpriv.report.drawing import DARK, Theme, plot, recoloured, to_svg
-from fedpriv.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.core.report import figures
+from fedpriv.core.report.drawing import DARK, Theme, plot, recoloured, to_svg
+from fedpriv.core.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 

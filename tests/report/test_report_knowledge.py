@@ -10,8 +10,8 @@ from test_report_page import parse, tile
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.records import Knowledge, VotedAnswer
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
-from fedpriv.report import load_view, render_page
 from tests.integration.small import BASE
 
 MakeRun = Callable[..., Path]

@@ -11,8 +11,8 @@ from test_report_page import parse
 from fedpriv.attacks.membership.records import Curve, MembershipAttack
 from fedpriv.attacks.membership.report import roc_plot
 from fedpriv.core.errors import InputError
-from fedpriv.report import render_page
-from fedpriv.report.view import load_view
+from fedpriv.core.report import render_page
+from fedpriv.core.report.view import load_view
 
 MakeRun = Callable[..., Path]
 

@@ -22,9 +22,9 @@ from fedpriv.core import numbers
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError
 from fedpriv.core.records import members_text
+from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
+from fedpriv.core.report.citations import PAPERS
 from fedpriv.core.runs import RunFolder
-from fedpriv.report import load_view, page, render_page, reported, tiles, write_report
-from fedpriv.report.citations import PAPERS
 
 MakeRun = Callable[..., Path]
 VOID = {"wbr", "meta", "img", "source", "br", "link", "input", "hr"}
@@ -702,7 +702,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("ink", ["text", "muted", "link", "alarm"])
 @pytest.mark.parametrize("paper", ["page", "surface", "alarm-page"])
 def test_text_has_the_contrast_that_wcag_aa_asks_for(scheme: int, ink: str, paper: str) -> None:
-    css = files("fedpriv.report").joinpath("report.css").read_text(encoding="utf-8")
+    css = files("fedpriv.core.report").joinpath("report.css").read_text(encoding="utf-8")
     block = css.split(":root {")[1 + scheme].split("}")[0]
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block))
     light, dark = sorted((luminance(colours[ink]), luminance(colours[paper])), reverse=True)

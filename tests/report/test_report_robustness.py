@@ -12,8 +12,8 @@ from test_report_page import Element, parse, tile
 
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
-from fedpriv.report import load_view, render_page
 from fedpriv.robustness.records import (
     BOUNDS,
     Attempt,

@@ -9,7 +9,7 @@ import pytest
 from example_runs import read_json, write_json
 
 from fedpriv.core.errors import InputError
-from fedpriv.report import load_view, write_report
+from fedpriv.core.report import load_view, write_report
 
 MakeRun = Callable[..., Path]
 

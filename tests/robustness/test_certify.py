@@ -13,10 +13,10 @@ from torch import nn
 
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run, start_run
 from fedpriv.robustness.certify import certify_run, check_noise
 from fedpriv.robustness.records import Certificate, Robustness, read_certificates
 from fedpriv.robustness.settings import CertifyConfig

@@ -12,11 +12,11 @@ from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
 from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
+from fedpriv.core.lab import resume_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.registry import EVASIONS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.records import Attempt, Certificate, Evasion, read_attempts, read_certificates

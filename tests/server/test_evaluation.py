@@ -9,12 +9,12 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import RoundRecord
+from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.report import write_report
 from fedpriv.server.evaluation import evaluate, evaluate_all, evaluate_round
 from tests.integration.small import experiment
 

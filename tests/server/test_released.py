@@ -13,12 +13,12 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import finished_world
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World, build_world
-from fedpriv.lab import resume_run, start_run
-from fedpriv.server.released import check_unchanged, questions, replay, rounds_of
+from fedpriv.server.asked_log import check_unchanged, questions, replay, rounds_of
 from tests.integration.small import experiment
 
 GAUSSIAN = {"name": "gaussian", "sigma": 0.3}

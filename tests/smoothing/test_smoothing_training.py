@@ -11,10 +11,10 @@ import torch
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunInterruptedError
+from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.lab import resume_run, start_run
 from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
 from fedpriv.smoothing import drawing

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from fedpriv.report.drawing import LIGHT, to_svg
+from fedpriv.core.report.drawing import LIGHT, to_svg
 from studies.blocks import Study, drawn, small_tables, study_of, table
 from studies.kept import records_of
 from tests.drawings import numbers_of_svg

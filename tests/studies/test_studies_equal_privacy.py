@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.report.drawing import LIGHT, to_svg
+from fedpriv.core.report.drawing import LIGHT, to_svg
 from studies.equal_privacy import drawn, of_batches, table
 from studies.kept import records_of
 from tests.drawings import numbers_of_svg

@@ -11,9 +11,9 @@ from PIL import Image
 
 import studies.leakage_cells
 from fedpriv.core.config import Experiment
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import start_run
 from studies.leakage import main, read_rows
 from studies.leakage_cells import GUESS
 from studies.leakage_page import BEGIN, END, tables

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.lab import start_run
 from fedpriv.models.strided import StridedSettings
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run

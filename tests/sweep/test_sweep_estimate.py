@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.config import Experiment
-from fedpriv.lab import estimate as rooms
-from fedpriv.lab.estimate import Cost, estimate, untimed
+from fedpriv.core.lab import estimate as rooms
+from fedpriv.core.lab.estimate import Cost, estimate, untimed
 from tests.command_line import fedpriv
 from tests.sweep import sweeps
 

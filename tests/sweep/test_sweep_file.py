@@ -8,7 +8,7 @@ import pytest
 
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
-from fedpriv.lab.sweep import check_trials
+from fedpriv.core.lab.sweep import check_trials
 from fedpriv.sweep import load_sweep
 from tests.sweep.sweeps import NOISES, SMALL, sweep, write
 

@@ -12,9 +12,9 @@ from scipy.stats import norm
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from fedpriv.lab import start_run
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.sweep import TrialRecord, describe_columns, read_record, to_table
 from fedpriv.sweep.table import from_csv, to_csv, to_parquet

@@ -10,11 +10,11 @@ import pytest
 from ray import cloudpickle
 from rich.console import Console
 
-from fedpriv.cli.sweep import _refuse_faults
-from fedpriv.cli.sweep_display import result_table
+from fedpriv.core.cli.sweep import _refuse_faults
+from fedpriv.core.cli.sweep_display import result_table
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.lab.sweep import check_trials, run_sweep
-from fedpriv.report import write_sweep_report
+from fedpriv.core.lab.sweep import check_trials, run_sweep
+from fedpriv.core.report import write_sweep_report
 from fedpriv.robustness.records import Evasion, Robustness
 from fedpriv.sweep import SweepFolder, SweepProgress, TrialRecord, load_sweep
 from tests.sweep.sweeps import SMALL, sweep, write

@@ -18,19 +18,19 @@ import pyarrow.parquet as parquet
 import pytest
 from rich.console import Console
 
-import fedpriv.lab.sweep as lab
-import fedpriv.report.comparison as comparison
+import fedpriv.core.lab.sweep as lab
+import fedpriv.core.report.comparison as comparison
 from benchmarks.comparison import synthetic_records as synthetic
-from fedpriv.cli import main
-from fedpriv.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.clients import app
+from fedpriv.core.cli import main
+from fedpriv.core.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.lab import start_run
+from fedpriv.core.lab.sweep import TrialTask, run_sweep, run_trial
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_sweep_report
 from fedpriv.engines.tasks import _ended_at_once
-from fedpriv.lab import start_run
-from fedpriv.lab.sweep import TrialTask, run_sweep, run_trial
-from fedpriv.report import write_sweep_report
 from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 

@@ -34,9 +34,9 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.asked_log import questions as asked_lines
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
-from fedpriv.server.released import questions as asked_lines
 from fedpriv.server.rounds import take_up
 from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal

@@ -16,7 +16,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.server.released import released_rounds, rounds_by_client
+from fedpriv.server.asked_log import released_rounds, rounds_by_client
 
 _COPIES = (
     "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "

@@ -1,0 +1,233 @@
+"""The commands and their options."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import click
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from fedpriv.core.cli.terminal import Json, err, print_json, print_line
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.mechanisms import NoisySettings
+
+
+class _Mechanisms(TyperGroup):
+    """With a command for each mechanism that makes noise; other packages' are imported when one is asked for."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._add_mechanisms()
+        return super().list_commands(ctx)
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        self._add_mechanisms()
+        if args[0] in MECHANISMS and args[0] not in self.commands:
+            where = "" if MECHANISMS[args[0]].on_gradients else "; noise on models: fedpriv account erm"
+            raise InputError(f"nothing is proven about {args[0]}{where}")
+        return super().resolve_command(ctx, args)
+
+    def _add_mechanisms(self) -> None:
+        noisy = {name: _command(kind) for name, kind in MECHANISMS.items() if issubclass(kind, NoisySettings)}
+        self.commands = {**noisy, **self.commands}
+
+
+account_app = typer.Typer(
+    cls=_Mechanisms,
+    help="Say what is proven about a mechanism's noise, or how much noise a target needs, without running anything.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n  fedpriv account vmf --epsilon 50 --dimension 15826 --participations 10\n\n"
+    "  fedpriv account gaussian --target-epsilon 8 --steps 1000 --sampling-rate 0.01\n\n"
+    "  fedpriv account compare --plot comparison.svg\n\n"
+    "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
+    "  fedpriv account response --epsilon 1 --answers 10",
+)
+
+
+def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
+    # Not in the column of values: it would be too narrow for the words, and the options beside it cut off.
+    words = f"{help_} Allowed: {', '.join(get_args(of))}."
+    return typer.Option(name, click_type=click.Choice(get_args(of)), metavar="NAME", help=words, **options)
+
+
+Target = Annotated[
+    float | None, typer.Option("--target-epsilon", help="Proven for the whole run; the least noise for it is found.")
+]
+Participations = Annotated[
+    int,
+    typer.Option(
+        "--participations",
+        "--steps",
+        metavar="N",
+        help="Most uses of one example, or update: steps, or passes if shuffled.",
+    ),
+]
+Delta = Annotated[float, typer.Option("--delta", help="Of (epsilon, delta), between 0 and 1.")]
+Rate = Annotated[float | None, typer.Option("--sampling-rate", help="Share of a client's examples in a batch.")]
+Unit = Annotated[UnitName, _choice("--unit", UnitName, "What is protected: an example, or a client's whole update.")]
+Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; no figure depends on it.")]
+NeededDimension = Annotated[
+    int | None, typer.Option("--dimension", help="Numbers in a gradient, or update. Required: epsilon depends on it.")
+]
+
+
+Sampling = Annotated[
+    SamplingName | None,
+    _choice(
+        "--sampling",
+        SamplingName,
+        "How batches are drawn; default: full (no sampling), or with --sampling-rate what amplifies best.",
+    ),
+]
+Calibration = Annotated[
+    CalibrationName, _choice("--calibration", CalibrationName, "From --epsilon to sigma; classic: epsilon <= 1 only.")
+]
+Adjacency = Annotated[
+    AdjacencyName,
+    _choice(
+        "--adjacency",
+        AdjacencyName,
+        "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds zero.",
+    ),
+]
+Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
+
+
+Ceilings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ceiling",
+        metavar="K0",
+        help="Also print what no attack exceeds where a guess succeeds with probability K0, as 1/100; may be repeated.",
+    ),
+]
+
+
+def _command(kind: type[NoisySettings]) -> click.Command:
+    """The command of one mechanism: an option for each number that its figures depend on."""
+    fields, noise = kind.model_fields, kind.parameter
+    name = fields["name"].default
+    options: dict[str, tuple[Any, Any]] = {
+        "noise": (Annotated[float | None, _option(f"--{noise}", fields[noise].description)], None),
+        "epsilon": (Annotated[float | None, _option("--epsilon", f"Nominal: {kind.nominal}.")], None),
+        "target_epsilon": (Target, None),
+        "participations": (Participations, 1),
+        "delta": (Delta, 1e-5),
+        "sampling_rate": (Rate, None),
+        "sampling": (Sampling, None),
+        "unit": (Unit, fields["unit"].default),
+        "dimension": (NeededDimension if kind.by_dimension else Dimension, None),
+        "ceiling": (Ceilings, None),
+    }
+    if "blocks" in fields:
+        options["blocks"] = (Blocks, 1)
+    if "calibration" in fields:
+        options["calibration"] = (Calibration, "analytic")
+    if "adjacency" in fields:
+        options["adjacency"] = (Adjacency, "replace-one")
+
+    def command(as_json: Json, **given: Any) -> None:
+        _answer(as_json, mechanism=name, **given)
+
+    _sign(command, {**options, "as_json": (Json, False)})
+    with_dimension = " --dimension 15826" if kind.by_dimension else ""
+    sampled = "--participations 10" if kind.noise_at == "sum" else "--steps 1000 --sampling-rate 0.01"
+    single = typer.Typer(add_completion=False)
+    single.command(
+        name,
+        help=kind.summary,
+        epilog=f"Examples:\n\n  fedpriv account {name} --{noise} 20{with_dimension} --participations 10\n\n"
+        f"  fedpriv account {name} --target-epsilon 8{with_dimension} {sampled}",
+    )(command)
+    return typer.main.get_command(single)
+
+
+def _option(name: str, help_: str | None) -> Any:
+    return typer.Option(name, help=f"{(help_ or name)[0].upper()}{(help_ or name)[1:].rstrip('.')}.")
+
+
+def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> None:
+    """Give a function the signature that Typer reads options from."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+
+
+@account_app.command(
+    epilog="Examples:\n\n  fedpriv account compare --dimension 61706 --batch-size 256 --participations 30\n\n"
+    "  fedpriv account compare --sampling-rate 0.01 --participations 1000 --epsilon 1 --epsilon 8 --plot compare.png"
+)
+def compare(
+    dimension: Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")] = 15_826,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Gradients in a mean.")] = 64,
+    participations: Participations = 10,
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option("--sampling-rate", help="Batches of this share of a client's examples, fixed or Poisson."),
+    ] = None,
+    delta: Delta = 1e-5,
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", help="Numbers in each small block; by default 16.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="A proven epsilon to compare at; may be repeated.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the comparison to a .png or .svg file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """All mechanisms at the same proven epsilon: how much noise is left on the mean gradient."""
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise InputError(key="--plot", given=plot, allowed="allowed are files that end in .png or .svg")
+    # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
+    from fedpriv.accounting import compare_mechanisms
+    from fedpriv.core.cli.account.answer import in_options
+    from fedpriv.core.cli.account.text import comparison_json, print_comparison
+
+    with err.status("finding the noise of each mechanism for each epsilon"), in_options({"epsilon": "--epsilon"}):
+        comparison = compare_mechanisms(
+            sorted(set(epsilon or _EPSILONS)),
+            delta,
+            dimension=dimension,
+            batch_size=batch_size,
+            participations=participations,
+            rate=sampling_rate,
+            block_size=block_size,
+        )
+    if plot is not None:
+        from fedpriv.core.cli.account.plot import draw_comparison
+
+        draw_comparison(comparison, plot)
+    if as_json:
+        print_json(comparison_json(comparison))
+        return
+    print_comparison(comparison)
+    if plot is not None:
+        print_line(f"Plot: {plot}")
+
+
+_EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+def _answer(as_json: bool, **given: Any) -> None:
+    from fedpriv.core.cli.account.answer import Asked, answer
+    from fedpriv.core.cli.account.text import account_json, print_account
+
+    result = answer(Asked(**given))
+    if as_json:
+        print_json(account_json(result))
+    else:
+        print_account(result)

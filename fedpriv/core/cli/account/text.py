@@ -1,0 +1,234 @@
+"""Ledger lines and comparisons for people and for programs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.accounting import Comparison
+from fedpriv.core.cli.account.answer import Answer
+from fedpriv.core.cli.account.poll import PollAnswer
+from fedpriv.core.cli.terminal import out
+from fedpriv.core.registry import MECHANISMS
+
+_ADJACENCY = "replace-one"
+_ASSUMPTIONS = (
+    "Signal: B gradients that point the same way, each as long as clipping allows, or longer.",
+    "Noise: root mean square of its length in the mean.",
+    "Not counted: what clipping distorts, that directional noise in blocks gives all of them the same length, and that "
+    "the size of a Poisson batch varies around B.",
+)
+
+
+# ---- one line of the ledger -----------------------------------------------------------------------------------------
+
+
+def account_json(answer: Answer) -> dict[str, Any]:
+    """Return plain values, None where no figure is proven."""
+    return {
+        "mechanism": answer.asked.mechanism,
+        answer.parameter.name: answer.release.noise,
+        "target_epsilon": answer.asked.target_epsilon,
+        "unit": answer.asked.unit,
+        "dimension": answer.asked.dimension,
+        "blocks": answer.asked.blocks,
+        **asdict(answer.guarantee),
+        "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
+    }
+
+
+def print_account(answer: Answer) -> None:
+    """Print the figures first, then what each rests on."""
+    asked, proven = answer.asked, answer.guarantee
+    means = answer.parameter.meaning
+    if asked.target_epsilon is not None:
+        extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
+        means = f"{means}; the {extreme} that still proves epsilon {_number(asked.target_epsilon)}"
+    figures = _columns("left", "right", "left")
+    figures.add_row(answer.parameter.name, _bold(answer.release.noise), means)
+    figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
+    figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
+    figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
+    for ceiling in answer.ceilings:
+        meaning = (
+            "no attack succeeds more often than this if a guess without any upload succeeds with probability "
+            f"{_number(ceiling.k0)}"
+        )
+        figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
+    out.print(figures)
+    out.print()
+    setting = _columns("left", "left")
+    setting.add_row("mechanism", _mechanism(answer))
+    setting.add_row("adjacency", proven.adjacency)
+    setting.add_row("sampling", proven.sampling)
+    setting.add_row("participations", f"{proven.participations:,}")
+    out.print(setting)
+    names = ("epsilon", "pure_epsilon", "nominal_epsilon")
+    theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
+    # Ceilings of one release mostly rest on the same.
+    theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
+    _print_list("What they rest on", theorems)
+    _print_list("Notes", proven.notes)
+
+
+def _mechanism(answer: Answer) -> str:
+    asked = answer.asked
+    if asked.dimension is None:
+        return asked.mechanism
+    on = f"{asked.mechanism} on {asked.dimension:,} numbers"
+    if "blocks" not in MECHANISMS[asked.mechanism].model_fields:
+        return on
+    if asked.blocks == 1:
+        return f"{on} in one block"
+    sizes = " or ".join(f"{size:,}" for size in sorted(set(answer.release.dimensions)))
+    return f"{on} in {asked.blocks:,} blocks of {sizes}"
+
+
+# ---- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Return plain values, one row a mechanism and epsilon."""
+    rows = [
+        {
+            "mechanism": contender.mechanism,
+            "label": contender.label,
+            "blocks": len(contender.dimensions),
+            "sampling": contender.sampling,
+            _parameter(contender.mechanism): point.noise,
+            "epsilon": point.epsilon,
+            "noise_to_signal": point.ratio,
+            "refusal": point.refusal or None,
+        }
+        for contender, points in comparison.curves
+        for point in points
+    ]
+    return {
+        "delta": comparison.delta,
+        "adjacency": _ADJACENCY,
+        "sampling": _sampling(comparison),
+        "participations": comparison.participations,
+        "batch_size": comparison.batch_size,
+        "dimension": comparison.dimension,
+        "assumptions": _assumptions(comparison),
+        "rows": rows,
+    }
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print a table, one column a mechanism, and what it assumes."""
+    out.print("Noise over signal in the mean gradient, at the same proven epsilon", style="bold")
+    sizes = f"{comparison.batch_size:,} gradients (B) of {comparison.dimension:,} numbers (K)"
+    out.print(
+        f"{sizes}, {comparison.participations:,} participations, sampling: {_sampling(comparison)}, "
+        f"delta = {comparison.delta:g}, {_ADJACENCY}. Below 1 the signal is longer than the noise."
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("epsilon", justify="right")
+    for contender, _ in comparison.curves:
+        table.add_column(contender.label, justify="right")
+    for row in zip(*(points for _, points in comparison.curves), strict=True):
+        table.add_row(_number(row[0].epsilon), *(_number(point.ratio) for point in row))
+    out.print()
+    out.print(table)
+    refusals = [
+        f"{each.label}: {point.refusal}" for each, points in comparison.curves for point in points if point.refusal
+    ]
+    _print_list("What it assumes", [*_assumptions(comparison), *refusals])
+
+
+def _parameter(mechanism: str) -> str:
+    return str(MECHANISMS[mechanism].proof().parameter.name)
+
+
+def _assumptions(comparison: Comparison) -> list[str]:
+    compared = dict.fromkeys(contender.mechanism for contender, _ in comparison.curves)
+    ratios = "; ".join(f"{name} {MECHANISMS[name].proof().ratio}" for name in compared)
+    return [*_ASSUMPTIONS, f"Noise over signal: {ratios}."]
+
+
+def _sampling(comparison: Comparison) -> str:
+    return "full" if comparison.rate is None else f"fixed, Poisson where a label says so, rate {comparison.rate:.6g}"
+
+
+# ---- votes ----------------------------------------------------------------------------------------------------------
+
+
+def print_poll(answer: PollAnswer) -> None:
+    """Print the figures first, then what they rest on."""
+    poll = answer.poll
+    figures = _columns("left", "right", "left")
+    for name, value, meaning in (
+        ("sigma", poll.sigma, "deviation of the noise on each count, in votes"),
+        ("threshold sigma", poll.threshold_sigma, "deviation of the noise on the largest count, in votes"),
+        ("scale", poll.scale, "of the noise on each count, in votes"),
+    ):
+        if value is not None:
+            figures.add_row(name, _bold(value), meaning)
+    figures.add_row("questions", f"{poll.asked:,}", f"{poll.answers:,} of them answered")
+    figures.add_row("epsilon", _bold(answer.epsilon), f"proven, whatever is answered, at delta = {poll.delta:g}")
+    if poll.answers != poll.asked:
+        figures.add_row("", _bold(answer.epsilon_answered), "of the answers given, where a budget was fixed beforehand")
+    measure = "pure epsilon" if answer.is_pure else "mu"
+    figures.add_row(measure, _number(answer.spent), "of the answers given")
+    out.print(figures)
+    setting = {"aggregator": answer.aggregator, "adjacency": answer.adjacency, "votes of one voter": f"{poll.votes:,}"}
+    if poll.sampling_rate is not None:
+        setting["sampling"] = f"fixed, rate {poll.sampling_rate:.6g}"
+    _print_grounds(setting, [answer.theorem], answer.notes)
+
+
+# ---- one line a figure ----------------------------------------------------------------------------------------------
+
+
+def print_figures(
+    figures: Sequence[tuple[str, float | None, str]], setting: Mapping[str, str], theorem: str, notes: Sequence[str]
+) -> None:
+    """Print figures, each with its name and its meaning, then what they rest on."""
+    table = _columns("left", "right", "left")
+    for name, value, meaning in figures:
+        table.add_row(name, _bold(value), meaning)
+    out.print(table)
+    _print_grounds(setting, [theorem], notes)
+
+
+def _print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: Sequence[str]) -> None:
+    out.print()
+    table = _columns("left", "left")
+    for name, text in setting.items():
+        table.add_row(name, text)
+    out.print(table)
+    _print_list("What they rest on", theorems)
+    _print_list("Notes", notes)
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _columns(*alignments: Any) -> Table:
+    """A table without lines whose last column wraps."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for alignment in alignments[:-1]:
+        table.add_column(justify=alignment, no_wrap=True)
+    table.add_column(justify=alignments[-1])
+    return table
+
+
+def _print_list(title: str, items: Any) -> None:
+    out.print(f"\n{title}", style="bold")
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for item in items:
+        table.add_row("-", Text(item))
+    out.print(table)
+
+
+def _bold(value: float | None) -> Text:
+    return Text(_number(value), style="bold")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if 10_000 <= value < 10_000_000 else f"{value:.4g}"

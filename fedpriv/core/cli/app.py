@@ -1,0 +1,257 @@
+"""The command line: ``fedpriv init``, ``run``, ``deploy``, ``attack``, ``audit``, ``sweep``, ``compare`` and so on."""
+
+import re
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from fedpriv.core.cli.account import account_app
+from fedpriv.core.cli.attack import attack_app
+from fedpriv.core.cli.audit import audit
+from fedpriv.core.cli.certify import certify
+from fedpriv.core.cli.data import data
+from fedpriv.core.cli.deploy import deploy_app
+from fedpriv.core.cli.init import init
+from fedpriv.core.cli.probe import probe_app
+from fedpriv.core.cli.serve import query, serve
+from fedpriv.core.cli.sweep import compare, sweep
+from fedpriv.core.cli.terminal import (
+    File,
+    Json,
+    Out,
+    Quiet,
+    Resume,
+    Run,
+    Set,
+    check_resume,
+    command_of,
+    default_folder,
+    err,
+    out,
+    plain,
+    print_json,
+    print_line,
+    print_summary,
+    print_warning,
+)
+from fedpriv.core.config import Experiment, describe, json_schema, load_experiment, read_toml
+from fedpriv.core.config.file import kind_of_file
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
+from fedpriv.core.files import is_disk, stopped, writing
+from fedpriv.core.registry import FILES
+from fedpriv.core.settings import Section
+from fedpriv.prompts.cli import icl
+
+_EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    help="A crash-test lab for federated learning: train with a privacy mechanism, listen in, attack what was heard.",
+    no_args_is_help=True,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check an experiment file, or show all its settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(attack_app, name="attack")
+app.add_typer(account_app, name="account")
+app.add_typer(deploy_app, name="deploy")
+app.add_typer(probe_app, name="probe")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"fedpriv {version('fedpriv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
+
+
+@app.command(
+    epilog="Examples:\n\n  fedpriv run configs/quickstart.toml\n\n"
+    "  fedpriv run configs/quickstart.toml --set mechanism.epsilon=50 --out runs/eps50\n\n"
+    "  fedpriv run --resume runs/eps50"
+)
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")
+    ] = None,
+    set_: Set = None,
+    out_dir: Out = None,
+    resume: Resume = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train, listen, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
+    check_resume("run needs either an experiment FILE or --resume DIR", file, resume, set_, out_dir)
+    experiment = load_experiment(file, set_ or ()) if file is not None else None
+    # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.lab import resume_run, start_run
+    from fedpriv.core.report import reported
+
+    with shown(quiet or as_json) as progress:
+        if experiment is not None and file is not None:
+            path = out_dir or default_folder(experiment.name)
+            with reported(path):
+                summary = start_run(experiment, path, command_of("run", file, set_), progress)
+        elif resume is not None:
+            path = resume
+            with reported(path):
+                summary = resume_run(path, progress)
+    print_summary(summary, path, as_json)
+
+
+app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
+app.command(epilog="Examples:\n\n  FEDPRIV_DATA=~/data fedpriv data\n\n  fedpriv data --unicity 5")(data)
+app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
+app.command(
+    epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
+    "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input"
+)(certify)
+app.command(
+    epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
+    "  fedpriv serve runs/quickstart-20260101-120000 --status"
+)(serve)
+app.command(
+    epilog="Examples:\n\n  fedpriv icl configs/icl.toml\n\n"
+    "  fedpriv icl configs/icl.toml --set data.name=agnews --set icl.target_epsilon=1\n\n"
+    "  fedpriv icl --resume runs/icl-20260101-120000"
+)(icl)
+app.command(epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10")(query)
+app.command(
+    epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
+    "  fedpriv sweep configs/paper/table2.toml --scale small"
+)(sweep)
+app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000")(compare)
+
+
+@app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
+def report(folder: Run) -> None:
+    """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
+    from fedpriv.core.report import write_report, write_sweep_report
+
+    own = {"sweep.json": write_sweep_report, **{kind.kept_as: kind.write_report for kind in FILES.values()}}
+    write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
+    with writing(shlex.join(["fedpriv", "report", str(folder)])):
+        path = write(folder)
+    print_line(f"Report: {path}")
+
+
+@config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")
+def config_check(
+    file: File,
+    set_: Set = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Try data, network, mechanism and attacks, too, as a run does first.")
+    ] = False,
+) -> None:
+    """Say whether the settings in FILE are valid; --deep also tries what takes more than reading them."""
+    settings = _settings(file, set_)
+    if deep and not isinstance(settings, Experiment):
+        raise InputError(f"--deep tries experiments, and {file} is none")
+    if deep and isinstance(settings, Experiment):
+        # Imported here: torch and Flower take seconds that reading the settings need not wait for.
+        from fedpriv.core.lab import check_experiment
+
+        for text in check_experiment(settings):
+            print_warning(text)
+    said = "a run can start" if deep else "the settings are valid. To also load the data and the network, add --deep"
+    print_line(f"{file}: {said}.")
+
+
+@config_app.command("show", epilog="Example:\n\n  fedpriv config show configs/quickstart.toml --json")
+def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
+    """Show every setting in FILE with its value, default and meaning."""
+    settings = _settings(file, set_)
+    if as_json:
+        print_json(settings.model_dump(mode="json"))
+        return
+    for key, value, default, meaning in describe(settings):
+        changed = value != default
+        out.print(f"{key} = {plain(value)}", style="bold" if changed else "", markup=False)
+        usual = f" (default: {plain(default)})" if changed else ""
+        out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
+
+
+def _settings(file: Path, overrides: list[str] | None) -> Section:
+    """An experiment, or what another kind of files says."""
+    kind = kind_of_file(read_toml(file))
+    return load_experiment(file, overrides or ()) if kind is None else kind.load(file, overrides or ())
+
+
+@config_app.command(
+    "schema",
+    epilog="Examples:\n\n  fedpriv config schema > experiment.schema.json\n\n"
+    "  fedpriv config schema --icl > icl.schema.json",
+)
+def config_schema(
+    of_icl: Annotated[bool, typer.Option("--icl", help="The schema of files of fedpriv icl instead.")] = False,
+) -> None:
+    """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
+    print_json(json_schema(FILES["icl"].settings if of_icl else Experiment))
+
+
+def main() -> None:
+    """Run the command line; errors are one line on standard error and an exit code: 2 bad input, 1 failed."""
+    try:
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+        if code == _EXIT_INTERRUPTED:
+            _complain("interrupted", code)
+    except InputError as error:
+        code = _complain(str(error), _EXIT_INPUT)
+    except click.UsageError as error:
+        code = _complain(_once(error.format_message()), _EXIT_INPUT)
+    except RunFailedError as error:
+        code = _complain(str(error), _EXIT_FAILED)
+    except RunInterruptedError as error:
+        code = _complain(str(error), _EXIT_INTERRUPTED)
+    except PermissionError as error:
+        code = _complain(f"{error.filename or 'a file'}: permission denied", _EXIT_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        code = _complain("interrupted", _EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (| head): leave without a word, as other tools do.
+        drop_output()
+        code = _EXIT_FAILED
+    except OSError as error:
+        code = _complain(_not_written(error), _EXIT_FAILED)
+    sys.exit(code)
+
+
+def _not_written(error: OSError) -> str:
+    """What could not be written where no command has said it; files have names, and what is printed has none."""
+    if error.filename is None and is_disk(error):
+        drop_output()
+        return f"the output cannot be written: {error.strerror}"
+    return str(stopped(error, ""))
+
+
+def _once(text: str) -> str:
+    """Typer and click both say what may have been meant; of several, click says it in brackets."""
+    said, meant, close = text.partition(" Did you mean ")
+    return f"{said}{meant}{re.split(r' [(]?Did you mean ', close)[0]}" if meant else text
+
+
+def _complain(text: str, code: int) -> int:
+    if not text:
+        # A command without arguments: its help was printed, which is all that was asked for.
+        return 0
+    err.print(f"fedpriv: {' '.join(printable(text).split())}", style="red", markup=False, soft_wrap=True)
+    return code

@@ -1,0 +1,302 @@
+"""The commands ``fedpriv attack DIR | list | tune``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.core.cli.terminal import (
+    FolderByDefault,
+    Json,
+    Quiet,
+    Run,
+    Set,
+    out,
+    plain,
+    print_attack,
+    print_json,
+    print_line,
+    print_sentences,
+    print_summary,
+)
+from fedpriv.core.errors import InputError
+
+if TYPE_CHECKING:  # what is heavy is imported when a command needs it
+    from fedpriv.attacks.settings import AttackSettings
+    from fedpriv.core.lab import Tuning
+    from fedpriv.core.lab.tune import Trial
+    from fedpriv.core.records import AttackResult
+
+_TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
+_ATTACKED = (
+    "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
+    "one that candidate picks"
+)
+_TAPPED = "medians over images; picked out: the original is nearer to the picture than every image of other clients"
+_OF_ROWS = ("right", "off by", "MSE")
+# On two lines, so that names of attacks have room in 80 columns.
+_OF_SENTENCES = ("ROUGE\n1", "ROUGE\n2", "ROUGE\nL", "tokens")
+_OF_IMAGES = ("SSIM", "PSNR", "MSE")
+_SENTENCES_ATTACKED = (
+    "ROUGE: means over sentences, of tokens; tokens: those in their places; recovered: all tokens in their order; "
+    "picked out: of 100 sentences the original is the most alike"
+)
+_ROWS_ATTACKED = (
+    "right: of the categories; off by: the numbers' error as a share of their range, median of rows; recovered: all "
+    "categories right and each number within 1 %; picked out: of 100 rows the original is the nearest, or the one that "
+    "candidate picks"
+)
+
+AttackNames = Annotated[
+    list[str] | None,
+    typer.Option("--attack", "-a", metavar="NAME", help="An attack to make; may be given several times."),
+]
+
+
+attack_app = typer.Typer(
+    cls=FolderByDefault,
+    help="Run other attacks on what an earlier run heard, list the attacks, or tune one.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack dlg\n\n"
+    "  fedpriv attack list\n\n  fedpriv attack tune configs/quickstart.toml",
+)
+
+
+@attack_app.command(
+    FolderByDefault.folder,
+    epilog="Example:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack iga --set adversary.iga.tv=0.001",
+)
+def attack_folder(
+    folder: Run,
+    names: AttackNames = None,
+    victims: Annotated[
+        list[str] | None,
+        typer.Option("--victim", metavar="ROUND-CLIENT", help="Attack only this upload; may be given several times."),
+    ] = None,
+    set_: Set = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write to a copy of the folder and leave the run as it is."),
+    ] = None,
+    heard: Annotated[
+        Path | None,
+        typer.Option("--heard", metavar="DIR", help="Attack what `fedpriv deploy listen` has stored in DIR instead."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the observations of an existing run, or of a tap, without training again; results are added to DIR."""
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.lab import attack_command, attack_heard, attack_run
+    from fedpriv.core.report import reported
+    from fedpriv.flower.folder import ABOUT
+
+    path = out_dir or folder
+    chosen = names or (), victims or (), set_ or ()
+    if (folder / ABOUT).is_file():
+        _attack_tap(folder, chosen, (out_dir, heard), quiet or as_json, as_json)
+        return
+    command = attack_command(folder, *chosen, heard)
+    with shown(quiet or as_json) as progress, reported(path):
+        if heard is None:
+            summary = attack_run(folder, *chosen, out_dir, command, progress)
+        else:
+            summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
+    if summary.attacks and not as_json:
+        out.print(_results(summary.attacks))
+        out.print(_said_of(summary.attacks), style="dim")
+    print_summary(summary, path, as_json)
+
+
+def _attack_tap(
+    folder: Path,
+    chosen: tuple[Sequence[str], Sequence[str], Sequence[str]],
+    elsewhere: tuple[Path | None, Path | None],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Attack what a tap wrote of somebody's own Flower app."""
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.lab.attack_tapped import attack_tapped
+
+    if any(elsewhere):
+        raise InputError(f"{folder} is the folder of a tap, which --out and --heard are not for")
+    with shown(quiet) as progress:
+        summary = attack_tapped(folder, *chosen, progress)
+    if as_json:
+        print_json(asdict(summary))
+        return
+    if summary.attacks:
+        out.print(_results(summary.attacks))
+        out.print(_TAPPED, style="dim")
+    print_sentences(summary.verdict)
+    for picture in summary.pictures:
+        print_line(f"Picture: {folder / picture}")
+
+
+def _copy_of(folder: Path, out_dir: Path | None) -> Path:
+    if out_dir is None:
+        raise InputError(f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy")
+    return out_dir
+
+
+@attack_app.command("list")
+def list_attacks(as_json: Json = False) -> None:
+    """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
+    from fedpriv.core.cli.probe import about_probes, print_probes
+    from fedpriv.core.registry import ATTACKS
+
+    if as_json:
+        print_json([*map(_about, ATTACKS.values()), *about_probes()])
+        return
+    out.print("On uploads, by fedpriv attack:", style="dim")
+    for attack in ATTACKS.values():
+        print_attack(attack.name, attack.title, _lines(attack))
+    print_probes()
+
+
+@attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
+def tune(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, help="An experiment file, or the folder of a run.")
+    ],
+    name: Annotated[str, typer.Option("--attack", "-a", metavar="NAME", help="The attack to tune.")] = "iga",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=V,V,...", help="Values to try, such as tv=1e-5,1e-4; may be repeated."),
+    ] = None,
+    victims: Annotated[int, typer.Option("--victims", min=1, help="Uploads to make of public images.")] = 16,
+    set_: Set = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find an attack's best weights on public images only; no client's data are touched."""
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.lab import tune_attack
+
+    with shown(quiet or as_json) as progress:
+        tuning = tune_attack(source, name, grid or (), victims, set_ or (), progress)
+    if as_json:
+        print_json(tuning.to_json())
+        return
+    out.print(_trials(tuning))
+    out.print(_TUNED, style="dim")
+    print_sentences(tuning.remarks)
+    if tuning.overrides:
+        print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+
+
+def _trials(tuning: "Tuning") -> Table:
+    """One row for each combination of settings, in a table that fits into 80 columns for up to two keys."""
+    table = Table(box=None, pad_edge=False)
+    rows = any(trial.rows is not None for trial in tuning.trials)
+    likeness = (_OF_ROWS if rows else _OF_IMAGES)[:2]
+    for heading in (*tuning.keys, "MSE", "95 % interval", *likeness, "identified"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for trial in tuning.trials:
+        ends = trial.mse.ends
+        table.add_row(
+            *(f"{value:g}" for value in trial.values),
+            f"{trial.mse.value:.4f}",
+            "n/a" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}",
+            *_likeness_words(trial),
+            f"{trial.identified} of {trial.images}",
+            "best" if trial is tuning.best else "",
+        )
+    return table
+
+
+def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
+    from fedpriv.core.config.texts import text_sets
+
+    lines: list[str | Text] = [attack.reference]
+    if attack.is_text:
+        lines.append(f"reads texts (data.name = {', '.join(text_sets())})")
+    if attack.active():
+        lines.append("active: the server sends clients parameters of its own making; a worst case")
+    lines.append(f"needs {'; '.join(need.words for need in attack.needs)}")
+    if attack.parts():
+        lines.append(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}")
+    for key, field in attack.model_fields.items():
+        setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
+        lines.append(setting.append(f"  {field.description}", style="dim"))
+    return lines
+
+
+def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
+    return {
+        "name": attack.name,
+        "surface": "uploads",
+        "title": attack.title,
+        "reference": attack.reference,
+        "active": attack.active(),
+        "reads": "texts" if attack.is_text else "images and rows",
+        "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
+        "tunable": list(attack.tunable),
+        "parts": dict(attack.parts()),
+        "settings": [
+            {"key": f"adversary.{attack.name}.{key}", "default": field.default, "meaning": field.description}
+            for key, field in attack.model_fields.items()
+        ],
+    }
+
+
+def _likeness_words(result: "AttackResult | Trial") -> tuple[str, str]:
+    """Of pictures SSIM and PSNR; of rows the share of right categories and the numbers' error."""
+    if result.rows is None:
+        return _figure_text(result.ssim, ".3f"), _figure_text(result.psnr, ".1f")
+    return _figure_text(result.rows.share_right, ".1%"), _figure_text(result.rows.median_error, ".2%")
+
+
+def _headings(results: "Sequence[AttackResult]") -> tuple[str, ...]:
+    """Of the columns that depend on what was attacked."""
+    if any(result.sentences is not None for result in results):
+        return _OF_SENTENCES
+    return _OF_ROWS if any(result.rows is not None for result in results) else _OF_IMAGES
+
+
+def _said_of(results: "Sequence[AttackResult]") -> str:
+    """What the columns mean."""
+    meaning = {_OF_SENTENCES: _SENTENCES_ATTACKED, _OF_ROWS: _ROWS_ATTACKED}
+    return meaning.get(_headings(results), _ATTACKED)
+
+
+def _figures(result: "AttackResult") -> tuple[str, ...]:
+    """What stands in these columns."""
+    read = result.sentences
+    if read is None:
+        return *_likeness_words(result), _figure_text(result.mse, ".2g")
+    return *(f"{value:.3f}" for value in (read.rouge1, read.rouge2, read.rouge_l)), f"{read.share_right:.0%}"
+
+
+def _figure_text(value: float | None, form: str) -> str:
+    """A figure, or n/a where there is none."""
+    return "n/a" if value is None else format(value, form)
+
+
+def _results(results: "Sequence[AttackResult]") -> Table:
+    """The attacks' rows of the summary, as a table that fits into 80 columns."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("attack", overflow="fold")
+    table.add_column("upload", overflow="fold")
+    likeness = _headings(results)
+    picked = "picked\nout" if likeness == _OF_SENTENCES else "picked out"
+    for heading in ("recovered", picked, *likeness, "labels"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        name = result.attack.replace(",", ", ")  # lines break at spaces only
+        table.add_row(
+            f"{name} (active)" if result.active else name,
+            result.upload,
+            "n/a" if result.picked else f"{result.recovered} of {result.victims}",
+            "n/a" if result.identified is None else f"{result.identified} of {result.victims}",
+            *(("n/a",) * len(likeness) if result.picked else _figures(result)),
+            "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
+        )
+    return table

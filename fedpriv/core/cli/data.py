@@ -1,0 +1,134 @@
+"""The command ``fedpriv data``: which data sets are here, and how few facts single out a person in one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedpriv.core.cli.terminal import Json, out, print_json, print_line, share_words
+from fedpriv.core.config import DataConfig, load_experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import DATASETS
+from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
+
+_SEED, _PEOPLE = 0, 1000
+
+
+def data(
+    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data sets.")] = "",
+    known: Annotated[
+        int | None,
+        typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
+    ] = None,
+    bounds: Annotated[
+        float | None,
+        typer.Option("--bounds", metavar="EPSILON", help="Instead: estimate bounds of your table's numbers privately."),
+    ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--of",
+            metavar="NAME|FILE",
+            help="With --unicity: the data set, of yes-or-no features; default: the first. With --bounds: the "
+            "experiment file that names your table.",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the data sets: what is here, where, and what can be downloaded."""
+    if known is not None and bounds is not None:
+        raise InputError("--unicity K and --bounds EPSILON are two things; ask for one of them")
+    if bounds is not None:
+        _bounds(name, bounds, as_json)
+    elif known is None and name:
+        raise InputError(f"--of {name} is for --unicity K and --bounds EPSILON")
+    elif known is None:
+        _list(root, as_json)
+    elif name in DATASETS and DATASETS[name].needs_path:
+        raise InputError(
+            key="--of",
+            given=name,
+            allowed="this data set is a file of yours, and --unicity takes those that come without one, "
+            f"such as {_of_facts()}",
+        )
+    else:
+        given = {"name": name or _of_facts(), "root": root}
+        _single_out(validated(DataConfig, given, "fedpriv data --of"), known, as_json)
+
+
+def _list(root: str, as_json: bool) -> None:
+    from fedpriv.data.datasets import list_datasets
+
+    statuses = list_datasets(root)
+    if as_json:
+        print_json([vars(status) for status in statuses])
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("data set", "here", "examples", "where", "note"):
+        table.add_column(heading, overflow="fold")
+    for status in statuses:
+        table.add_row(
+            status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
+        )
+    out.print(table)
+
+
+def _of_facts() -> str:
+    """The first data set that says yes or no in every feature."""
+    return next(name for name, source in DATASETS.items() if source.is_facts)
+
+
+def _bounds(file: str, epsilon: float, as_json: bool) -> None:
+    """Print what an experiment file says of the columns from then on."""
+    import tomli_w
+
+    from fedpriv.core.randomness import Secret
+    from fedpriv.data.datasets import place_of
+    from fedpriv.data.sets.csv import private_bounds
+
+    if not file:
+        raise InputError("--bounds needs --of FILE, the experiment file that names your table")
+    if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
+        raise InputError(
+            key="--bounds", given=epsilon, allowed=f"allowed is an epsilon from {LEAST_EPSILON:g} to {MOST_EPSILON:g}"
+        )
+    experiment = load_experiment(Path(file))
+    before = experiment.data.bounds_epsilon
+    together = before + epsilon
+    if together > MOST_EPSILON:
+        raise InputError(
+            key="--bounds",
+            given=epsilon,
+            allowed=f"with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}",
+        )
+    bounds = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
+    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in bounds.items()]
+    if as_json:
+        print_json({"bounds_epsilon": together, "before": before, "columns": columns})
+        return
+    words = ["# Each call of fedpriv data --bounds is a new release of the rows, and its epsilon adds to those before."]
+    if before:
+        words.append(f"# bounds_epsilon is {before:g}, which {file} has already, and {epsilon:g} of this call.")
+    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": together}}})
+    text = "\n[[data.table.columns]]\n".join(
+        ["\n".join([*words, head]), *(tomli_w.dumps(column) for column in columns)]
+    )
+    out.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
+    from fedpriv.attacks.linkage import facts_of, unicity
+    from fedpriv.core.randomness import numpy_stream
+    from fedpriv.data.datasets import load_dataset
+
+    if config.is_text:
+        raise InputError(f"--unicity counts facts of images and rows, and data.name = {config.name!r} are texts")
+    facts = facts_of(load_dataset(config, _SEED))
+    share = unicity(facts, known, _PEOPLE, numpy_stream(_SEED, "unicity"))
+    if as_json:
+        print_json({"data": config.name, "known": known, "people": len(facts), "singled_out": vars(share)})
+        return
+    print_line(
+        f"{config.name}: {known} facts that hold of a person single out {share_words(share)} of {len(facts):,} people."
+    )

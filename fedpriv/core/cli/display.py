@@ -1,0 +1,105 @@
+"""The live view of a run in the terminal: bars and figures while it runs, plain lines where nobody watches."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
+
+from fedpriv.core.cli.terminal import err, print_warning
+from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
+
+_LINES_PER_RUN = 10
+_CLIENTS_NAMED = 8
+
+
+class Display(Progress):
+    """Shows a run on ``console``; use it as a context manager.
+
+    On a terminal each stage is a bar with its latest figures. Elsewhere (a log file, a pipe) it prints about ten lines
+    for the rounds and one a stage.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = bars.Progress(
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            bars.TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            # The only column that gives way where the line is too short for all.
+            bars.TextColumn("{task.fields[figures]}", markup=False, table_column=Column()),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, bars.TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def stage(self, title: str) -> None:
+        """Print the stage's title."""
+        self._console.print(title, style="dim", markup=False, highlight=False)
+
+    def round_finished(self, record: RoundRecord, rounds: int) -> None:
+        """Advance the bar of the rounds; name every client that was left out."""
+        for failure in record.failures:
+            self.warn(f"round {record.round}: client {failure.client} left out: {failure.reason}")
+        figures = "not evaluated"
+        if record.accuracy is not None and record.loss is not None:
+            figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
+        if record.epsilon is not None:
+            # While a run goes on, cheaper bounds are computed than for its final ledger, which proves less or as much.
+            figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick bound)"
+        self._advance("rounds", record.round, rounds, figures)
+        if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
+            self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)
+
+    def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
+        """Print which clients stop, and how many go on."""
+        stopped = sum(stop.count for stop in stops)
+        clients = named_members([part for stop in stops for part in stop.ranges], _CLIENTS_NAMED)
+        who = f"client {clients} stops" if stopped == 1 else f"clients {clients} stop"
+        self.stage(f"round {round_number}: {who} at federation.target_epsilon; {left} left")
+
+    def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
+        """Advance the bar of one attack."""
+        self._advance(name, done, total, f"loss {loss:.2e}")
+
+    def images_certified(self, done: int, total: int) -> None:
+        """Advance the bar of certificates."""
+        self._advance("images", done, total, "")
+
+    def images_attacked(self, done: int, total: int) -> None:
+        """Advance the bar of evasion attacks."""
+        self._advance("attacks by size", done, total, "")
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+
+    def _advance(self, name: str, done: int, total: int, figures: str) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
+        self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
+
+
+class Warnings(Silent):
+    """Prints warnings only: whoever wants to see the result alone must not take it for more than it is."""
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        print_warning(text)
+
+
+def shown(silent: bool) -> AbstractContextManager[Progress]:
+    """Return who is told of a run, on standard error; ``silent``: of its warnings only."""
+    return nullcontext(Warnings()) if silent else Display(err)

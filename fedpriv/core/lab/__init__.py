@@ -1,0 +1,23 @@
+"""One experiment from its settings to its summary: federate, account, attack, score, write down.
+
+Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.core.report`).
+"""
+
+from fedpriv.core.lab.attack_again import attack_command, attack_run
+from fedpriv.core.lab.attack_wire import attack_heard
+from fedpriv.core.lab.run import Engine, check_experiment, resume_run, start_run
+from fedpriv.core.lab.tune import Tuning, tune_attack
+from fedpriv.core.records import Summary
+
+__all__ = [
+    "Engine",
+    "Summary",
+    "Tuning",
+    "attack_command",
+    "attack_heard",
+    "attack_run",
+    "check_experiment",
+    "resume_run",
+    "start_run",
+    "tune_attack",
+]

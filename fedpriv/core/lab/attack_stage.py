@@ -1,0 +1,612 @@
+"""The attack stage: what the tap heard goes to the attacks, what they return to the referee, and all of it is written.
+
+The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.core.lab.victims` and in the
+referee, and nothing of it flows back.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.baselines import Guess, guesses, recovery_chance
+from fedpriv.attacks.campaign import Campaign, trouble
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import (
+    AttackJob,
+    AttackRefused,
+    Heard,
+    OtherBatches,
+    Reconstruction,
+    best_decisions,
+    other_batches,
+    stackable,
+)
+from fedpriv.attacks.referee import missed, score, score_guesses
+from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
+from fedpriv.attacks.texts.referee import bare, exact_chance, sentence_guesses
+from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.truth import Scores, Truth
+from fedpriv.core.columns import Column, cell_texts, worded
+from fedpriv.core.errors import InputError
+from fedpriv.core.lab.attack_on_ray import attack_on_ray
+from fedpriv.core.lab.random_uploads import simulation_check
+from fedpriv.core.lab.rates import is_above_guess, leakage_rates, recovery_rates
+from fedpriv.core.lab.victims import (
+    Target,
+    approximation,
+    candidates,
+    chosen,
+    read_target,
+    surplus,
+    targets,
+    truth,
+    without_mechanism,
+)
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import LeakageRate, Score
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.runs import RunFolder, picture_name
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
+from fedpriv.data.datasets import unit_scale
+from fedpriv.data.tokenizers import Tokenizer
+from fedpriv.server.asked_log import rounds_by_client
+
+PROTECTED, UNPROTECTED = "protected", "unprotected"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What was not attacked, and why.
+
+    Attributes:
+        reason: in one line.
+        attack: as its scores name it; empty: this is about uploads, whatever attacks them.
+        upload: protected or unprotected; empty: both.
+        where: the single upload, in words; empty: all of that kind.
+        void: whether the attack simulates the client wrongly, so that its failure shows nothing.
+    """
+
+    reason: str
+    attack: str = ""
+    upload: str = ""
+    where: str = ""
+    void: bool = False
+
+    def __str__(self) -> str:
+        if not self.attack:
+            return self.reason
+        return f"{', '.join(filter(None, (f'attack {self.attack} refused', self.where, self.upload)))}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the attack stage found.
+
+    Attributes:
+        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
+            the folder before included.
+        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
+        refusals: what could not be attacked, and why.
+        unattacked: how many of the uploads that were heard no attack could work on.
+        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
+        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
+            scores, which are the same whenever the same attacks are made.
+    """
+
+    scores: tuple[Score, ...] = ()
+    lpips_reason: str | None = None
+    refusals: tuple[Refusal, ...] = ()
+    unattacked: int = 0
+    rates: tuple[LeakageRate, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def refused_words(self) -> tuple[str, ...]:
+        """The refusals as the summary has them."""
+        return tuple(map(str, self.refusals))
+
+
+@dataclass(frozen=True)
+class PlannedAttack:
+    """One attack that will be made.
+
+    Attributes:
+        name: in the table of attacks.
+        label: how scores and pictures name it: the name, and the settings in which it differs from the run's.
+        config: its settings.
+    """
+
+    name: str
+    label: str
+    config: Any
+
+
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """One observation, and what only the referee may know of it.
+
+    ``more``: other uploads of the same examples. ``stacked``: uploads of other batches of the client's, this one first;
+    the truth is then all images that are in any of them.
+    """
+
+    target: Target
+    kind: str
+    observation: Observation
+    truth: Truth
+    more: tuple[Observation, ...] = ()
+    stacked: tuple["_Heard", ...] = ()
+
+    @property
+    def uploads(self) -> Heard:
+        """What an attack is given: one upload, several of the same examples, or several of other batches."""
+        if self.stacked:
+            return OtherBatches(tuple(member.observation for member in self.stacked))
+        return (self.observation, *self.more) if self.more else self.observation
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What is attacked with it."""
+        return tuple(member.target for member in self.stacked) or (self.target,)
+
+
+def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
+    """Return the attacks that the settings name."""
+    adversary = world.experiment.adversary
+    return tuple(PlannedAttack(name, name, adversary.settings(name)) for name in adversary.attacks)
+
+
+def attack_observations(
+    world: World,
+    folder: RunFolder,
+    attacks: Sequence[PlannedAttack],
+    progress: Progress,
+    victims: Sequence[str] = (),
+) -> Leakage:
+    """Attack what was heard, score the results, and add scores and pictures to those of the folder."""
+    with cpu_threads(world.experiment.engine.threads):
+        stage = _Stage(world, folder, progress)
+        heard = stage.observed(attacks, victims)
+        for attack in stage.allowed if heard else ():
+            stage.attack(attack, heard)
+        return stage.finish(heard)
+
+
+class _Stage:
+    """One pass of attacks over a run's observations; it collects what came of them."""
+
+    def __init__(self, world: World, folder: RunFolder, progress: Progress) -> None:
+        self.world, self.folder, self.progress = world, folder, progress
+        self.threat = threat_model(world.experiment.adversary, world.dataset.kind)
+        self.check = simulation_check(world)
+        # The test images are public in this laboratory; no client has any of them.
+        self.images = unit_scale(world.dataset.x_test)
+        self.guesses = _guesses(world, self.images, self.threat)
+        self.allowed: list[PlannedAttack] = []
+        self.stacks: list[_Heard] = []
+        self.attacked: dict[Target, _Heard] = {}
+        self.scored: list[Scores] = []
+        self.silent: list[Score] = []
+        # Of these there is no result, whatever an earlier attack has written.
+        self.void: set[tuple[str, str, int, int]] = set()
+        self.refusals: list[Refusal] = []
+        self.damaged = 0
+        self.seconds: dict[str, float] = {}
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Note what cannot be attacked, and say so."""
+        self.progress.warn(str(refusal))
+        self.refusals.append(refusal)
+
+    def observed(self, attacks: Sequence[PlannedAttack], victims: Sequence[str]) -> list[_Heard]:
+        """Read what is to be attacked, and rebuild what was in it."""
+        recorded = targets(self.world, self.folder)
+        wanted = chosen(recorded, victims)
+        self.progress.stage(self.threat.describe())
+        self._allow(attacks)
+        wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in self.allowed))
+        for name in surplus(self.folder, recorded):
+            self.refuse(Refusal(f"observation {name} is left out: the settings do not account for it"))
+        heard = self._with_best_decisions(self._read(wanted) if self.allowed else [])
+        if not self.world.experiment.adversary.join_uploads:
+            return heard
+        self.stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in self.allowed) else []
+        return self._joined(heard)
+
+    def attack(self, attack: PlannedAttack, heard: Sequence[_Heard]) -> None:
+        """Make one attack on all uploads that suit it, and have the referee score the results."""
+        suited = [upload for upload in heard if _suits(attack, upload.target)]
+        if ATTACKS[attack.name].stacks:
+            suited = _with_stacks(suited, self.stacks)
+        if not suited:
+            made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
+            text = f"it needs uploads of parameters that are {made}, and none of those was heard"
+            self.refuse(Refusal(text, attack.label))
+        doubts = _doubts(self.world, self.check, attack, suited)
+        known = self.images if Access.PUBLIC_DATA in self.threat.grants else None
+        campaign = _campaign(self.world, attack, suited, doubts, known, self.progress)
+        scored = {
+            number: _scored(self.world, attack, suited[number], result, self.guesses)
+            for number, result in campaign.found.items()
+        }
+        campaign = _without_failures(self.world, suited, doubts, campaign, scored, self.guesses)
+        for number in doubts.keys() - campaign.found.keys():
+            target = suited[number].target
+            self.void |= {(attack.label, suited[number].kind, target.round, client) for client in target.clients}
+        for number in campaign.found:
+            upload = suited[number]
+            self.attacked |= dict.fromkeys(upload.targets, upload)
+            self.scored.append(scored[number])
+            save_pictures(self.folder, f"{attack.label}-{upload.kind}", upload.truth, scored[number].pictures)
+        if campaign.found:
+            self.silent += _misses(attack, suited, doubts, campaign, scored)
+            self.seconds[attack.label] = sum(result.seconds for result in campaign.found.values())
+        for refusal in _failures(attack, suited, campaign, self.world.dataset.kind):
+            self.refuse(refusal)
+        if campaign.tracebacks:
+            texts = dict.fromkeys(campaign.tracebacks.values())
+            self.folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
+
+    def finish(self, heard: Sequence[_Heard]) -> Leakage:
+        """Score the guesses, and write all scores and pictures."""
+        world, folder = self.world, self.folder
+        self.progress.stage("scoring and writing the report")
+        for upload in {id(upload): upload for upload in self.attacked.values()}.values():
+            guessed = score_guesses(self.guesses, upload.truth, world.dataset.std)
+            self.scored.append(guessed)
+            save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
+            save_pictures(folder, "guess-class", upload.truth, guessed.pictures)
+        tokenizer = None if world.dataset.text is None else world.dataset.text.tokenizer
+        for guess in self.guesses:
+            save_shared(folder, guess.name, guess.image, world.dataset.columns, tokenizer)
+        earlier = [line for line in folder.scores() if _source(line) not in self.void]
+        scores = _merged(earlier, [line for each in self.scored for line in each.scores])
+        folder.write_scores(scores)
+        rates = leakage_rates(world, (*scores, *self.silent))
+        if any(rate.ceiling is not None for rate in rates):
+            chance = _recovery_chance(world, self.images, self.guesses)
+            rates += recovery_rates(world, (*scores, *self.silent), chance)
+        unread = len({upload.target for upload in heard} - self.attacked.keys())
+        reasons = [each.lpips_reason for each in self.scored if each.lpips_reason]
+        return Leakage(
+            scores,
+            reasons[-1] if reasons else None,
+            tuple(self.refusals),
+            self.damaged + unread,
+            rates,
+            self.seconds,
+        )
+
+    def _allow(self, attacks: Sequence[PlannedAttack]) -> None:
+        """Keep the attacks that the threat model gives what they need; of the others the user was told before."""
+        reasons = {attack: self.threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
+        self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
+        self.allowed = [attack for attack in attacks if reasons[attack] is None]
+
+    def _read(self, wanted: Sequence[Target]) -> list[_Heard]:
+        """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
+        world = self.world
+        heard: list[_Heard] = []
+        asked = rounds_by_client(self.folder.asked())
+        empty = 0
+        for target in wanted:
+            known = truth(world, target, asked)
+            if len(known.images) == 0:
+                empty += 1
+                continue
+            try:
+                observation = read_target(world, self.folder, target)
+            except InputError as error:
+                self.damaged += 1
+                self.refuse(Refusal(f"{target.title} is left out: {error}"))
+                continue
+            if Access.CANDIDATES in self.threat.grants:
+                known = replace(known, candidates=candidates(world, target, known))
+                observation = replace(observation, candidates=known.candidates)
+                if known.candidates is None:
+                    kind = world.dataset.kind
+                    text = (
+                        f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
+                    )
+                    self.refuse(Refusal(f"{target.title}: {text}"))
+            heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
+        if empty:
+            text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
+            self.refuse(Refusal(text))
+        return heard
+
+    def _joined(self, heard: Sequence[_Heard]) -> list[_Heard]:
+        """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
+        groups = _groups(heard)
+        if all(len(members) == 1 for members in groups.values()):
+            self.refuse(Refusal("adversary.join_uploads: no client was heard more than once"))
+            return list(heard)
+        reasons = {
+            key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None
+            for key, members in groups.items()
+        }
+        for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
+            self.refuse(Refusal(f"adversary.join_uploads: {reason}"))
+        joined: list[_Heard] = []
+        for key, members in groups.items():
+            if reasons[key] is None:
+                # All that was heard of the images up to the last of these rounds.
+                known = replace(members[0].truth, releases=members[-1].truth.releases, optima=None)
+                members = [replace(members[0], truth=known, more=tuple(upload.observation for upload in members[1:]))]
+            joined += members
+        return joined
+
+    def _with_best_decisions(self, heard: list[_Heard]) -> list[_Heard]:
+        """Have the referee know how often the best decision among the candidates of each protected upload is right."""
+        world = self.world
+        protected = [upload for upload in heard if upload.kind == PROTECTED]
+        wanted = world.experiment.adversary.best_decision and world.dataset.text is None
+        if not wanted or not world.experiment.mechanism.protects or not protected:
+            return heard
+        self.progress.stage("computing the best decision among the candidates")
+        known = {}
+        for upload in protected:
+            truth = upload.truth
+            # In a batch, what is best for one answer an image is no limit for attacks that show pictures in any order.
+            listed = truth.candidates
+            if listed is None and len(truth.images) == 1:
+                listed = candidates(world, upload.target, truth)
+            if listed is None:
+                continue
+            doubt = self.check.mismatch(simulated_images, upload.observation)
+            if doubt is not None:
+                # What is best follows from how clients compute, as attacks simulate it.
+                self.refuse(Refusal(f"best decision: not computed: {doubt.reason}"))
+                return heard
+            about = world.model, upload.observation, listed, truth.images, truth.used, world.experiment.seed
+            try:
+                optima = best_decisions(*about, labels_known=truth.labels_known)
+            except AttackRefused as error:
+                self.refuse(Refusal(f"best decision: {error}"))
+                return heard
+            known[upload.target] = replace(truth, optima=tuple(optima))
+        return [
+            replace(upload, truth=known[upload.target])
+            if upload.kind == PROTECTED and upload.target in known
+            else upload
+            for upload in heard
+        ]
+
+
+def _misses(
+    attack: PlannedAttack,
+    suited: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    campaign: Campaign,
+    scored: Mapping[int, Scores],
+) -> list[Score]:
+    """Lines for the images of which an attack that can simulate the client says nothing."""
+    picked = any(result.picked for result in campaign.found.values())
+    lines: list[Score] = []
+    for number, upload in enumerate(suited):
+        if number in campaign.found or number not in doubts:
+            made = scored[number].scores if number in campaign.found else ()
+            lines += missed(upload.truth, attack.label, upload.kind, made, picked=picked)
+    return lines
+
+
+def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
+    """What is offered by whoever never saw an upload, made of public examples."""
+    if world.dataset.text is not None:
+        return sentence_guesses(images)
+    told = world.dataset.y_test if Access.LABELS in threat.grants else None
+    return guesses(images, told, world.dataset.classes, world.dataset.columns)
+
+
+def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> float:
+    """How often such a guess counts as a recovered example, estimated on public ones."""
+    if world.dataset.text is not None:
+        return exact_chance(images, public)
+    return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
+
+
+def _suits(attack: PlannedAttack, target: Target) -> bool:
+    """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
+    return bool(ATTACKS[attack.name].active()) == target.crafted
+
+
+def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], list[_Heard]]:
+    """What was heard of the same clients, in the same way."""
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    for upload in heard:
+        groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
+    return groups
+
+
+def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
+    """Each client's uploads of other batches, as one."""
+    groups = [members for members in _groups(heard).values() if stackable([member.observation for member in members])]
+    return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
+
+
+def _union(members: Sequence[_Heard]) -> Truth:
+    """All images that are in any of the uploads, each once, as of the last upload that it is in; numbered anew."""
+    truths = [member.truth for member in members]
+    images, labels, used_labels = (
+        torch.cat([getattr(each, name) for each in truths]) for name in ("images", "labels", "used")
+    )
+    used = [count for each in truths for count in each.releases or ()]
+    rows = list({image.cpu().numpy().tobytes(): number for number, image in enumerate(images)}.values())
+    releases = tuple(used[row] for row in rows) if len(used) == len(images) else None
+    joined = replace(truths[0], images=images[rows], labels=labels[rows], used_labels=used_labels[rows])
+    return replace(joined, owners=None, releases=releases, optima=None)
+
+
+def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
+    """Stacks in place of the uploads that are in them."""
+    inside = {(target, stack.kind) for stack in stacks for target in stack.targets}
+    return [*(upload for upload in heard if (upload.target, upload.kind) not in inside), *stacks]
+
+
+def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
+    """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
+    if world.experiment.hears_masked:
+        # What would be heard without the mechanism is masked as well, and says as little.
+        return {PROTECTED: observation}
+    if not world.experiment.mechanism.protects:
+        return {UNPROTECTED: observation}
+    kinds = {PROTECTED: observation}
+    if world.experiment.adversary.counterfactual:
+        kinds[UNPROTECTED] = without_mechanism(world, observation, target)
+    return kinds
+
+
+def _doubts(
+    world: World, check: SimulationCheck, attack: PlannedAttack, heard: Sequence[_Heard]
+) -> dict[int, Mismatch]:
+    """Uploads, by their number, on which a failure of the attack would show nothing, and why."""
+    found = {
+        number: check.mismatch(ATTACKS[attack.name].simulation(), upload.uploads)
+        for number, upload in enumerate(heard)
+        if trouble(upload.uploads, world.model) is None
+    }
+    return {number: mismatch for number, mismatch in found.items() if mismatch is not None}
+
+
+def _campaign(
+    world: World,
+    attack: PlannedAttack,
+    heard: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    public_images: Tensor | None,
+    progress: Progress,
+) -> Campaign:
+    """Run one attack on all uploads that it can simulate, as one batch or spread over Ray tasks."""
+    barred = {number: doubt for number, doubt in doubts.items() if doubt.bars(ATTACKS[attack.name])}
+    numbers = [number for number in range(len(heard)) if number not in barred]
+    observations = [heard[number].uploads for number in numbers]
+    seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
+    listener = partial(progress.attack_advanced, attack.label)
+    job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
+    made = attack_on_ray(world.experiment.engine, job)
+    return Campaign(
+        {numbers[place]: result for place, result in made.found.items()},
+        {numbers[place]: reason for place, reason in made.failures.items()}
+        | {number: doubt.text for number, doubt in barred.items()},
+        {numbers[place]: text for place, text in made.tracebacks.items()}
+        | {number: doubt.traceback for number, doubt in barred.items() if doubt.traceback},
+        frozenset(barred),
+    )
+
+
+def _scored(
+    world: World, attack: PlannedAttack, upload: _Heard, result: Reconstruction, public: Sequence[Guess]
+) -> Scores:
+    """Have the referee compare a result with the truth."""
+    note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
+    result = replace(result, attack=attack.label, note=worded(note, world.dataset.kind))
+    threshold = world.experiment.adversary.success_ssim
+    return score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
+
+
+def _without_failures(
+    world: World,
+    heard: Sequence[_Heard],
+    doubts: Mapping[int, Mismatch],
+    campaign: Campaign,
+    scored: Mapping[int, Scores],
+    public: Sequence[Guess],
+) -> Campaign:
+    """Leave out results that are failures, where the attack could not simulate the client: they are no measurement."""
+    void: set[int] = set()
+    for kind in (PROTECTED, UNPROTECTED):
+        doubted = [number for number in campaign.found if number in doubts and heard[number].kind == kind]
+        lines = [line for number in doubted for line in scored[number].scores if line.chosen]
+        guessed = [
+            line
+            for number in doubted
+            for line in score_guesses(public, heard[number].truth, world.dataset.std, perceptual=False).scores
+        ]
+        if doubted and not is_above_guess(leakage_rates(world, lines), lines, guessed):
+            void |= set(doubted)
+    found = {number: result for number, result in campaign.found.items() if number not in void}
+    return replace(
+        campaign,
+        found=found,
+        failures={**campaign.failures, **{number: doubts[number].of_failure for number in sorted(void)}},
+        void=campaign.void | void,
+    )
+
+
+def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign, kind: str) -> list[Refusal]:
+    """One for each upload that the attack failed on; one for all, where all failed for the same reason.
+
+    ``kind``: of the examples.
+    """
+    reasons = {number: worded(reason, kind) for number, reason in campaign.failures.items()}
+    if not campaign.found and len(set(reasons.values())) == 1:
+        return [Refusal(next(iter(reasons.values())), attack.label, void=bool(campaign.void))]
+    refusals: list[Refusal] = []
+    for number, reason in reasons.items():
+        upload, void = heard[number].kind, number in campaign.void
+        alike = {reasons.get(other) for other, each in enumerate(heard) if each.kind == upload}
+        # What holds for the network holds for all uploads, and is said once.
+        where = "" if void and alike == {reason} else heard[number].target.title
+        refusals.append(Refusal(reason, attack.label, upload, where, void))
+    return list(dict.fromkeys(refusals))
+
+
+def _merged(before: Sequence[Score], new: Sequence[Score]) -> tuple[Score, ...]:
+    """Earlier scores, with those of images that the same attack was made on again replaced; guesses come last."""
+    again = {_about(score) for score in new}
+    scores = [*(score for score in before if _about(score) not in again), *new]
+    groups = list(dict.fromkeys((score.attack, score.upload) for score in (*before, *new)))
+    return tuple(sorted(scores, key=lambda score: (score.upload == "none", groups.index((score.attack, score.upload)))))
+
+
+def _source(score: Score) -> tuple[str, str, int, int]:
+    return score.attack, score.upload, score.round, score.client
+
+
+def _about(score: Score) -> tuple[str, str, int, int, int]:
+    return score.attack, score.upload, score.round, score.client, score.image
+
+
+def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[int, Tensor]) -> None:
+    """Write images (C, H, W) on [0, 1] as PNG, or rows and sentences as JSON, numbered where a client has several."""
+    sizes = Counter(known.place(number)[0] for number in range(len(known.images)))
+    for number, image in pictures.items():
+        client, place = known.place(number)
+        name = picture_name(known.round, client, what, place if sizes[client] > 1 else None, "")
+        save_shared(folder, name, image, known.columns, known.tokenizer)
+
+
+def save_shared(
+    folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column], tokenizer: Tokenizer | None = None
+) -> None:
+    """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
+    if tokenizer is not None:
+        tokens = bare(image)
+        pieces = [tokenizer.decode([token]) for token in tokens]
+        folder.write_json(
+            f"reconstructions/{name}.json", {"text": tokenizer.decode(tokens), "tokens": tokens, "pieces": pieces}
+        )
+        return
+    if not columns:
+        folder.write_bytes(f"reconstructions/{name}.png", png(image))
+        return
+    texts = cell_texts(columns, image.flatten().cpu().numpy())
+    cells = {column.name: text for column, text in zip(columns, texts, strict=True)}
+    folder.write_json(f"reconstructions/{name}.json", cells)
+
+
+def png(image: Tensor) -> bytes:
+    """Return an image (C, H, W) on [0, 1] as PNG."""
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

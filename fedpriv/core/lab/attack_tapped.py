@@ -1,0 +1,281 @@
+"""Attacks on what a tap wrote of somebody's own Flower app: their network, their data, and no experiment.
+
+The attack is given an observation and the network's code. What the client trained on lies apart, and is only read to
+score what came of it; other clients' images are what a guess is made of, and among them an original is to be picked.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.baselines import GREY, Guess, guesses
+from fedpriv.attacks.observation import OTHERS, Observation, list_observations, read_observation
+from fedpriv.attacks.own_model import reconstruct
+from fedpriv.attacks.reconstruction import Reconstruction
+from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.truth import Truth
+from fedpriv.core.config import AdversaryConfig, parse_override
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import write_whole, writing
+from fedpriv.core.lab.attack_stage import png
+from fedpriv.core.lab.results import attack_results
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
+from fedpriv.core.registry import ATTACKS
+from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported, read_line, read_tapped, read_truth
+from fedpriv.flower.watch import MOST_IMAGES
+from fedpriv.mechanisms import recorded_mechanism
+
+_RESULT = "attacks.json"
+_NO_LPIPS = "not computed for a tap's pictures"
+
+
+@dataclass(frozen=True)
+class TappedSummary:
+    """attacks.json: what came of all attacks of one command.
+
+    Attributes:
+        attacks: one row for each attack, and for each guess.
+        verdict: guess, measured and proven, in sentences.
+        warnings: what makes an attack mean less than it seems to.
+        pictures: of each attack on each upload, originals above what was made of them; paths in the folder.
+    """
+
+    attacks: tuple[AttackResult, ...]
+    verdict: tuple[str, ...]
+    warnings: tuple[str, ...]
+    pictures: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Upload:
+    """An observation, with what only the laboratory has."""
+
+    observation: Observation
+    known: Known | None
+    line: LedgerLine | None
+
+    @property
+    def name(self) -> str:
+        """As users name it."""
+        return f"{self.observation.round}-{self.observation.client}"
+
+
+def attack_tapped(
+    folder: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str], progress: Progress
+) -> TappedSummary:
+    """Attack the uploads in the folder of a tap, and write pictures and attacks.json there."""
+    tapped = read_tapped(folder)
+    if tapped is None:
+        raise InputError(f"{folder} is not the folder of a tap")
+    settings = _settings(overrides, names)
+    chosen = tuple(names) or tuple(settings) or ("iga",)
+    everything = _heard(folder)
+    heard = _chosen(everything, victims, folder)
+    told: list[str] = []
+    scores: list[Score] = []
+    pictures: list[str] = []
+    for upload in heard:
+        judge = _truth(upload, everything)
+        for name in chosen:
+            progress.stage(f"{name} on {upload.observation.title}")
+            reconstruction, remarks = _attacked(tapped, upload.observation, name, settings.get(name, {}))
+            told += remarks
+            scores += _scored(reconstruction, upload, judge, name)
+            pictures.append(_pictured(folder, reconstruction, judge, name))
+        scores += _guessed(upload, judge)
+    for text in dict.fromkeys(told):
+        progress.warn(text)
+    results = attack_results(scores, AdversaryConfig().success_ssim, _NO_LPIPS)
+    verdict = (*_measured(results, heard), _proven(heard))
+    summary = TappedSummary(results, verdict, tuple(dict.fromkeys(told)), tuple(pictures))
+    with writing(""):
+        write_whole(folder / _RESULT, f"{json.dumps(asdict(summary), indent=2, allow_nan=False)}\n".encode())
+    return summary
+
+
+def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Settings by attack."""
+    settings: dict[str, dict[str, Any]] = {}
+    for text in overrides:
+        keys, value = parse_override(text)
+        if len(keys) != 3 or keys[0] != "adversary" or keys[1] not in ATTACKS or (names and keys[1] not in names):
+            raise InputError(
+                key="--set",
+                given=".".join(keys),
+                allowed="of a tap's folder adversary.NAME.KEY of an attack may be set",
+            )
+        settings.setdefault(keys[1], {})[keys[2]] = value
+    return settings
+
+
+def _heard(folder: Path) -> tuple[_Upload, ...]:
+    uploads = []
+    for path in list_observations(folder / "observations"):
+        known = read_truth(folder / TRUTH / path.name)
+        line = read_line(folder / LEDGER / f"{path.stem}.json")
+        uploads.append(_Upload(read_observation(path), known, line))
+    if not uploads:
+        raise InputError(f"{folder} holds no observations: the clients' logs say why")
+    return tuple(uploads)
+
+
+def _chosen(uploads: Sequence[_Upload], victims: Sequence[str], folder: Path) -> tuple[_Upload, ...]:
+    names = [upload.name for upload in uploads]
+    if wrong := [name for name in victims if name not in names]:
+        raise InputError(f"victim {wrong[0]}: not in {folder}; heard (as ROUND-CLIENT): {', '.join(names)}")
+    return tuple(upload for upload in uploads if not victims or upload.name in victims)
+
+
+def _attacked(
+    tapped: Tapped, observation: Observation, name: str, settings: Mapping[str, Any]
+) -> tuple[Reconstruction, list[str]]:
+    """Reconstruct, and say what makes that mean less."""
+    public = observation.settings
+    if public.examples > MOST_IMAGES:
+        raise InputError(
+            f"{observation.title} is made of {public.examples} images; attacked are uploads of {MOST_IMAGES} at most: "
+            "tap a round with fewer local steps or smaller batches"
+        )
+    network = built(tapped, public.shape, public.classes).train()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reconstruction = reconstruct(
+            network,
+            imported(tapped, tapped.loss),
+            observation.upload,
+            public.shape,
+            attack=name,
+            classes=public.classes,
+            batch_size=public.batch_size or 1,
+            examples=public.examples,
+            parameters=observation.parameters,
+            mechanism=recorded_mechanism(public.mechanism),
+            learning_rate=public.learning_rate,
+            local_steps=public.local_steps,
+            optimizer=public.optimizer,
+            momentum=public.momentum,
+            mean=public.mean,
+            std=public.std,
+            **settings,
+        )
+    placed = replace(reconstruction, round=observation.round, client=observation.client)
+    return placed, [str(each.message) for each in caught]
+
+
+def _truth(upload: _Upload, heard: Iterable[_Upload]) -> Truth | None:
+    """What attacks on an upload are scored by; ``None``: it was not kept."""
+    if upload.known is None:
+        return None
+    others = _others(upload, heard)
+    return Truth(
+        round=upload.observation.round,
+        client=upload.observation.client,
+        images=_on_unit_scale(upload),
+        labels=upload.known.labels,
+        others=others if len(others) else None,
+        other_labels=torch.zeros(len(others), dtype=torch.int64) if len(others) else None,
+    )
+
+
+def _others(upload: _Upload, heard: Iterable[_Upload]) -> Tensor:
+    """Other clients' images, no two of them alike and none like one of this client's."""
+    client, own = upload.observation.client, _on_unit_scale(upload)
+    seen = {image.numpy().tobytes() for image in own}
+    others: list[Tensor] = []
+    for other in heard:
+        if other.known is None or other.observation.client == client:
+            continue
+        for image in _on_unit_scale(other):
+            if (key := image.numpy().tobytes()) not in seen and len(others) < OTHERS:
+                seen.add(key)
+                others.append(image)
+    return torch.stack(others) if others else own[:0]
+
+
+def _on_unit_scale(upload: _Upload) -> Tensor:
+    """The images before they were normalised; a value a hair outside [0, 1] is rounding."""
+    public = upload.observation.settings
+    mean, std = (torch.tensor(values)[:, None, None] for values in (public.mean, public.std))
+    images = upload.known.images.float() if upload.known is not None else torch.empty(0, *public.shape)
+    return (images * std + mean).clamp(0, 1)
+
+
+def _offers(judge: Truth) -> tuple[Guess, ...]:
+    """What somebody offers who saw no upload: the mean of other clients' images, and grey."""
+    if judge.others is not None:
+        return guesses(judge.others)
+    return (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
+
+
+def _scored(reconstruction: Reconstruction, upload: _Upload, judge: Truth | None, name: str) -> tuple[Score, ...]:
+    if judge is None:
+        return ()
+    if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
+        unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in reconstruction.attempts)
+        reconstruction = replace(reconstruction, attempts=tuple(unnamed))
+    kind = "protected" if upload.line is not None else "unprotected"
+    std, threshold = upload.observation.settings.std, AdversaryConfig().success_ssim
+    return score(
+        replace(reconstruction, attack=name), kind, judge, _offers(judge), std, threshold, perceptual=False
+    ).scores
+
+
+def _guessed(upload: _Upload, judge: Truth | None) -> tuple[Score, ...]:
+    if judge is None:
+        return ()
+    return score_guesses(_offers(judge), judge, upload.observation.settings.std, perceptual=False).scores
+
+
+def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None, name: str) -> str:
+    """Write originals, where they are known, above what the attack made of them, in no order."""
+    rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
+    strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
+    wide = max(strip.shape[2] for strip in strips)
+    image = torch.cat([torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips], dim=1)
+    path = f"reconstructions/{reconstruction.round:04d}-{reconstruction.client:04d}-{name}.png"
+    with writing(""):
+        (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
+        write_whole(folder / path, png(image))
+    return path
+
+
+def _measured(results: Sequence[AttackResult], heard: Sequence[_Upload]) -> tuple[str, ...]:
+    """Guess and measured, for each attack."""
+    if unscored := [upload.name for upload in heard if upload.known is None]:
+        left = f"Not scored, since what the clients trained on was not kept: {', '.join(unscored)}."
+        if len(unscored) == len(heard):
+            return (left,)
+    else:
+        left = ""
+    offered = [result for result in results if result.upload == "none"]
+    guess = min(offered, key=lambda result: result.error)
+    lines = []
+    for result in (each for each in results if each.upload != "none"):
+        picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
+        among = f" among {result.candidates} (chance 1 in {result.candidates})" if picked else ""
+        lines.append(
+            f"Guess: {guess.attack} has a mean squared error of {guess.error:.2g}. Measured: {result.attack} has "
+            f"{result.error:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
+        )
+    return (*lines, left) if left else tuple(lines)
+
+
+def _proven(heard: Sequence[_Upload]) -> str:
+    lines = [upload.line for upload in heard if upload.line is not None]
+    if len(lines) < len(heard):
+        return "Proven: nothing; no mechanism of fedpriv.flower.privatise acted on these uploads."
+    worst = min(lines, key=lambda line: line.badness)
+    told = worst.ceilings.get("told")
+    limit = "nothing" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
+    epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
+    return (
+        f"Proven, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
+        f"attack tells which of 100 images it was: {limit} (chance 1.0%)."
+    )

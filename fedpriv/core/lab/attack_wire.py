@@ -1,0 +1,123 @@
+"""Attacks on what a listener on the network has stored of a deployment's run, in a copy of the run's folder.
+
+The run's own observations are the server's; those of the copy come from the traffic, and its threat model is the
+network's: without TLS, or, where the listener heard nothing but TLS, with it.
+"""
+
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.core.config import Experiment, validated
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import stopped
+from fedpriv.core.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
+from fedpriv.core.lab.attack_stage import Leakage
+from fedpriv.core.lab.victims import Target
+from fedpriv.core.progress import Progress
+from fedpriv.core.records import Summary
+from fedpriv.core.runs import DEPLOYMENT, RunFolder
+from fedpriv.listener import LISTENED, Listened, read_listened
+
+# What a copy does not take over: what the server heard, and what came of it.
+_LEFT_OUT = ("observations", "reconstructions", "report.html")
+
+
+def attack_heard(
+    path: Path,
+    heard: Path,
+    names: Sequence[str],
+    victims: Sequence[str],
+    overrides: Sequence[str],
+    out: Path,
+    command: str,
+    progress: Progress,
+) -> Summary:
+    """Attack what was heard of a run on the network.
+
+    Args:
+        path: the run's folder.
+        heard: the listener's folder.
+        names: of attacks; none: those of the run.
+        victims: names of the uploads to attack, such as 1-3; none: all that were heard.
+        overrides: ``key=value``, as for :func:`~fedpriv.core.lab.attack_again.attack_run`.
+        out: the copy of the run's folder, made here.
+        command: what repeats this, for the report.
+        progress: told what happens.
+
+    Returns:
+        The copy's summary.
+
+    Raises:
+        InputError: one of the folders is not what it should be, the listener has heard another run, or an attack,
+            victim or setting is not known.
+        RunFailedError: the results cannot be written.
+    """
+    source = RunFolder.open(path)
+    listened = read_listened(heard)
+    before = source.experiment()
+    plan_attacks(before, before, names)
+    stored = _stored(heard, source, listened)
+    experiment = _overheard(before, names, listened, stored)
+    if not experiment.adversary.attacks:
+        raise InputError(f"{path}: its settings name no attack; name one with --attack")
+    earlier = source.final_summary()
+    folder = copy_run(source, out, leave_out=_LEFT_OUT)
+    try:
+        _put_in(folder, experiment, heard, stored.values())
+        folder.write_summary(earlier.model_copy(update={"settings": folder.settings_digest()}))
+        if not stored:
+            return write_attacked(folder, experiment, folder.final_summary(), command, Leakage())
+        progress.stage(listened.verdict)
+        return attack_run(out, names, victims or [target.name for target in stored], overrides, None, command, progress)
+    except InputError:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    except OSError as error:
+        # The copy is neither the run nor what was heard of it yet.
+        shutil.rmtree(out, ignore_errors=True)
+        raise stopped(error, command and f"{command} --out {shlex.quote(str(out))}") from None
+
+
+def _stored(heard: Path, source: RunFolder, listened: Listened) -> dict[Target, Path]:
+    """The observations of this run among what the listener has stored: what each is, and its tensor file."""
+    deployed = source.deployed()
+    if deployed is None:
+        raise InputError(f"{source.path} is not the run of a deployment: it has no {DEPLOYMENT}")
+    stored: dict[Target, Path] = {}
+    for path in list_observations(heard / f"run-{deployed.run_id}" / "observations"):
+        observation = read_observation(path)
+        stored[Target(observation.round, (observation.client,))] = path
+    if not stored and listened.uploads:
+        others = {each.parent.name for each in heard.glob("run-*/observations") if any(each.iterdir())}
+        known = f"it has heard {', '.join(sorted(others))}" if others else "the uploads that it has heard are gone"
+        raise InputError(f"{heard} holds nothing of run {deployed.run_id}; {known}")
+    answered = {record.round: {*record.used, *record.crafted} for record in source.rounds()}
+    # The answers of a round that was cut off are in no line of the metrics.
+    return {target: path for target, path in stored.items() if target.client in answered.get(target.round, ())}
+
+
+def _overheard(before: Experiment, names: Sequence[str], listened: Listened, stored: Iterable[Target]) -> Experiment:
+    """The settings with the adversary on the network: everything but labels is in the messages."""
+    rounds = tuple(sorted({target.round for target in stored}))
+    changes = {
+        "threat_model": "network-tls" if listened.is_encrypted else "network-plaintext",
+        "attacks": tuple(names) or before.adversary.passive_attacks,
+        "rounds": rounds or before.adversary.rounds,
+        "victims": before.federation.clients,
+        "knows_mechanism": True,
+        "knows_batch_size": True,
+        "knows_labels": False,
+    }
+    tree = before.model_dump()
+    return validated(Experiment, {**tree, "adversary": {**tree["adversary"], **changes}}, "a listener on the network")
+
+
+def _put_in(folder: RunFolder, experiment: Experiment, heard: Path, stored: Iterable[Path]) -> None:
+    """Put what was heard in the place of what the server heard."""
+    folder.write_text("config.toml", experiment.to_toml())
+    for path in (file for tensors in stored for file in (tensors, tensors.with_suffix(".json"))):
+        folder.write_bytes(f"observations/{path.name}", path.read_bytes())
+    folder.write_bytes(LISTENED, (heard / LISTENED).read_bytes())

@@ -1,0 +1,227 @@
+"""Attacks on a run's finished model and on its answers: copies, inverted classes, attributes, membership by questions.
+
+Every attack gets an endpoint of its own under one policy, with one budget. Half of the test images, drawn by the seed,
+are public: the adversary holds them. Copies are compared with the model on the other half. Results are added to the
+folder; nothing that was there is changed but what an earlier probe of this kind left, and summary.json.
+"""
+
+import copy
+import shlex
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Rehearsal, Scene
+from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.threat import Access, ThreatModel, prober
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.lab.answer_claims import with_earlier
+from fedpriv.core.lab.attack_stage import png
+from fedpriv.core.lab.endpoint import open_endpoint
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import Guarantee, Ledger, Probe
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
+from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
+from fedpriv.models.machinery.build import build_model
+from fedpriv.service.endpoint import Endpoint
+from fedpriv.service.settings import ServiceConfig
+
+_FEWEST_QUESTIONS = 2500
+_MOST_IMAGES = 2000  # that are public, and that copies are compared on
+_AT_ONCE = 4096
+
+
+def probe_run(
+    folder: RunFolder,
+    attacks: Sequence[EndpointAttack],
+    answers: str | None,
+    questions: int | None,
+    adversary: str | None,
+    progress: Progress,
+) -> Probe:
+    """Attack the finished model of a run, and write what came of it.
+
+    Returns:
+        What is written to probe.json.
+    """
+    began = time.monotonic()
+    summary = completed_summary(folder)
+    experiment = folder.experiment()
+    threat = prober(adversary or _usual(attacks), experiment)
+    world = finished_world(folder, experiment)
+    shown = answers or (ServiceConfig.of(experiment) or ServiceConfig()).method
+    budget = _budget(world, shown, questions)
+    findings: list[Finding] = []
+    refusals: list[str] = []
+    with cpu_threads(experiment.engine.threads):
+        endpoint = open_endpoint(folder, world, shown)
+        scene = _scene(folder, world, threat, endpoint, budget)
+        referee = _referee(folder, world, endpoint)
+        for attack in attacks:
+            refusal = threat.refusal(attack.name, attack.needs) or attack.refusal(scene)
+            try:
+                if refusal is not None:
+                    raise InputError(refusal)
+                progress.stage(f"{attack.title}, up to {scene.budget} questions")
+                findings += attack.run(scene, referee)
+            except InputError as error:
+                refusals.append(str(error))
+                if len(attacks) > 1:
+                    progress.warn(str(error))
+    if not findings:
+        raise InputError("; ".join(refusals))
+    probe = Probe(
+        adversary=threat.name,
+        answers=shown,
+        heuristic=_claim(endpoint, world, folder.final_ledger()) is None,
+        results=tuple(finding.result for finding in findings),
+        refusals=tuple(refusals),
+        seconds=time.monotonic() - began,
+    )
+    pictures = {name: png(image) for finding in findings for name, image in finding.pictures.items()}
+    with writing(shlex.join(["fedpriv", "probe", str(folder.path)])):
+        folder.write_probe(probe, pictures)
+        folder.write_summary(summary.model_copy(update={"probe": probe}))
+    return probe
+
+
+def _usual(attacks: Sequence[EndpointAttack]) -> str | None:
+    """Who makes these attacks unless somebody is named; ``None``: whoever gets the model."""
+    named = {attack.adversary for attack in attacks}
+    return named.pop() or None if len(named) == 1 else None
+
+
+def _budget(world: World, shown: str, questions: int | None) -> int:
+    """How many images one variant of an attack may ask about."""
+    own = ServiceConfig.of(world.experiment)
+    most = own.answers if own is not None and own.method == shown else None
+    if questions is not None and most is not None and questions > most:
+        raise InputError(
+            key="--queries", given=questions, allowed=f"the run's endpoint answers service.answers = {most} at most"
+        )
+    pixels = int(np.prod(world.dataset.shape))
+    return questions or most or max(_FEWEST_QUESTIONS, 2 * (pixels + 1))
+
+
+def _proven(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
+    """What is proven about the model, or about the answers of one attack, under replace-one: the smaller epsilon."""
+    claims = [_claim(endpoint, world, ledger), ledger.worst]
+    known = [claim for claim in claims if claim is not None and claim.epsilon is not None and claim.replaces]
+    return min(known, key=lambda claim: claim.epsilon or 0.0, default=None)
+
+
+def _claim(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
+    """What is proven about the answers as such."""
+    policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
+    delta = getattr(policy, "delta", None)
+    answers = 1 if service is None else service.answers
+    claim = policy.guarantee(
+        endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
+    )
+    return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)
+
+
+def _scene(
+    folder: RunFolder,
+    world: World,
+    threat: ThreatModel,
+    endpoint: Endpoint,
+    budget: int,
+) -> Scene:
+    dataset, experiment = world.dataset, world.experiment
+    public, _ = _halves(world)
+    finer = _finer(experiment)
+    schedule = {record.round: record.used for record in folder.rounds() if record.used}
+    return Scene(
+        open=lambda: Counted(endpoint, budget),
+        budget=budget,
+        classes=dataset.classes,
+        shape=dataset.shape,
+        copy=lambda seed: build_model(experiment.model, dataset.shape, dataset.classes, seed, dataset.columns).double(),
+        normalise=_normalised(world),
+        seed=experiment.seed,
+        labels_only=endpoint.policy.labels_only,
+        public=public if Access.PUBLIC_DATA in threat.grants else None,
+        model=_model(folder, world) if Access.MODEL in threat.grants else None,
+        rehearsal=Rehearsal(world, schedule, endpoint.policy),
+        proven=_proven(endpoint, world, folder.final_ledger()),
+        finer_classes=0 if finer is None else finer.classes,
+    )
+
+
+def _referee(folder: RunFolder, world: World, endpoint: Endpoint) -> Referee:
+    dataset = world.dataset
+    _, held = _halves(world)
+    rows = torch.from_numpy(np.concatenate(world.partitions))
+    return Referee(
+        truth=_model(folder, world) if endpoint.policy.source == "network" else _exact(endpoint),
+        classes=dataset.classes,
+        held=held,
+        train_means=_class_means(dataset.x_train[rows], world.true_labels[rows], dataset.classes),
+        test_means=_class_means(dataset.x_test, dataset.y_test, dataset.classes),
+        seed=world.experiment.seed,
+    )
+
+
+def _exact(endpoint: Endpoint) -> Network:
+    """What an endpoint answers from that is not the run's network, without gradients."""
+    return lambda images: torch.from_numpy(endpoint.exact(images))
+
+
+def _model(folder: RunFolder, world: World) -> Network:
+    """The finished model in float64 on the CPU, for images on [0, 1]."""
+    network = copy.deepcopy(world.model).to("cpu", torch.float64)
+    final_state(folder, world, final_checkpoint(folder, "attack")).load_into(network)
+    network.eval().requires_grad_(False)
+    normalise = _normalised(world)
+    return lambda images: network(normalise(images))
+
+
+def _normalised(world: World) -> Callable[[Tensor], Tensor]:
+    dataset = world.dataset
+    return lambda images: dataset.normalise(images, images.dtype)
+
+
+def _halves(world: World) -> tuple[Public, Public]:
+    """Test images that are public, and the others."""
+    dataset = world.dataset
+    order = torch.from_numpy(numpy_stream(world.experiment.seed, "probe-public").permutation(len(dataset.x_test)))
+    if len(order) < 2:
+        raise InputError(f"{len(order)} test image(s): at least two are wanted, a public one and one to compare on")
+    middle = len(order) // 2
+    parts = order[:middle][:_MOST_IMAGES].sort().values, order[middle:][:_MOST_IMAGES].sort().values
+    finer = _finer(world.experiment)
+    one, two = (
+        Public(_pixels(dataset.x_test[rows]), dataset.y_test[rows], None if finer is None else finer.y_test[rows])
+        for rows in parts
+    )
+    return one, two
+
+
+def _finer(experiment: Experiment) -> Dataset | None:
+    """The data before ``data.groups`` joined classes; ``None``: none were joined."""
+    if experiment.data.groups is None:
+        return None
+    return load_dataset(experiment.data.model_copy(update={"groups": None}), experiment.seed)
+
+
+def _class_means(images: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The mean image of each class (classes, C, H, W) on [0, 1]; NaN where there is none."""
+    sums = torch.zeros((classes, *images.shape[1:]), dtype=torch.float64)
+    for part, own in zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True):
+        sums.index_add_(0, own, part.double())
+    unit = 1 if images.is_floating_point() else 255
+    return sums / unit / labels.bincount(minlength=classes)[:, None, None, None]
+
+
+def _pixels(images: Tensor) -> Tensor:
+    return unit_scale(images, torch.float64)

@@ -1,0 +1,328 @@
+"""Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedpriv.algorithms.rounds.ledger import label_ceilings
+from fedpriv.attacks.threat import threat_model
+from fedpriv.clients.app import client_app
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.files import locked, stopped, writing
+from fedpriv.core.finding import records_found
+from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
+from fedpriv.core.lab.labels import with_referee
+from fedpriv.core.lab.preflight import warnings_for
+from fedpriv.core.lab.rates import refuse_exceeded
+from fedpriv.core.lab.rehearsal import rehearse
+from fedpriv.core.lab.results import attack_results
+from fedpriv.core.lab.summary import early_end, verdict, versions
+from fedpriv.core.preparation import preparation_of
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import (
+    COMPLETED,
+    DataFacts,
+    Holders,
+    ModelFacts,
+    Partition,
+    Stop,
+    Summary,
+    last_evaluated,
+    members_text,
+)
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
+from fedpriv.engines import check_engine, choose_engine, run_engine
+from fedpriv.server.aggregation import ServerOptimizer
+from fedpriv.server.app import server_app
+from fedpriv.server.asked_log import check_complete, check_unchanged, replay
+
+_SHOWN_CLIENTS = 1000  # clients of whom referee/partition.json says how many examples of each class they hold
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who runs the rounds.
+
+    Attributes:
+        name: for the summary and the report.
+        run: runs the federation and leaves its files in the run's folder.
+    """
+
+    name: str
+    run: Callable[[World, RunFolder, Progress], None]
+
+
+def check_experiment(experiment: Experiment) -> tuple[str, ...]:
+    """Try all that a run needs without running it, and return one line for each thing that misleads.
+
+    Raises:
+        InputError: data, network, mechanism, device or attacks do not fit together.
+    """
+    return _checked(build_world(experiment))
+
+
+def _checked(world: World) -> tuple[str, ...]:
+    check_engine(world.experiment.engine)
+    return (*warnings_for(world), *rehearse(world))
+
+
+def start_run(
+    experiment: Experiment, path: Path, command: str, progress: Progress, engine: Engine | None = None
+) -> Summary:
+    """Run an experiment in a new folder.
+
+    Args:
+        experiment: the settings.
+        path: the run's folder; made here, must not hold anything yet.
+        command: the command that repeats the run, for the report.
+        progress: told what happens.
+        engine: who runs the rounds; the one that the experiment names, unless given.
+
+    Raises:
+        InputError: the settings do not fit the data, the model or the machine; nothing was written.
+        RunFailedError: the run could not be finished, the folder tells why; or an attack exceeds a proven ceiling.
+        RunInterruptedError: Ctrl-C; the folder can be resumed.
+    """
+    secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
+    world = build_world(experiment, secret)
+    warnings = _checked(world)
+    folder = RunFolder.create(path, experiment)
+    with locked(folder.path):
+        with writing(folder.to_resume):
+            if experiment.keeps_secret:
+                folder.keep_secret(secret)
+            folder.write_text("command.txt", command + "\n")
+        return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
+
+
+def resume_run(path: Path, progress: Progress) -> Summary:
+    """Finish an interrupted run; its parameters, observations and ledger are those of an uninterrupted one.
+
+    Raises:
+        InputError: the folder is not that of a run, or is damaged, or another process is writing it.
+        RunFailedError: the run could not be finished.
+    """
+    folder = RunFolder.open(path)
+    with locked(path):
+        return _resume(folder, progress)
+
+
+def _resume(folder: RunFolder, progress: Progress) -> Summary:
+    experiment = folder.experiment()
+    world = build_world(experiment, folder.secret(experiment))
+    check_unchanged(world, folder)
+    check_complete(folder, experiment.federation.rounds)
+    if (checkpoint := folder.load_checkpoint()) is not None:
+        # Once the run goes on, what it does not fit ends it, and the folder says so.
+        ServerOptimizer(experiment, world.initial).load(checkpoint.tensors, checkpoint.round)
+    progress.stage(_resuming(folder))
+    return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
+
+
+def _resuming(folder: RunFolder) -> str:
+    summary = folder.summary()
+    if summary is not None and summary.status == COMPLETED:
+        return f"{folder.path} is finished: no round is missing; its attacks and its report are made again"
+    return f"resuming {folder.path}"
+
+
+def _simulation(experiment: Experiment) -> Engine:
+    """The engine that the experiment names."""
+
+    def run(world: World, folder: RunFolder, progress: Progress) -> None:
+        clients = client_app(world.secret)
+        clients.origin = world.origin
+        run_engine(server_app(world, folder, progress), clients, experiment.federation.clients, experiment.engine)
+
+    return Engine(choose_engine(experiment.engine), run)
+
+
+def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress: Progress, engine: Engine) -> Summary:
+    began = time.monotonic()
+    progress.stage(_headline(world))
+    for text in warnings:
+        progress.warn(text)
+    close = partial(_close, world, folder, warnings, began, engine.name)
+    try:
+        folder.remove_parts()
+        folder.write_partition(_partition(world))
+        leakage = _federate_and_attack(world, folder, progress, engine)
+    except (RunFailedError, InputError) as error:
+        _end_early(close, folder, "failed", str(error))
+        raise
+    except OSError as error:
+        failure = stopped(error, folder.to_resume)
+        _end_early(close, folder, "failed", str(failure))
+        raise failure from None
+    except KeyboardInterrupt:
+        progress.stage("interrupted: writing the ledger, the summary and the report of what there is")
+        reason = f"interrupted; finish it with: {folder.to_resume}"
+        _end_early(close, folder, "interrupted", reason)
+        raise RunInterruptedError(reason) from None
+    with writing(folder.to_resume):
+        summary = close(COMPLETED, None, leakage)
+    refuse_exceeded(summary.rates)
+    return summary
+
+
+def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
+    """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
+    with suppress(OSError):
+        close(status, reason, Leakage())
+
+
+def _headline(world: World) -> str:
+    parameters = sum(value.numel() for value in world.initial.parameters.values())
+    mechanism = algorithm_of(world.experiment).protects or world.experiment.mechanism.name
+    return (
+        f"{world.experiment.name}: {world.dataset.name}, {len(world.dataset.y_train)} training examples; "
+        f"{world.experiment.model.name}, {parameters} parameters; mechanism {mechanism}"
+    )
+
+
+def _federate_and_attack(world: World, folder: RunFolder, progress: Progress, engine: Engine) -> Leakage:
+    experiment = world.experiment
+    progress.stage(f"training: {experiment.federation.clients} clients, {engine.name} engine on {world.device}")
+    engine.run(world, folder, progress)
+    if not experiment.adversary.attacks:
+        return Leakage()
+    progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
+    return attack_observations(world, folder, planned_attacks(world), progress)
+
+
+def _close(
+    world: World,
+    folder: RunFolder,
+    warnings: tuple[str, ...],
+    began: float,
+    engine: str,
+    status: str,
+    reason: str | None,
+    leakage: Leakage,
+) -> Summary:
+    """Write what every ending of a run leaves behind: ledger and summary."""
+    experiment = world.experiment
+    # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
+    check_complete(folder, experiment.federation.rounds)
+    preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
+    if preparation is not None:
+        ledger = replace(ledger, labels=preparation.claim(world))
+    labels = with_referee(world, folder)
+    if labels is not None:
+        folder.write_labels(labels)
+    if not algorithm_of(experiment).protects:
+        folder.write_label_ceilings(label_ceilings(world, folder))
+    folder.write_json("ledger.json", ledger.to_json())
+    records = folder.rounds()
+    last, tested = (records[-1] if records else None), last_evaluated(records)
+    worst = ledger.worst
+    stops = _stops(world, folder)
+    summary = Summary(
+        name=experiment.name,
+        settings=folder.settings_digest(),
+        status=status,
+        reason=reason or early_end(experiment, last, stops),
+        rounds=last.round if last else 0,
+        test_accuracy=tested.accuracy if tested else None,
+        test_loss=tested.loss if tested else None,
+        evaluated_round=tested.round if tested else None,
+        evaluated_examples=tested.evaluated if tested else None,
+        ledger=worst,
+        stops=stops,
+        attacks=attack_results(
+            leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason, experiment.seed
+        ),
+        rates=leakage.rates,
+        seconds=time.monotonic() - began,
+        attack_seconds=leakage.seconds,
+        verdict=verdict(
+            experiment,
+            status,
+            tested,
+            worst,
+            leakage.scores,
+            stops,
+            leakage.unattacked,
+            leakage.refusals,
+            leakage.rates,
+            folder.knowledge(),
+            labels,
+            algorithm_of(experiment).about_accuracy(world, tested),
+            next_token=world.dataset.is_next,
+        ),
+        warnings=tuple(dict.fromkeys((*warnings, *leakage.refused_words))),
+        refusals=leakage.refused_words,
+        versions=versions(),
+        data=_data(world),
+        model=_model(world),
+        threat_model=threat_model(experiment.adversary, world.dataset.kind),
+        device=str(world.device),
+        engine=engine,
+        command=folder.command(),
+    )
+    # What was found of the finished model stays when the run is resumed, which changes no model.
+    findings = (
+        {
+            **records_found(folder),
+            "memorisation": folder.memorisation(),
+            "knowledge": folder.knowledge(),
+            "labels": labels,
+            "probe": folder.probe(),
+        }
+        if status == COMPLETED
+        else {}
+    )
+    kept = {key: record for key, record in findings.items() if record is not None}
+    folder.write_summary(summary.model_copy(update=kept) if kept else summary)
+    return summary
+
+
+def _data(world: World) -> DataFacts:
+    dataset = world.dataset
+    return DataFacts(
+        name=dataset.name,
+        source=dataset.source,
+        train_examples=len(dataset.y_train),
+        test_examples=len(dataset.y_test),
+        **({} if dataset.text is None else {"task": dataset.text.task}),
+    )
+
+
+def _model(world: World) -> ModelFacts:
+    tensors = tuple(value.numel() for value in world.initial.parameters.values())
+    return ModelFacts(name=world.experiment.model.name, parameters=sum(tensors), tensors=tensors)
+
+
+def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
+    """The clients that are no longer asked after the rounds so far."""
+    asked = folder.asked()
+    budget = Budget(world.experiment, world.plans)
+    replay(budget, asked)
+    following = max((line.round for line in asked), default=0) + 1
+    if following <= world.experiment.federation.rounds:
+        budget.left(following)
+    return budget.stops
+
+
+def _partition(world: World) -> Partition:
+    """Who holds what; of so many clients that nobody reads a row of each, only the first have one."""
+    labels, shown = world.true_labels, range(min(len(world.partitions), _SHOWN_CLIENTS))
+    counts = tuple(tuple(world.class_counts_of(labels, client)) for client in shown)
+    groups = [(size, np.flatnonzero(world.sizes == size).tolist()) for size in np.unique(world.sizes).tolist()]
+    return Partition(
+        partition=world.experiment.data.partition,
+        class_names=tuple(world.dataset.counted),
+        clients=counts,
+        groups=tuple(Holders(size, len(clients), members_text(clients)) for size, clients in groups),
+        classes=tuple(world.dataset.kinds(labels).bincount(minlength=len(world.dataset.counted)).tolist()),
+    )

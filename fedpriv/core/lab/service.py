@@ -1,0 +1,286 @@
+"""The endpoint of a finished run: made once, then the same for good; everything about it lies in the folder service/.
+
+- service.json: what it is and what is proven, for everybody; it is written last, and fixed from then on.
+- model.safetensors: the convex head that answers; under the policy ``model`` with its noise, and never without.
+- features.safetensors: the network that gives its features, where they are another run's.
+- referee.json: accuracies and what else depends on private data, for whoever has the folder.
+- secret.key: what noise is drawn from; users.json: hashes of the users' keys, and their budgets.
+- charges.jsonl and answers.jsonl: the query ledger, and what was answered.
+"""
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from fedpriv.attacks.intervals import rate_interval
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
+from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
+from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.lab.answer_claims import REPRODUCIBLE, check_answers, with_earlier
+from fedpriv.core.lab.answer_curves import Trial, answer_curves
+from fedpriv.core.lab.run_features import STORED, head_features, stored_network
+from fedpriv.core.lab.sources import Source, made_source, network_facts, service_facts
+from fedpriv.core.lab.voters import Voters, vote_counts
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import Secret
+from fedpriv.core.records import Guarantee, Ledger, Referee, Service, UserFacts
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import World
+from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
+from fedpriv.service.ledger import OWNER
+from fedpriv.service.made import made_service, query_ledger, users
+from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
+from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.served import Served, StoredAnswers
+from fedpriv.service.settings import ServiceConfig
+
+_KEY_BYTES = 24
+_COMPARED = 1000  # test images on which policies are compared
+_EXACT = (
+    "service.randomness = 'opendp': OpenDP draws the noise from the operating system, and no seed repeats it; its "
+    "normal and Laplace noise is discrete, on multiples of 2^-1074, and accounted for as continuous"
+)
+_UNASKED = (
+    "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is "
+    "fixed for this folder"
+)
+
+
+def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Progress) -> Served:
+    """Return the endpoint of a finished run; it is made first where there is none yet."""
+    completed_summary(folder)
+    experiment = folder.experiment()
+    wanted = config or ServiceConfig.of(experiment) or ServiceConfig()
+    place = folder.path / "service"
+    world = finished_world(folder, experiment)
+    with cpu_threads(experiment.engine.threads):
+        final = final_state(folder, world, final_checkpoint(folder, "serve"))
+        final.load_into(world.model)
+        model = final.digest().hex()
+        known = folder.service()
+        if known is None:
+            if config is None and ServiceConfig.of(experiment) is None:
+                progress.warn(_UNASKED)
+            with writing(""):
+                place.mkdir(exist_ok=True)
+                # Its files are of one policy: one process makes them, and the others find them.
+                with locked(place, wait=True):
+                    known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
+        if config is not None and known.settings != config.told():
+            raise InputError(
+                f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
+                "--set, or serve a copy of the run without this folder"
+            )
+        if known.model != model:
+            raise InputError(f"{place} is of another model than the run's: serve a copy of the run without this folder")
+        return _opened(place, world, known, experiment)
+
+
+def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int | None = None) -> Endpoint:
+    """Return an endpoint in this process with noise of its own, which charges no query ledger.
+
+    For attacks and sweeps of whoever has the folder. The final model is loaded into the world.
+    """
+    policy: AnswerPolicy = config.policy
+    ledger = folder.final_ledger()
+    check_answers(policy, world, ledger)
+    final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
+    made = made_source(folder.path / "service", world, policy, folder.service())
+    repeatable = world.experiment.noise == "reproducible"
+    secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
+    scale = policy.scale(made.facts, config.answers, _delta(world, policy))
+    return Endpoint(_oracle(world, policy, made, scale, secret), most)
+
+
+def add_user(folder: RunFolder, name: str, answers: int) -> str:
+    """Give a user a key and a budget, and return the key; only its hash is kept."""
+    made_service(folder.path)
+    if not (name.isidentifier() and name != OWNER) or answers < 1:
+        raise InputError(f"user {name!r} with {answers} answers: a name of letters, digits and _, and a number from 1")
+    known = users(folder.path)
+    if any(user.name == name for user in known):
+        raise InputError(f"there is a user {name!r} already: keys and budgets are given once")
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    user = UserFacts(name=name, key=sha256(key.encode()).hexdigest(), answers=answers)
+    content = json.dumps([each.model_dump() for each in (*known, user)], indent=2) + "\n"
+    with writing(""):
+        write_whole(folder.path / "service" / "users.json", content.encode(), mode=0o600, durable=True)
+    return key
+
+
+def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, model: str, progress: Progress) -> Service:
+    policy: AnswerPolicy = config.policy
+    check_answers(policy, world, ledger)
+    progress.stage(f"making the endpoint: {policy.title}")
+    remove_parts(place)  # of one who was killed: nobody else writes here before there is an endpoint
+    delta = _delta(world, policy)
+    made = made_source(place, world, policy, None)
+    scale = policy.scale(made.facts, config.answers, delta)
+    guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
+    if not policy.repeats_noise:
+        guarantee = replace(guarantee, notes=(*guarantee.notes, _EXACT))
+    elif scale and world.experiment.noise == "reproducible":
+        progress.warn(REPRODUCIBLE)
+        guarantee = replace(guarantee, notes=(*guarantee.notes, REPRODUCIBLE))
+    whole = with_earlier(guarantee, policy, world, made.facts)
+    learnt = None if made.head is None else made.head.learnt
+    secret = _secret(place, world.experiment, config, "" if learnt is None else learnt.facts.digest)
+    if made.voters is not None:
+        if scale > made.facts.models / 4:
+            progress.warn(
+                f"noise of {scale:.3g} votes on {made.facts.models} voters leaves little of their answers: use more of "
+                "them, fewer answers, or a larger epsilon"
+            )
+        write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
+    if learnt is not None:
+        write_whole(place / STORED, learnt.content, durable=True)
+    if made.head is not None:
+        write_whole(
+            place / "model.safetensors", save({"weights": _released(policy, made, scale, secret)}), durable=True
+        )
+    trial = _oracle(world, policy, made, scale, Secret.drawn())
+    referee = _referee(world, trial, made, config.answers, guarantee)
+    if whole.epsilon != guarantee.epsilon:
+        referee = referee.model_copy(update={"epsilon": guarantee.epsilon})
+    write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
+    exact = f", {referee.accuracy.value:.1%} without the noise" if scale else ""
+    progress.stage(f"right on {referee.answered.value:.1%} of {referee.tested} test images as answered{exact}")
+    service = Service(
+        method=config.method,
+        title=policy.title,
+        settings=config.told(),
+        answers=config.answers,
+        scale=scale,
+        delta=delta,
+        model=model,
+        source=policy.source,
+        classes=made.facts.classes,
+        shape=world.dataset.shape,
+        head=None if made.head is None else made.head.about,
+        models=made.facts.models,
+        guarantee=whole,
+        learnt=None if learnt is None else learnt.facts,
+    )
+    write_once(place / "service.json", _json(service.model_dump(mode="json")))
+    return service
+
+
+def _opened(place: Path, world: World, service: Service, experiment: Experiment) -> Served:
+    config = ServiceConfig.model_validate(service.settings)
+    ledger = query_ledger(place.parent, service)
+    stored = StoredAnswers(place / "answers.jsonl", ledger) if config.repeats == "stored" else None
+    policy: AnswerPolicy = config.policy
+    facts = network_facts(world, policy) if service.source == "network" else service_facts(service)
+    if policy.draws:
+        policy.draws_of(service.scale, (), facts)  # says now whether there is something that draws
+    oracle = Oracle(
+        policy,
+        facts,
+        service.shape,
+        _scores(place, world, policy, service, facts),
+        service.scale,
+        _secret(place, experiment, config, "" if service.learnt is None else service.learnt.digest),
+    )
+    return Served(oracle, ledger, stored)
+
+
+def _checked_weights(weights: Scores, facts: Facts) -> Scores:
+    expected = facts.classes, facts.features
+    if weights.shape != expected or not np.isfinite(weights).all():
+        raise ValueError(f"finite weights of {expected[0]} x {expected[1]} are wanted")
+    return weights
+
+
+def _scores(
+    place: Path, world: World, policy: AnswerPolicy, service: Service, facts: Facts
+) -> Callable[[Tensor], Scores]:
+    if policy.source == "network":
+        return network_scores(world.model.eval(), world.dataset)
+    path = place / ("voters.safetensors" if policy.source == "votes" else "model.safetensors")
+    try:
+        if isinstance(policy, NoisyVotes):
+            return vote_counts(world, policy, Voters(load(path.read_bytes())))
+        if not isinstance(policy, HeadPolicy):
+            raise TypeError(f"{policy.name} answers from {policy.source}")
+        weights = _checked_weights(load(path.read_bytes())["weights"], facts)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    return head_scores(weights, head_features(world, policy, stored_network(place, world, policy, service)))
+
+
+def _oracle(world: World, policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Oracle:
+    if made.voters is not None and isinstance(policy, NoisyVotes):
+        scores = vote_counts(world, policy, made.voters)
+    elif made.head is None or not isinstance(policy, HeadPolicy):
+        scores = network_scores(world.model.eval(), world.dataset)
+    else:
+        scores = head_scores(_released(policy, made, scale, secret), made.head.features)
+    return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
+
+
+def _released(policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Scores:
+    if made.head is None or not isinstance(policy, HeadPolicy):
+        raise TypeError(f"{policy.name} does not answer from the convex head")
+    return policy.released(
+        made.head.minimum.weights, policy.draws_of(scale, [secret.stream("model").numpy()], made.facts)
+    )
+
+
+def _referee(world: World, oracle: Oracle, made: Source, planned: int, guarantee: Guarantee) -> Referee:
+    """Accuracies on the test images that the model has not learnt, by noise that no endpoint gives."""
+    rows = world.measured_rows
+    images, truth = world.dataset.x_test[rows], world.dataset.y_test[rows].numpy()
+    policy = oracle.policy
+    if made.head is not None:
+        exact = head_scores(made.head.minimum.weights, made.head.features)(images)
+    else:
+        exact = oracle.scores(images)
+    answered = oracle.answers(images, range(len(images)))
+
+    def noisy(rival: NoisyPolicy, scale: float) -> Scores:
+        return _oracle(world, rival, made, scale, Secret.drawn()).scores(images[:_COMPARED])
+
+    trial = Trial(made.facts, guarantee.delta, exact[:_COMPARED], truth[:_COMPARED], noisy)
+    return Referee(
+        accuracy=rate_interval(int((exact.argmax(axis=1) == truth).sum()), len(truth)),
+        answered=rate_interval(int((answered.labels == truth).sum()), len(truth)),
+        tested=len(truth),
+        gradient_norm=None if made.head is None else made.head.minimum.gradient_norm,
+        curves=answer_curves(policy, planned, guarantee.epsilon, trial),
+    )
+
+
+def _delta(world: World, policy: AnswerPolicy) -> float:
+    own = policy.delta if isinstance(policy, NoisyPolicy) else None
+    return world.experiment.mechanism.delta if own is None else own
+
+
+def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: str) -> Secret:
+    """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once.
+
+    Each policy, budget and network of features (by its digest; empty: none) has noise of its own: one noise at two
+    scales, or on two heads, could be subtracted.
+    """
+    settings = sha256(_json(config.told()) + learnt.encode()).digest()
+    if experiment.noise == "reproducible":
+        return Secret.of_seed(experiment.seed).derived("service", settings)
+    path = place / "secret.key"
+    write_once(path, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600)
+    try:
+        return Secret(bytes.fromhex(path.read_text(encoding="ascii"))).derived("service", settings)
+    except (OSError, ValueError):
+        raise InputError(f"{path} is damaged: noise of this endpoint cannot be drawn without it") from None
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -1,0 +1,111 @@
+"""What an endpoint answers from, before its noise is scaled: the network, the certified convex head, or votes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedpriv.accounting.answers import head_sensitivity
+from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.convex import Minimum, Objective, minimised
+from fedpriv.core.errors import InputError
+from fedpriv.core.lab.run_features import Learnt, head_features, learnt_network
+from fedpriv.core.lab.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
+from fedpriv.core.records import HeadFacts, Service
+from fedpriv.core.world import World
+from fedpriv.service.features import Features
+from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
+from fedpriv.service.policies.votes import NoisyVotes
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A certified convex head.
+
+    Attributes:
+        minimum: its weights.
+        about: its certificate.
+        features: that it was trained on.
+        learnt: the network that gives them; ``None``: they are public.
+    """
+
+    minimum: Minimum
+    about: HeadFacts
+    features: Features
+    learnt: Learnt | None
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What answers; without head and voters, the run's network.
+
+    Attributes:
+        facts: public sizes.
+        head: the convex head; ``None`` without one.
+        voters: that vote; ``None`` without votes.
+    """
+
+    facts: Facts
+    head: Head | None = None
+    voters: Voters | None = None
+
+
+def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service | None) -> Source:
+    """Make what a policy answers from."""
+    if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
+        raise InputError(
+            key="service.method",
+            given=policy.name,
+            allowed="what is proven of its answers takes each example to be there once, and under "
+            "data.partition = 'overlapping' several clients hold copies",
+        )
+    if isinstance(policy, NoisyVotes):
+        shards = shards_of(world, policy.shards)
+        adjacency = EXAMPLE if policy.shards else CLIENT
+        facts = Facts(world.dataset.classes, models=len(shards), adjacency=adjacency)
+        return Source(facts, voters=train_voters(world, policy, shards))
+    if isinstance(policy, HeadPolicy):
+        return _head(world, policy, learnt_network(place, world, policy, known))
+    return Source(network_facts(world, policy))
+
+
+def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
+    get = head_features(world, policy, learnt)
+    rows = np.sort(np.concatenate(world.partitions))
+    features = get(world.dataset.x_train[torch.from_numpy(rows)])
+    labels = world.dataset.y_train.numpy()[rows]
+    refuse_unsolvable_head(policy, len(labels), features.shape[1], world.dataset.classes)
+    objective = Objective(features, labels, world.dataset.classes, policy.regularisation)
+    minimum = minimised(objective, policy.feature_norm, policy.tolerance)
+    about = HeadFacts(
+        regularisation=policy.regularisation,
+        norm=policy.feature_norm,
+        features=features.shape[1],
+        examples=len(labels),
+        tolerance=policy.tolerance,
+        sensitivity=head_sensitivity(policy.feature_norm, policy.regularisation, len(labels), policy.tolerance),
+    )
+    before = None if learnt is None else learnt.facts.guarantee
+    facts = Facts(world.dataset.classes, about.sensitivity, about.norm, about.features, learnt=before)
+    return Source(facts, Head(minimum, about, get, learnt))
+
+
+def network_facts(world: World, policy: AnswerPolicy) -> Facts:
+    """Return sizes of the run's network, and what Lu et al. claim of it where their formulas cover it."""
+    hidden: tuple[int, ...] = getattr(world.experiment.model, "hidden", ())
+    regularisation = getattr(policy, "regularisation", None)
+    if regularisation is None or len(hidden) != 1:
+        return Facts(world.dataset.classes)
+    inputs, examples = int(np.prod(world.dataset.shape)), sum(len(rows) for rows in world.partitions)
+    claimed = ClaimedSensitivity(inputs, hidden[0], world.dataset.classes, examples, regularisation)
+    return Facts(world.dataset.classes, claimed=claimed)
+
+
+def service_facts(service: Service) -> Facts:
+    """Return the public sizes that the guarantee of an endpoint rests on."""
+    head, adjacency = service.head, service.guarantee.adjacency
+    if head is None:
+        return Facts(service.classes, adjacency=adjacency, models=service.models)
+    before = None if service.learnt is None else service.learnt.guarantee
+    return Facts(service.classes, head.sensitivity, head.norm, head.features, adjacency=adjacency, learnt=before)

@@ -1,0 +1,380 @@
+"""The result of a run in words.
+
+The sentences claim no more than the run showed: an attack that fails without protection too says nothing about the
+mechanism, and a proven epsilon never appears without its adjacency, participations and delta.
+"""
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from scipy.stats import binomtest
+
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.attacks.settings import by_conduct, is_active
+from fedpriv.attacks.threat import threat_model
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.config import Experiment
+from fedpriv.core.lab.attack_stage import Refusal
+from fedpriv.core.lab.knowledge import knowledge_sentences
+from fedpriv.core.lab.labels import label_sentences
+from fedpriv.core.lab.results import row_result
+from fedpriv.core.records import (
+    COMPLETED,
+    Guarantee,
+    Knowledge,
+    LabelSurvey,
+    LeakageRate,
+    RoundRecord,
+    RowResult,
+    Score,
+    Stop,
+    best_rates,
+    kind_of,
+    recovered,
+    sentence_result,
+    shown_epsilon,
+)
+from fedpriv.mechanisms.machinery.base import NoiseAt
+
+_PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
+
+
+# exp(20) is half a billion: odds that may change by that factor are no protection anybody would ask for.
+_WEAK_EPSILON = 20.0
+
+# What chance alone does in fewer than one run of a hundred is worth a sentence.
+_CHANCE = 0.01
+
+_ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
+
+
+def verdict(
+    experiment: Experiment,
+    status: str,
+    last: RoundRecord | None,
+    worst: Guarantee | None,
+    scores: Sequence[Score],
+    stops: Sequence[Stop] = (),
+    unattacked: int = 0,
+    refusals: Sequence[Refusal] = (),
+    rates: Sequence[LeakageRate] = (),
+    knowledge: Knowledge | None = None,
+    labels: LabelSurvey | None = None,
+    about_accuracy: Sequence[str] = (),
+    *,
+    next_token: bool = False,
+) -> tuple[str, ...]:
+    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it."""
+    finished = status == COMPLETED
+    parts = by_conduct(scores)
+    adversary = experiment.adversary
+    listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
+    sentences = [] if knowledge is None else knowledge_sentences(knowledge)
+    sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
+    sentences += _active(experiment, parts[True]) if adversary.crafts else []
+    sentences += _cells(scores)
+    sentences += _tokens(scores)
+    sentences += [_between(ties, kind_of(scores)) for ties in _notable(rates, scores)]
+    sentences += _about_the_figures(experiment, parts, unattacked)
+    sentences += _without_result(experiment, scores, refusals)
+    if not finished:
+        sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
+    if last is not None:
+        rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
+        tested = experiment.federation.evaluate_examples
+        part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
+        sentences.append(_utility(rounds, last, part, next_token))
+        sentences += about_accuracy
+    if worst is not None:
+        sentences += _proof(experiment, worst)
+    if labels is not None:
+        sentences += label_sentences(labels)
+    if not adversary.attacks and not algorithm_of(experiment).protects:
+        sentences.append(_NO_ATTACK)
+    if stops:
+        sentences.append(_stopped(experiment, stops))
+    if finished and (reason := early_end(experiment, last, stops)):
+        sentences.append(f"{reason[0].upper()}{reason[1:]}.")
+    return tuple(sentences)
+
+
+_NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."
+
+
+def _utility(rounds: str, last: RoundRecord, part: str, next_token: bool) -> str:
+    if not next_token:
+        return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly."
+    return (
+        f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest "
+        f"token is the right one {last.accuracy:.1%} of the time."
+    )
+
+
+def early_end(experiment: Experiment, last: RoundRecord | None, stops: Sequence[Stop]) -> str | None:
+    """Say why a run that came to its end has fewer rounds than were planned; ``None`` where it has them all."""
+    federation = experiment.federation
+    if last is None or last.round == federation.rounds or federation.clients - _count(stops) >= federation.min_clients:
+        return None
+    left = federation.clients - _count(stops)
+    return (
+        f"the run ended after round {last.round} of {federation.rounds} because the privacy budget is used up: "
+        f"{left} of {federation.clients} clients may still take part, and federation.min_clients = "
+        f"{federation.min_clients}"
+    )
+
+
+def _count(stops: Sequence[Stop]) -> int:
+    return sum(stop.count for stop in stops)
+
+
+def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
+    rounds = [stop.round for stop in stops]
+    first, last = min(rounds), max(rounds)
+    when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
+    return (
+        f"{_count(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
+        f"taken them above federation.target_epsilon = {shown_epsilon(experiment.federation.target_epsilon or 0.0)}."
+    )
+
+
+def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
+    if not experiment.adversary.attacks:
+        return []
+    bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
+    mechanism = experiment.mechanism.name
+    if bare is None and protected is None and any(score.picked for score in scores):
+        return []  # nothing was reconstructed
+    if bare is None and protected is None:
+        threat = threat_model(experiment.adversary)
+        if not threat.grants_uploads:
+            return [
+                f"The adversary of the threat model {threat.name} cannot read the uploads, so none was attacked, and "
+                "nothing is said about what they leak to whoever can."
+            ]
+        return ["No upload could be attacked, so nothing is said about what the uploads leak."]
+    if mechanism == "none" and bare is not None:
+        return [f"Without protection the eavesdropper recovers {bare}."]
+    if experiment.hears_masked and protected is not None:
+        return [
+            f"From masked uploads (secure aggregation) the eavesdropper recovers {protected}; "
+            "what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
+        ]
+    if bare is None and protected is not None:
+        return [
+            f"With {mechanism} the eavesdropper recovers {protected}; without "
+            "adversary.counterfactual it is not known whether that is the mechanism's merit."
+        ]
+    if bare is None or protected is None:
+        return [
+            f"Without protection the eavesdropper recovers {bare}. No upload with {mechanism} was attacked, so "
+            "nothing is said about the mechanism."
+        ]
+    sentence = f"Without protection the eavesdropper recovers {bare}, with {mechanism} "
+    sentence += f"{protected.images} of {protected.attacked}."
+    if bare.images == 0:
+        return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
+    named, victims = _labels_named(scores)
+    labels = f" The labels of {named} of {victims} are still guessed correctly." if named else ""
+    return [sentence + labels, "That holds for these attacks on these uploads; a stronger attack may do better."]
+
+
+def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
+    """What a server that lies found: in sentences of its own, which say that no listener could."""
+    mechanism = experiment.mechanism.name
+    kinds = {"unprotected": "without protection", "protected": f"with {mechanism}"}
+    results = {kind: part for kind in kinds if (part := recovered(scores, kind)) is not None}
+    if not results:
+        return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
+    parts = [f"{part} {kinds[kind]}" for kind, part in results.items()]
+    sentences = [
+        f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making (imprint) "
+        f"recovers {', '.join(parts)}."
+    ]
+    bare = results.get("unprotected")
+    if mechanism != "none" and bare is None:
+        sentences.append(
+            "Without adversary.counterfactual it is not known whether the mechanism makes any difference to it."
+        )
+    if mechanism != "none" and bare is not None and bare.images == 0:
+        sentences.append("It fails even without protection, so that says nothing about the mechanism.")
+    sentences.append("The uploads of the clients that it deceived are not part of the trained model.")
+    return sentences
+
+
+def _cells(scores: Sequence[Score]) -> list[str]:
+    """Of rows: the best attack's share of right categories and error of numbers, beside the guess."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen and not score.picked:
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    results = {key: result for key, group in groups.items() if (result := row_result(group)) is not None}
+    guessed = [result for (_, upload), result in results.items() if upload == "none"]
+    sentences = []
+    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
+        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
+        if mine and guessed:
+            best = max(mine, key=lambda attack: (mine[attack].share_right or 0.0, -(mine[attack].median_error or 0.0)))
+            guess = max(guessed, key=lambda result: result.share_right or 0.0)
+            sentences.append(f"Cells read {how}: {best} {_cells_words(mine[best])}; a guess {_cells_words(guess)}.")
+    return sentences
+
+
+def _tokens(scores: Sequence[Score]) -> list[str]:
+    """Of sentences: the best attack's ROUGE and share of tokens in their places, beside the best guess's."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen:
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    results = {key: result for key, group in groups.items() if (result := sentence_result(one.words for one in group))}
+    guess = max((result.rouge1 for (_, upload), result in results.items() if upload == "none"), default=0.0)
+    sentences = []
+    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
+        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
+        if mine:
+            best = max(mine, key=lambda attack: (mine[attack].rouge1, mine[attack].share_right))
+            sentences.append(
+                f"Tokens read {how}: {best} ROUGE-1 {mine[best].rouge1:.3f}, {mine[best].share_right:.1%} of the "
+                f"tokens in their places; a guess ROUGE-1 {guess:.3f}."
+            )
+    return sentences
+
+
+def _cells_words(result: RowResult) -> str:
+    parts = []
+    if result.share_right is not None:
+        parts.append(f"{result.share_right:.1%} of the categories right")
+    if result.median_error is not None:
+        parts.append(f"numbers off by {result.median_error:.2%} of their range (median of rows)")
+    return ", ".join(parts)
+
+
+def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Score]], unattacked: int) -> list[str]:
+    """What a reader must know with the numbers of recovered images."""
+    sentences = []
+    if any(score.clients > 1 for part in parts.values() for score in part):
+        how = "was carried out" if experiment.federation.secure_aggregation else "is assumed here, not carried out"
+        sentences.append(f"The adversary had only sums of uploads: secure aggregation {how}.")
+    if unattacked:
+        uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
+        sentences.append(
+            f"{uploads} could not be attacked: missed where victims are picked out, and no part of the other figures; "
+            "the warnings say why."
+        )
+    return sentences
+
+
+def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[Refusal]) -> list[str]:
+    """Name the attacks that have no result, or none of one kind of upload, with the first reason.
+
+    An attack that is not named was made, though some uploads may have been refused.
+    """
+    made = {score.attack for score in scores}
+    sentences = []
+    for name in experiment.adversary.attacks:
+        mine = [str(each) for each in refusals if each.attack == name and (each.void or name not in made)]
+        sentences += [f"{text[0].upper()}{text[1:]}." for text in mine[:1]]
+    return sentences
+
+
+def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:
+    """How often originals are picked out: behind a mechanism always, without one if it is news and no chance.
+
+    Never where a guess is certain, as among the images of a large sum.
+    """
+    groups: dict[tuple[bool, str], list[LeakageRate]] = {}
+    for rate in (rate for rate in rates if rate.event == "told" and rate.chance < 1):
+        groups.setdefault((is_active(rate.attack), rate.upload), []).append(rate)
+    best = [(best_rates(group), len(group)) for group in groups.values()]
+    return [
+        ties
+        for ties, tried in best
+        if ties[0].upload == "protected" or not (_goes_without_saying(ties[0], scores) or _is_chance(ties[0], tried))
+    ]
+
+
+def _goes_without_saying(rate: LeakageRate, scores: Sequence[Score]) -> bool:
+    """Whether as many were recovered."""
+    whole = recovered(by_conduct(scores)[is_active(rate.attack)], rate.upload)
+    return whole is not None and rate.hits <= whole.images
+
+
+def _is_chance(rate: LeakageRate, attacks: int) -> bool:
+    """Whether a guess would do as well: the best of several attacks has as many chances to be lucky."""
+    chance = binomtest(rate.hits, rate.images, rate.chance, alternative="greater").pvalue
+    return bool(round(attacks * chance, 9) >= _CHANCE)
+
+
+def _between(ties: tuple[LeakageRate, ...], kind: str) -> str:
+    """Guess, measured, best decision and ceiling in one sentence; an attack without a success is not named."""
+    rate = ties[0]
+    how = "with the mechanism" if rate.upload == "protected" else "without protection"
+    by = f" ({', '.join(each.attack for each in ties)})" if rate.hits else ""
+    figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images}{by}"]
+    if rate.best is not None:
+        figures.append(f"the best decision on these {kind}s {rate.best.value:.1%}")
+    if rate.ceiling is not None:
+        figures.append(f"the ceiling for any attack {rate.ceiling:.1%}")
+    return f"{rate.success[0].upper()}{rate.success[1:]}, {how}: {', '.join(figures)}."
+
+
+def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
+    """Right labels from protected uploads by the attack that names the most, and the number of images."""
+    right: dict[str, list[bool]] = {}
+    for score in scores:
+        if score.chosen and score.upload == "protected" and score.label_correct is not None:
+            right.setdefault(score.attack, []).append(score.label_correct)
+    best = max(right.values(), key=sum, default=[])
+    return sum(best), len(best)
+
+
+# Where noise is on sums, whom the figure is about; the ledger says it at length.
+_AGAINST: dict[NoiseAt, str] = {
+    "clients": "",
+    "sum": "; of sums under secure aggregation",
+    "server": "; against everybody but the server",
+}
+
+
+def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
+    if PateConfig.of(experiment) is not None:
+        return [_votes_proof(experiment, worst)]
+    if not experiment.mechanism.protects:
+        what = "is proven of whole examples" if experiment.prepares_data else "is proven"
+        return [f"No mechanism, so no privacy {what}."]
+    uses = "use" if worst.participations == 1 else "uses"
+    unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
+    noise = f"noise: {experiment.noise}"
+    whom = _AGAINST[experiment.mechanism.noise_at]
+    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client{whom}; {noise})"
+    if worst.epsilon is None:
+        return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
+    sentence = f"Proven for the whole run: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}"
+    if worst.pure_epsilon is not None:
+        sentence += f"; pure epsilon {shown_epsilon(worst.pure_epsilon)}"
+    if worst.epsilon < _WEAK_EPSILON:
+        return [sentence + "."]
+    return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
+
+
+def _votes_proof(experiment: Experiment, worst: Guarantee) -> str:
+    against = (
+        "whoever sees answers and student"
+        if PateConfig.required(experiment).noise_at == "server"
+        else "the server, too"
+    )
+    conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
+    if worst.epsilon is None:
+        return f"No finite epsilon is proven {conditions}."
+    return f"Proven for all answers: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}."
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computed the figures."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES if _has(name)}}
+
+
+def _has(name: str) -> bool:
+    """Whether a package is installed; Ray need not be."""
+    return find_spec(name.replace("-", "_")) is not None

@@ -1,0 +1,274 @@
+"""Run a sweep: what is missing of it, trial by trial, and the tables of what there is.
+
+Of a trial no report is drawn: that takes longer than a small run.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpriv.attacks.membership.audit import audit_run
+from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
+from fedpriv.core.files import writing
+from fedpriv.core.lab.audit_answers import audit_answers
+from fedpriv.core.lab.preflight import warnings_for
+from fedpriv.core.lab.rehearsal import rehearse
+from fedpriv.core.lab.run import resume_run, start_run
+from fedpriv.core.lab.service import open_service
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
+from fedpriv.engines import refuse_without_ray
+from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
+from fedpriv.robustness.certify import certify_run
+from fedpriv.robustness.evade import evade_run
+from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.service.settings import ServiceConfig
+from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
+from fedpriv.sweep.file import Refused, refuse_trials
+from fedpriv.sweep.record import failed_record
+
+_POLL_SECONDS = 0.5
+_MIB = 1 << 20
+_REPLACED = 6  # training examples, one at a time, where a claim that nothing proves is audited
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """What a worker is told.
+
+    Attributes:
+        folder: of the sweep; on a cluster all machines have to see it under this name.
+        trial: what to run.
+        audit: how its membership is attacked; ``None``: not.
+    """
+
+    folder: Path
+    trial: Trial
+    audit: AuditConfig | None
+
+
+def check_trials(sweep: Sweep) -> tuple[str, ...]:
+    """Build data, network and plans of every kind of trial, with any noise and seed, and return what misleads."""
+    refused: dict[str, list[Refused]] = {}
+    warnings: dict[str, None] = {}
+    for experiment, trials in kinds_of(sweep.trials).items():
+        try:
+            warnings |= dict.fromkeys(_check(experiment, trials, audited=sweep.audit is not None))
+        except InputError as error:
+            refused.setdefault(str(error), []).extend((trial.number, trial.settings) for trial in trials)
+    refuse_trials(refused, len(sweep.trials), sweep.source)
+    return tuple(warnings)
+
+
+def check_resources(sweep: Sweep) -> None:
+    """Refuse a sweep on Ray where there is none."""
+    if sweep.resources.engine == "ray":
+        refuse_without_ray("resources.engine = 'ray'", ", or run one trial after the other with --inline")
+
+
+def kinds_of(trials: Sequence[Trial]) -> dict[Experiment, list[Trial]]:
+    """Return what trials have in common, with any seed and noise -> the trials that have it, in their order."""
+    kinds: dict[Experiment, list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault(_kind(trial.experiment), []).append(trial)
+    return kinds
+
+
+def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry: bool = False) -> list[TrialRecord]:
+    """Run the trials that are not over and write the tables after each."""
+    with folder.at_work():
+        records = _earlier(sweep, folder, retry)
+        progress.found(list(records.values()))
+        missing = [trial for trial in sweep.trials if trial.number not in records]
+        try:
+            with writing(folder.command()):
+                for record in _outcomes(sweep, folder, missing, progress):
+                    records[record.trial] = record
+                    folder.write_results([records[number] for number in sorted(records)])
+                    progress.ended(record)
+                ordered = [records[number] for number in sorted(records)]
+                folder.write_results(ordered)
+        except (KeyboardInterrupt, RunInterruptedError):
+            raise RunInterruptedError("interrupted; the same command goes on with what is missing") from None
+    return ordered
+
+
+def _earlier(sweep: Sweep, folder: SweepFolder, retry: bool) -> dict[int, TrialRecord]:
+    records = {}
+    for trial in sweep.trials:
+        record = folder.record(trial.number)
+        if record is not None and retry and record.failed:
+            folder.forget_record(trial.number)
+        elif record is not None:
+            records[trial.number] = record
+    return records
+
+
+def _outcomes(
+    sweep: Sweep, folder: SweepFolder, missing: Sequence[Trial], progress: SweepProgress
+) -> Iterator[TrialRecord]:
+    """The records of trials, as they come; of those that failed, too."""
+    tasks = [TrialTask(folder.path.resolve(), trial, sweep.audit) for trial in missing]
+    if not tasks:
+        return
+    for event in _events(sweep, tasks):
+        match event:
+            case None:
+                progress.tick()
+            case Started(index):
+                progress.started(missing[index])
+            case Ended(index, record, None):
+                yield record
+            case Ended(index, _, error):
+                trial = missing[index]
+                name = _label(trial.number)
+                record = failed_record(trial.experiment, name, trial.number, trial.settings, error or "")
+                folder.write_record(record)
+                yield record
+
+
+def _events(sweep: Sweep, tasks: Sequence[TrialTask]) -> Iterator[Started | Ended | None]:
+    if sweep.resources.engine == "inline":
+        return _inline(run_trial, tasks)
+    config = sweep.resources
+    return run_tasks(run_trial, tasks, TaskResources(config.cpus, config.gpus, config.address), _POLL_SECONDS)
+
+
+def _inline(function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Started | Ended | None]:
+    """As run_tasks, in this process."""
+    for index, argument in enumerate(arguments):
+        yield Started(index)
+        yield _called(function, argument, index)
+
+
+def _called(function: Callable[[Any], Any], argument: Any, index: int) -> Ended:
+    try:
+        return Ended(index, function(argument))
+    except RunInterruptedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever stops one trial is put on its record, and the rest goes on
+        return Ended(index, error=reason_of(error))
+
+
+# ---- before anything starts ------------------------------------------------------------------------------------------
+
+
+def _kind(experiment: Experiment) -> Experiment:
+    """What trials have in common that can or cannot be built alike: all but the seed and how much noise there is.
+
+    The first needs no calibration then, which may take seconds a trial.
+    """
+    mechanism = experiment.mechanism
+    noisy = mechanism.with_some_noise()
+    # Whether clients stop early depends on the noise.
+    federation = experiment.federation.model_copy(update={"target_epsilon": None})
+    return experiment.model_copy(update={"seed": 0, "mechanism": noisy, "federation": federation})
+
+
+def _check(experiment: Experiment, trials: Sequence[Trial], *, audited: bool) -> tuple[str, ...]:
+    world = build_world(experiment)
+    _check_images(trials, world)
+    if audited:
+        StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
+    return (*warnings_for(world), *rehearse(world))
+
+
+def _check_images(trials: Sequence[Trial], world: World) -> None:
+    """Refuse what wants more test images than there are beside the public ones."""
+    there = len(world.dataset.x_test)
+    for trial in trials:
+        smoothing = RobustnessConfig.noisy(trial.experiment)
+        left = there - (0 if smoothing is None else smoothing.public_images)
+        asked = {
+            "certify.examples": 0 if trial.certify is None else trial.certify.examples,
+            # Where there are certificates, only images that have one are attacked.
+            "evade.victims": 0 if trial.evade is None or trial.certify is not None else trial.evade.victims,
+        }
+        for key, wanted in asked.items():
+            if wanted > left:
+                raise InputError(
+                    key=f"robustness.{key}",
+                    given=wanted,
+                    allowed=f"allowed is from 1 to {left}; there are {there} test images, {there - left} of them "
+                    "public",
+                )
+
+
+# ---- one trial ------------------------------------------------------------------------------------------------------
+
+
+def run_trial(task: TrialTask) -> TrialRecord:
+    """Bring a trial to its record, from where an earlier start left it."""
+    folder, number = SweepFolder.open(task.folder), task.trial.number
+    with folder.trial_at_work(number), folder.traceback_kept(number):
+        done = folder.record(number)
+        if done is not None:
+            return done
+        began = time.monotonic()
+        run = _run(folder.trial(number), task.trial.experiment)
+        if task.audit is not None:
+            _audit(run, task.audit)
+        _test_robustness(run, task.trial)
+        _serve(run)
+        settings = task.trial.settings
+        record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
+        folder.write_record(record)
+        return record
+
+
+def _label(number: int) -> str:
+    """What records call the folder of a trial: the same wherever the sweep's folder lies."""
+    return f"trials/{number:04d}"
+
+
+def _run(path: Path, experiment: Experiment) -> RunFolder:
+    if (path / "config.toml").is_file():
+        # Drawn on demand while the trial was unfinished: it would contradict the results.
+        (path / "report.html").unlink(missing_ok=True)
+        resume_run(path, Silent())
+    else:
+        # Killed before anything was computed.
+        shutil.rmtree(path, ignore_errors=True)
+        start_run(experiment, path, f"fedpriv run {path / 'config.toml'}", Silent())
+    return RunFolder.open(path)
+
+
+def _test_robustness(run: RunFolder, trial: Trial) -> None:
+    """Certify and attack the final model as asked; broken certificates are a result, which the record shows."""
+    try:
+        if trial.certify is not None:
+            certify_run(run, trial.certify, None, Silent())
+        if trial.evade is not None:
+            evade_run(run, trial.evade, Silent())
+    except InputError as error:
+        raise InputError(f"robustness: {error}") from None
+
+
+def _serve(run: RunFolder) -> None:
+    """Make the endpoint where there is one, and audit a claim that nothing proves; refuted claims are a result."""
+    if ServiceConfig.of(run.experiment()) is None:
+        return
+    try:
+        open_service(run, None, Silent()).close()
+        service = run.service()
+        if service is not None and service.guarantee.nominal_epsilon is not None:
+            audit_answers(run, _REPLACED, Silent())
+    except InputError as error:
+        raise InputError(f"service: {error}") from None
+
+
+def _audit(run: RunFolder, audit: AuditConfig) -> None:
+    try:
+        audit_run(run, audit.references, audit.pairs, Silent())
+    except RunFailedError as error:
+        # A refuted ledger is a result, which the record shows as one; it is written before it is told.
+        if not (run.path / "membership.json").is_file():
+            raise error
+    except InputError as error:
+        raise InputError(f"the audit is refused: {error}") from None

@@ -1,0 +1,204 @@
+"""The page of a comparison: trade-offs, every setting, every attack; put into comparison.html."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from jinja2 import Template
+
+from fedpriv.core import numbers
+from fedpriv.core.figure import Interval
+from fedpriv.core.files import write_whole
+from fedpriv.core.finding import Part
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.report.comparison import (
+    Chosen,
+    Setting,
+    choose_attacks,
+    columns_of,
+    differing_keys,
+    pareto_front,
+    settings_of,
+    sources_of,
+)
+from fedpriv.core.report.drawing import Plot
+from fedpriv.core.report.filters import plain, template
+from fedpriv.core.report.tradeoffs import Tradeoff, series_name, tradeoff_plot, tradeoffs
+from fedpriv.sweep import SweepFolder, TrialRecord
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+# Tables longer than this are folded.
+_FOLDED_FROM = 61
+
+
+@dataclass(frozen=True)
+class _Facet:
+    """One data set and network: its plots, and the settings that no other one beats in each trade-off."""
+
+    title: str
+    plots: tuple[tuple[Plot, str], ...]
+    settings: tuple[Setting, ...]
+    fronts: Mapping[int, str]
+
+
+def write_sweep_report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of a sweep from the trials that are over, and return its path.
+
+    Raises:
+        InputError: it is not the folder of a sweep.
+        WriteError: the report cannot be written.
+    """
+    sweep = SweepFolder.open(folder)
+    return write_comparison(
+        sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command(), planned=sweep.planned
+    )
+
+
+def write_comparison(
+    records: Sequence[TrialRecord],
+    path: Path,
+    reconstruction: str = "",
+    attacks: Mapping[str, str] = _NONE,
+    *,
+    title: str,
+    command: str = "",
+    planned: int = 0,
+) -> Path:
+    """Write the report about these trials and return its path.
+
+    Args:
+        records: the trials.
+        path: of the file; it appears whole.
+        reconstruction: attack to plot; empty: the strongest.
+        attacks: the same for findings: name -> attack.
+        title: heading.
+        command: what repeats it; may be empty.
+        planned: trials that a sweep has; 0: as many as there are.
+
+    Raises:
+        InputError: no trial has such an attack.
+        WriteError: the file cannot be written.
+    """
+    chosen = choose_attacks(records, reconstruction, attacks)
+    write_whole(path, render_comparison(records, chosen, title, command, planned).encode())
+    return path
+
+
+def render_comparison(
+    records: Sequence[TrialRecord], chosen: Chosen, title: str, command: str = "", planned: int = 0
+) -> str:
+    """Return the comparison as one HTML document that needs no network and no script."""
+    settings, columns = settings_of(records, chosen), columns_of(records, chosen)
+    return _template().render(
+        title=title,
+        command=command,
+        records=records,
+        planned=planned,
+        sources=sources_of(records),
+        chosen=chosen,
+        facets=_facets(settings, tradeoffs(columns)),
+        keys=differing_keys(settings),
+        value_of=_value_text,
+        columns=columns,
+        parts=_tables(records),
+        failed=[record for record in records if record.failed],
+        refuted=[(record, *alarm) for record in records for alarm in record.alarms],
+        seconds=sum(record.seconds or 0.0 for record in records),
+        adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
+        deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
+        folded_from=_FOLDED_FROM,
+    )
+
+
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    return template(
+        "comparison.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
+    )
+
+
+def _facets(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> list[_Facet]:
+    series = list(dict.fromkeys(setting.series for setting in settings))
+    groups: dict[tuple[str, str], list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(setting.facet, []).append(setting)
+    return [
+        _Facet(
+            title=f"{model} on {data}",
+            plots=tuple(
+                (plot, tradeoff.name) for tradeoff in shown if (plot := tradeoff_plot(group, tradeoff, series))
+            ),
+            settings=tuple(group),
+            fronts=_fronts(group, shown),
+        )
+        for (data, model), group in groups.items()
+    ]
+
+
+def _fronts(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> dict[int, str]:
+    """Trial of a setting -> the trade-offs on whose front, over all mechanisms, it is."""
+    places: dict[int, list[str]] = {}
+    for tradeoff in shown:
+        sign = 1 if tradeoff.less_is_better else -1
+        placed = [
+            (setting.first.trial, sign * cost.value, setting.accuracy.value)
+            for setting in settings
+            if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
+        ]
+        for index in pareto_front([(cost, gain) for _, cost, gain in placed]):
+            places.setdefault(placed[index][0], []).append(tradeoff.short)
+    return {trial: ", ".join(names) for trial, names in places.items()}
+
+
+def _tables(records: Sequence[TrialRecord]) -> list[tuple[list[str], list[list[str]]]]:
+    """For each kind of line that findings show of every trial: headings, and rows."""
+    kinds: dict[type[Part], list[list[str]]] = {}
+    for record in records:
+        for part in record.lines():
+            if part.titles:
+                named = [getattr(part, key) for key in part.keys]
+                figures = [_decimal(getattr(part, key), places) for key, (_, places) in part.titles.items()]
+                kinds.setdefault(type(part), []).append([str(record.trial), *named, *figures])
+    return [(_headings(kind), rows) for kind, rows in kinds.items()]
+
+
+def _headings(kind: type[Part]) -> list[str]:
+    return [*(key.capitalize() for key in kind.keys), *(words for words, _ in kind.titles.values())]
+
+
+def _decimal(value: float | None, places: int) -> str:
+    return "" if value is None else numbers.decimal(value, places)
+
+
+def _attack_name(label: str) -> str:
+    name, _, settings = label.partition(",")
+    title = ATTACKS[name].title if name in ATTACKS else name
+    return f"{title} ({settings.replace(',', ', ')})" if settings else title
+
+
+def _estimate_text(estimate: Interval | None, kind: str) -> str:
+    return "n/a" if estimate is None else _number(estimate.value, kind)
+
+
+def _ends(estimate: Interval | None, kind: str) -> str:
+    """The interval in words; empty where there is none."""
+    ends = estimate.ends if estimate else None
+    return "" if ends is None else f"{_number(ends[0], kind)} to {_number(ends[1], kind)}"
+
+
+def _number(value: float, kind: str) -> str:
+    match kind:
+        case "percent":
+            return numbers.percent(value)
+        case "decimal":
+            return numbers.decimal(value)
+        case _:
+            return numbers.figure(value, 3)
+
+
+def _value_text(setting: Setting, key: str) -> str:
+    value = setting.first.settings.get(key)
+    return "" if value is None else plain(value)

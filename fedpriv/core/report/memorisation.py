@@ -1,0 +1,115 @@
+"""What a language model remembers of its texts: facts, rows, and the figure of the report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from fedpriv.core.numbers import count, decimal, figure, percent
+from fedpriv.core.records import CanaryGroup, Extraction, Memorisation
+from fedpriv.core.report.drawing import Plot, Theme, dress, plot
+
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class MemorisationPart:
+    """The part of the report.
+
+    Attributes:
+        found: the record.
+        facts: terms with their text.
+        rows: for each number of copies: copies, canaries, guess, measured, proven, first ranks, their ceiling, written.
+        secrets: how many could have been drawn.
+        plot: exposures by copies; ``None`` where there are no canaries.
+    """
+
+    found: Memorisation
+    facts: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, ...], ...]
+    secrets: str
+    plot: Plot | None
+
+
+def memorisation_part(found: Memorisation | None) -> MemorisationPart | None:
+    """Return what the report says; ``None`` where nobody looked."""
+    if found is None:
+        return None
+    rows = tuple(_row(group, found.guess) for group in found.groups)
+    facts, secrets = tuple(_facts(found.extraction)), count(round(2**found.bits))
+    return MemorisationPart(found, facts, rows, secrets, _plot(found) if found.groups else None)
+
+
+def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:
+    return (
+        count(group.copies),
+        count(group.canaries),
+        decimal(guess, 2),
+        decimal(group.exposure, 2),
+        _NOTHING if group.ceiling is None else f"at most {decimal(group.ceiling, 2)}",
+        "unknown" if group.first is None else f"{count(group.first)} of {count(group.canaries)}",
+        _NOTHING if group.first_ceiling is None else f"at most {percent(group.first_ceiling, 2)} each",
+        f"{count(group.written)} of {count(group.canaries)}",
+    )
+
+
+def _facts(extraction: Extraction) -> list[tuple[str, str]]:
+    return [
+        ("Texts that the model wrote", count(extraction.samples)),
+        (
+            f"Sequences of {count(extraction.tokens)} tokens of the training data alone",
+            f"{count(extraction.found)} of {count(extraction.of_train)} written ({_share(extraction.rate)})",
+        ),
+        (
+            "By chance: of the public test data alone",
+            f"{count(extraction.control)} of {count(extraction.of_test)} written ({_share(extraction.control_rate)})",
+        ),
+        ("Texts with such a sequence", f"{count(extraction.with_found)} of {count(extraction.samples)}"),
+        (
+            "Of those that the membership rank puts first",
+            f"{count(extraction.ranked_found)} of {count(extraction.ranked)}",
+        ),
+        ("Proven", "nothing: texts are not drawn at random, as canaries are"),
+    ]
+
+
+def _share(share: float) -> str:
+    return f"{figure(100 * share)} %"
+
+
+def _plot(found: Memorisation) -> Plot:
+    """Every exposure by the number of copies, the guess, and what is proven of the mean."""
+    groups = found.groups
+
+    def build(theme: Theme) -> Figure:
+        drawing = Figure(figsize=(6.2, 3.4), layout="constrained")
+        axes = drawing.subplots()
+        dress(axes, theme)
+        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+        for place, group in enumerate(groups):
+            bits = [each.exposure for each in found.canaries if each.copies == group.copies]
+            axes.plot(
+                _spread(place, len(bits)), bits, linestyle="", marker="o", markersize=5, color=theme.line, clip_on=False
+            )
+            axes.plot([place - 0.3, place + 0.3], [group.exposure] * 2, color=theme.line, linewidth=2.2)
+            if group.ceiling is not None:
+                axes.plot([place - 0.38, place + 0.38], [group.ceiling] * 2, color=theme.alarm, linewidth=2)
+        axes.axhline(found.guess, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
+        axes.axhline(found.bits, color=theme.muted, linewidth=0.8)
+        axes.set_xticks(range(len(groups)), [count(group.copies) for group in groups])
+        axes.set_ylim(0, 1.08 * found.bits)
+        axes.set_xlabel("copies in the training data", color=theme.muted)
+        axes.set_ylabel("exposure, bits", color=theme.muted)
+        return drawing
+
+    said = "; ".join(f"{count(group.copies)} copies: {decimal(group.exposure, 2)}" for group in groups)
+    return plot(
+        build,
+        f"Exposure of each canary and the mean by copies, in bits of {decimal(found.bits, 1)} at most. {said}. Dotted: "
+        f"a guess, {decimal(found.guess, 2)}. Short orange lines: what is proven of the mean.",
+    )
+
+
+def _spread(place: int, number: int) -> Sequence[float]:
+    """Positions side by side, so that equal exposures are all seen."""
+    return [place + 0.5 * ((index + 0.5) / number - 0.5) for index in range(number)]

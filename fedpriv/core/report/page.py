@@ -1,0 +1,387 @@
+"""The page: a view and its plots, put into report.html. Everything is escaped; nothing is loaded from anywhere."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from jinja2 import Template
+from markupsafe import Markup
+
+from fedpriv.core import numbers
+from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.config import Experiment, describe
+from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.files import write_whole, writing
+from fedpriv.core.finding import Found, Section
+from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
+from fedpriv.core.registry import ATTACKS, MECHANISMS
+from fedpriv.core.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
+from fedpriv.core.report.drawing import Plot
+from fedpriv.core.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.core.report.filters import fragment, plain, template
+from fedpriv.core.report.knowledge import class_rows, knowledge_facts, knowledge_notes
+from fedpriv.core.report.labels import label_facts, label_notes, label_rows
+from fedpriv.core.report.memorisation import memorisation_part
+from fedpriv.core.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
+from fedpriv.core.report.rows import column_table, row_table
+from fedpriv.core.report.sentences import sentence_lines
+from fedpriv.core.report.tiles import mechanism_name, tiles
+from fedpriv.core.report.view import Candidate, View, load_view
+from fedpriv.core.runs import RunFolder
+
+# SSIM's window, and the side below which it shrinks (fedpriv.metrics).
+SSIM_WINDOW = 11
+FOLDED_FROM = 21
+NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
+PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell
+
+# What is shown with the attacks, and is none.
+NAMES = {
+    "guess-mean": "Guess: mean image",
+    "guess-grey": "Guess: grey image",
+    "guess-class": "Guess: mean of the class",
+    "guess-mode": "Guess: most frequent values",
+    "guess-frequent": "Guess: most frequent tokens",
+    "guess-model": "Guess: a language model’s sample",
+}
+EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2, "sentence": 2}  # the order in which a reader wants them
+UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
+
+
+@contextmanager
+def reported(folder: Path) -> Iterator[None]:
+    """Write the report of what happens inside, however it ends; nothing where nothing of the report was written.
+
+    A command that is refused leaves a folder's report as it is, be it that of another run.
+
+    Args:
+        folder: of the run; need not be there yet.
+
+    Raises:
+        RunFailedError: the report cannot be written, after a good end. After a failure that failure alone is told.
+        InputError: what it is made of is damaged.
+    """
+    before = _versions(folder)
+    try:
+        yield
+    except (InputError, RunFailedError, RunInterruptedError):
+        with suppress(InputError, RunFailedError):
+            _write_if_new(folder, before)
+        raise
+    _write_if_new(folder, before)
+
+
+def _write_if_new(folder: Path, before: list[tuple[int, int] | None]) -> None:
+    if _versions(folder) != before:
+        with writing(RunFolder(folder).to_report):
+            write_report(folder)
+
+
+def _versions(folder: Path) -> list[tuple[int, int] | None]:
+    """Of the summary, of what the endpoint is, and of what an audit of it found."""
+    return [_version(folder / name) for name in ("summary.json", "service/service.json", "service/audit.json")]
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What tells one content of a file from the next: it is written under another name, then renamed."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of a run and return its path.
+
+    The file appears whole; the same folder gives the same bytes.
+
+    Raises:
+        InputError: it is not the folder of a run, or one of its files is damaged.
+        WriteError: the report cannot be written.
+    """
+    path = folder / "report.html"
+    write_whole(path, render_page(load_view(folder)).encode())
+    return path
+
+
+def render_page(view: View) -> str:
+    """Return the report as one HTML document that needs no network and no script."""
+    lines = view.ledger.clients if view.ledger else ()
+    return _template().render(
+        view=view,
+        config=view.experiment,
+        summary=view.summary,
+        title=view.experiment.report.title or view.experiment.name,
+        status=view.summary.status if view.summary else "unfinished",
+        tiles=tiles(view),
+        attacked=_attacked(view),
+        mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
+        plots=_training_plots(view),
+        sections=_sections(view),
+        memorisation=memorisation_part(view.memorisation),
+        knowledge=view.knowledge,
+        knowledge_facts=knowledge_facts(view.knowledge, view.worst) if view.knowledge else [],
+        knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],
+        class_rows=class_rows(view.answers),
+        labels=view.labels,
+        label_facts=label_facts(view.labels) if view.labels else [],
+        label_rows=label_rows(view.labels, view.partition) if view.labels else [],
+        label_notes=label_notes(view.labels) if view.labels else [],
+        label_claim=view.ledger.labels if view.ledger else None,
+        endpoint=view.endpoint,
+        endpoint_facts=endpoint_facts(view.endpoint) if view.endpoint else [],
+        endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],
+        answers_plot=answers_plot(view.endpoint) if view.endpoint else None,
+        endpoint_refuted=endpoint_refuted(view.endpoint) if view.endpoint else "",
+        probe=view.probe,
+        probe_pictures=view.probe_pictures,
+        adversary_words=ADVERSARIES.get(view.probe.adversary, "") if view.probe else "",
+        extraction_plot=extraction_plot(view.probe) if view.probe else None,
+        galleries=galleries(view.probe, view.probe_pictures, view.experiment.report.pictures) if view.probe else [],
+        partition_plot=partition_plot(view.partition) if view.partition else None,
+        training=_training_facts(view),
+        failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
+        ledger=view.ledger,
+        ledger_lines=_merged(lines),
+        ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
+        ledger_notes=_notes(lines),
+        own_noise=_own_noise(view.ledger) if view.ledger else "",
+        statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
+        stops=view.summary.stops if view.summary else (),
+        stopped=sum(stop.count for stop in view.summary.stops) if view.summary else 0,
+        worst=view.worst,
+        threat=view.summary.threat_model if view.summary else None,
+        upload_names=UPLOADS,
+        rates=_rates(view),
+        rate_theorems=_rate_theorems(view),
+        attacks=[ATTACKS[name].reference for name in _attacks_made(view)],
+        attack_notes=_attack_notes(view),
+        summed=max((score.clients for score in view.scores), default=1),
+        lpips_reason=_lpips_reason(view),
+        ssim_window=_ssim_window(view),
+        settings=_settings(view.experiment),
+        attack_settings=_attack_settings(view),
+        folded_from=FOLDED_FROM,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One finding on the page: its section, the heading over what is refuted, and why."""
+
+    section: Section
+    refuted: str
+    alarms: tuple[str, ...]
+    html: Markup
+
+
+def _sections(view: View) -> list[_Part]:
+    return [_part(found, view) for found in view.found]
+
+
+def _part(found: Found, view: View) -> _Part:
+    section, refuted = found.finding.section(found.result, view), found.finding.refuted
+    alarms = found.finding.alarms(found.result)
+    html = fragment(type(found.finding), {**section.values, "refuted_title": refuted, "alarms": alarms})
+    return _Part(section, refuted, alarms, html)
+
+
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    return template(
+        "report.html", attack_name=_attack_name,
+        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
+        members=_members, stopped_after=_stopped_after,
+        probe_title=probe_title, probe_value=probe_value,
+    )  # fmt: skip
+
+
+def _attack_name(label: str) -> str:
+    """What scores call an attack, for a reader: its name, and the settings in which it differs from the run's."""
+    name, _, settings = label.partition(",")
+    title = NAMES.get(name) or (ATTACKS[name].label or ATTACKS[name].title if name in ATTACKS else name)
+    return f"{title} ({settings.replace(',', ', ')})" if settings else title
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def _training_plots(view: View) -> list[Plot]:
+    # What is no class, such as a sequence, cannot be guessed among others.
+    counted = len(view.partition.class_names) if view.partition else 0
+    classes = counted if counted > 1 else None
+    commonest = view.partition.commonest if view.partition else 0.0
+    target = view.experiment.federation.target_epsilon
+    drawn = (
+        accuracy_plot(view.rounds, classes, commonest),
+        loss_plot(view.rounds),
+        epsilon_plot(view.rounds, target),
+    )
+    return [plot for plot in drawn if plot]
+
+
+def _training_facts(view: View) -> list[tuple[str, str]]:
+    trained = [record for record in view.rounds if record.round > 0]
+    if not trained:
+        return []
+    sent, received = sum(record.bytes_up for record in trained), sum(record.bytes_down for record in trained)
+    used, asked = sum(len(record.used) for record in trained), sum(len(record.clients) for record in trained)
+    return [
+        ("Rounds", f"{numbers.count(len(trained))} of {numbers.count(view.experiment.federation.rounds)}"),
+        ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} asked for"),
+        ("Sent up", numbers.bytes_text(sent)),
+        ("Sent down", numbers.bytes_text(received)),
+        ("Time in rounds", numbers.duration(sum(record.seconds for record in trained))),
+    ]
+
+
+# ---- ledger ---------------------------------------------------------------------------------------------------------
+
+
+def _own_noise(ledger: Ledger) -> str:
+    """What the clients' own noise is called, where it differs between them; else empty."""
+    if len({line.noise for line in ledger.clients}) == 1 or ledger.mechanism not in MECHANISMS:
+        return ""
+    return MECHANISMS[ledger.mechanism].parameter or ""
+
+
+def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
+    """Each note once, with the clients it is about: empty for all."""
+    holders: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        for note in line.notes:
+            holders.setdefault(note, []).append(line)
+    return tuple((note, "" if len(who) == len(lines) else _members(*who)) for note, who in holders.items())
+
+
+def _merged(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """One line where several differ in nothing that the table shows: ceilings stand elsewhere."""
+    alike: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        alike.setdefault(repr(replace(line, client=0, count=1, members="", ceilings={})), []).append(line)
+    return [
+        same[0]
+        if len(same) == 1
+        else same[0].of_all(sorted(chain.from_iterable(chain(*(each.ranges for each in same)))))
+        for same in alike.values()
+    ]
+
+
+def _members(*lines: LedgerLine) -> str:
+    """The clients of these lines; of very many parts the first, and how many clients are left out."""
+    return named_members(sorted((part for line in lines for part in line.ranges), key=lambda part: part.start), NAMED)
+
+
+def _stopped_after(line: LedgerLine, stops: Sequence[Stop]) -> str:
+    """After which rounds clients of a line stopped, and how many did not."""
+    ranges = line.ranges
+    mine = [(stop.round, sum(_common(part, ranges) for part in stop.ranges)) for stop in stops]
+    rounds = sorted({number for number, clients in mine if clients})
+    if not rounds:
+        return "not stopped"
+    others = line.count - sum(clients for _, clients in mine)
+    when = " to ".join(map(numbers.count, sorted({rounds[0], rounds[-1]})))
+    return f"{when}; {numbers.count(others)} not stopped" if others else when
+
+
+def _common(part: range, ranges: Sequence[range]) -> int:
+    """How many numbers of a range are in others, which ascend."""
+    return sum(max(0, min(part.stop, other.stop) - max(part.start, other.start)) for other in ranges)
+
+
+# ---- scores ---------------------------------------------------------------------------------------------------------
+
+
+def _attacked(view: View) -> bool:
+    """Whether there is anything to say about attacks on uploads, be it that they have no result."""
+    made = view.experiment.adversary.attacks or view.victims or view.scores
+    return bool(made) or bool(algorithm_of(view.experiment).protects)
+
+
+def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
+    """The scores of one picture as (name, text); no LPIPS where it was not computed."""
+    score = candidate.score
+    if score is None:
+        return [("Scores", "n/a")]
+    if score.picked or score.mse is None:
+        probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
+        return [("Probability", probability)]
+    rows = [
+        ("SSIM", numbers.decimal(score.ssim)),
+        ("PSNR", numbers.decibel(score.psnr)),
+        ("MSE", numbers.figure(score.mse, 3)),
+    ]
+    return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
+
+
+def _attack_notes(view: View) -> list[tuple[str, int]]:
+    """What attacks said about their results, each remark once, and how many images it is about."""
+    images: dict[str, set[tuple[int, int, int]]] = {}
+    for score in view.scores:
+        if score.chosen and score.note:
+            text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
+            images.setdefault(text, set()).add(score.victim)
+    return [(text, len(about)) for text, about in images.items()]
+
+
+def _rates(view: View) -> list[LeakageRate]:
+    """How often attacks succeeded: each event behind the mechanism first, the most successful attack first."""
+    return sorted(
+        view.summary.rates if view.summary else (),
+        key=lambda rate: (EVENTS.get(rate.event, len(EVENTS)), rate.upload != "protected", -rate.share),
+    )
+
+
+def _rate_theorems(view: View) -> list[str]:
+    """What the ceilings rest on, each once."""
+    return list(dict.fromkeys(rate.theorem for rate in _rates(view) if rate.ceiling is not None))
+
+
+def _lpips_reason(view: View) -> str:
+    """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
+    if not view.scores or any(score.lpips is not None for score in view.scores):
+        return ""
+    pictures = [victim.original for victim in view.victims if victim.original]
+    smallest = min((min(each.width, each.height) for each in pictures), default=0)
+    if 0 < smallest < PERCEIVED:
+        return f"pictures of {smallest} pixels a side are too small for it"
+    reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
+    return next((reason for reason in reasons if reason), "the run gives no reason")
+
+
+def _ssim_window(view: View) -> int | None:
+    """The side of SSIM's window on this run's pictures; ``None`` if there is no picture."""
+    sides = [min(victim.original.width, victim.original.height) for victim in view.victims if victim.original]
+    if not sides:
+        return None
+    fitting = min(*sides, SSIM_WINDOW)
+    return fitting - 1 + fitting % 2
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+_Setting = tuple[str, str, bool, str]  # key, value, whether it differs from the default, meaning
+
+
+def _settings(experiment: Experiment) -> list[_Setting]:
+    return [(key, plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
+
+
+def _attack_settings(view: View) -> list[_Setting]:
+    """The settings of the adversary, without those of attacks that were not made."""
+    idle = tuple(f"adversary.{name}." for name in ATTACKS if name not in _attacks_made(view))
+    rows = _settings(view.experiment)
+    return [row for row in rows if row[0].startswith("adversary.") and not row[0].startswith(idle)]
+
+
+def _attacks_made(view: View) -> list[str]:
+    """The attacks of the settings, and those that were made afterwards on the same uploads."""
+    later = [score.attack.partition(",")[0] for score in view.scores if score.upload != "none"]
+    return [name for name in dict.fromkeys((*view.experiment.adversary.attacks, *later)) if name in ATTACKS]

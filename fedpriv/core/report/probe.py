@@ -1,0 +1,84 @@
+"""What attacks on the finished model and its answers found: the words, the plot and the pictures of the report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedpriv.core.figure import Figure
+from fedpriv.core.numbers import decibel, figure, percent
+from fedpriv.core.records import Inverted, Probe, ProbeResult
+from fedpriv.core.registry import PROBES
+from fedpriv.core.report.drawing import Plot
+from fedpriv.core.report.figures import questions_plot
+from fedpriv.core.report.view import Picture
+
+ADVERSARIES: Mapping[str, str] = {
+    "participant": "The adversary is a client, or whoever else has the model, and may ask its endpoint, too.",
+    "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
+    "user": "The adversary may ask the endpoint, and has nothing else of the model.",
+    "curious-endpoint": "The adversary runs the endpoint, and reads what people ask it.",
+}
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The inverted classes of one attack.
+
+    Attributes:
+        title: of the attack.
+        guess: what a guess offers for every class; ``None``: no picture.
+        shots: a picture and its class, the first so many.
+        hidden: how many classes are not shown.
+    """
+
+    title: str
+    guess: Picture | None
+    shots: tuple[tuple[Picture | None, Inverted], ...]
+    hidden: int
+
+
+def probe_title(name: str) -> str:
+    """Return an attack in words; its name where no package here has it."""
+    return str(PROBES[name].title) if name in PROBES else name
+
+
+def probe_value(shown: Figure, value: float | None, absent: str) -> str:
+    """Return a number of a figure in its unit."""
+    if value is None:
+        return absent
+    match shown.unit:
+        case "share":
+            return percent(value)
+        case "dB":
+            return decibel(value)
+        case _:
+            return figure(value, 3)
+
+
+def galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list[Gallery]:
+    """Return the pictures of each attack that makes some, of at most so many classes."""
+    return [
+        Gallery(
+            f"{probe_title(result.attack)}{f', {result.variant}' if result.variant else ''}",
+            pictures.get(result.guess_picture),
+            tuple((pictures.get(shown.picture), shown) for shown in result.inverted[:most]),
+            max(0, len(result.inverted) - most),
+        )
+        for result in probe.results
+        if result.inverted
+    ]
+
+
+def extraction_plot(probe: Probe) -> Plot | None:
+    """Draw how alike copies are against the questions that they took; ``None`` where no attack made one."""
+    curves = [result for result in probe.results if result.curve]
+    if not curves:
+        return None
+    guess = next((result.figures[0].guess for result in curves), None)
+    across = None if guess is None else (guess, f"without a question {percent(guess)}")
+    said = "Share of test images for which a copy names the model's class, by questions asked"
+    drawn = [(_name(result), result.curve) for result in curves]
+    return questions_plot(drawn, across, "agreement on test images", said)
+
+
+def _name(result: ProbeResult) -> str:
+    return f"{result.attack}: {result.variant}" if result.variant else result.attack

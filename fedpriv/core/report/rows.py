@@ -1,0 +1,85 @@
+"""Rows of tables in the report: each attacked row beside what the attacks read, cell by cell."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedpriv.core.numbers import percent
+from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
+from fedpriv.core.report.view import Candidate, Victim
+
+MOST_COLUMNS = 40  # that are shown of one row
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell that an attack or a guess offers.
+
+    Attributes:
+        text: as a person reads it.
+        state: read (right, or within the tolerance, where the guess is not), right (so is the guess), wrong, or empty
+            where it was not scored.
+        off: the error of a number that is not read, as a share of its column's range; else empty.
+    """
+
+    text: str
+    state: str
+    off: str = ""
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """One attacked row.
+
+    Attributes:
+        candidates: what was made of it, one a column of the report.
+        lines: (column's name, true text, a cell for each candidate).
+        hidden: columns that are not shown: those in which all candidates are right first.
+    """
+
+    candidates: tuple[Candidate, ...]
+    lines: tuple[tuple[str, str, tuple[Cell, ...]], ...]
+    hidden: int
+
+
+def row_table(victim: Victim) -> RowTable:
+    """Return what the report shows of an attacked row; it has cells."""
+    true = victim.cells or {}
+    shown = tuple(candidate for candidate in victim.candidates if candidate.cells is not None)
+    guess = next((candidate.score.cells for candidate in shown if candidate.upload == "none" and candidate.score), None)
+    lines = [(name, text, tuple(_cell(candidate, name, guess) for candidate in shown)) for name, text in true.items()]
+    kept = lines
+    if len(lines) > MOST_COLUMNS:
+        order = sorted(range(len(lines)), key=lambda place: (all(_is_read(cell) for cell in lines[place][2]), place))
+        kept = [lines[place] for place in sorted(order[:MOST_COLUMNS])]
+    return RowTable(shown, tuple(kept), len(lines) - len(kept))
+
+
+def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]]]:
+    """What each attack read of each column: the share of right values, or the median error of numbers."""
+    scored = [result.rows for result in results if result.rows is not None]
+    if not scored:
+        return []
+    named = [(name, [percent(rows.categories[name]) for rows in scored]) for name in scored[0].categories]
+    return named + [(name, [f"± {percent(rows.numbers[name])}" for rows in scored]) for name in scored[0].numbers]
+
+
+def _is_read(cell: Cell) -> bool:
+    return cell.state in ("read", "right")
+
+
+def _cell(candidate: Candidate, name: str, guess: RowScore | None) -> Cell:
+    text = (candidate.cells or {}).get(name, "n/a")
+    scores = candidate.score.cells if candidate.score else None
+    if scores is None:
+        return Cell(text, "")
+    right = "right" if guess is not None and _right(guess, name) else "read"
+    return Cell(text, right if _right(scores, name) else "wrong", _off(scores.numbers, name))
+
+
+def _right(scores: RowScore, name: str) -> bool:
+    return scores.categories[name] if name in scores.categories else scores.numbers.get(name, 1.0) <= NUMBER_TOLERANCE
+
+
+def _off(numbers: Mapping[str, float], name: str) -> str:
+    error = numbers.get(name, 0.0)
+    return percent(error) if error > NUMBER_TOLERANCE else ""

@@ -1,0 +1,278 @@
+"""The key figures at the head of the report, each with the conditions under which it holds.
+
+A tile never suggests more safety than the run showed: a proven epsilon carries its delta, adjacency, participations and
+theorem, and an attack that fails without the mechanism too is called weak, not defeated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.attacks.settings import by_conduct, is_active
+from fedpriv.core.finding import Tile, findings
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import Guarantee, Knowledge, Recovered, Score, best_rates, last_evaluated, recovered
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.report.view import View
+
+WEAK = (
+    "The attacks recover nothing even without protection. They are too weak to test the mechanism: "
+    "this run shows nothing about it."
+)
+
+ACTIVE = "The server sent these clients parameters of its own making (imprint). No eavesdropper can do that."
+
+
+_UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
+
+
+def mechanism_name(name: str) -> str:
+    """Return the mechanism in words."""
+    return MECHANISMS[name].title if name in MECHANISMS else name
+
+
+def tiles(view: View) -> list[Tile]:
+    """Return the key figures of a run, in reading order."""
+    leakage = _leakage(view)
+    # What was not tried stands below what was.
+    uploads = {90: [_UNATTACKED]} if leakage is None else {10: leakage}
+    own = uploads | {15: _cells(view), 30: [_accuracy(view)], 50: _privacy(view)}
+    placed = [replace(tile, place=place) for place, group in own.items() for tile in group]
+    placed += [tile for each in findings() for tile in each.tiles(view.result(each.name), view)]
+    return sorted(placed, key=lambda tile: tile.place)
+
+
+def _those(view: View) -> str:
+    """What was attacked, at the beginning of a title."""
+    return f"{view.kind.capitalize()}s"
+
+
+def _cells(view: View) -> list[Tile]:
+    """Of rows: the best share of right categories, without protection and behind the mechanism, beside the guess."""
+    results = view.summary.attacks if view.summary else ()
+    guesses = [result.rows.share_right for result in results if result.rows is not None and result.upload == "none"]
+    guess = max((share for share in guesses if share is not None), default=None)
+    cells = []
+    for upload, how in (
+        ("unprotected", "without protection"),
+        ("protected", f"with {view.experiment.mechanism.title}"),
+    ):
+        shares = [
+            (result.rows.share_right, result.attack)
+            for result in results
+            if result.upload == upload and not result.picked and result.rows and result.rows.share_right is not None
+        ]
+        if not shares or guess is None:
+            continue
+        share, attack = max(shares)
+        conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
+        cells.append(
+            Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)
+        )
+    return cells
+
+
+def _accuracy(view: View) -> Tile:
+    planned = view.experiment.federation.rounds
+    last = last_evaluated(view.rounds)
+    done = last.round if last else (view.summary.rounds if view.summary else 0)
+    accuracy = last.accuracy if last else (view.summary.test_accuracy if view.summary else None)
+    loss = last.loss if last else (view.summary.test_loss if view.summary else None)
+    if accuracy is None:
+        return Tile("Test accuracy", "not measured", words=True, remark="No round was evaluated.")
+    conditions = [("after", f"{count(done)} of {count(planned)} rounds")]
+    if loss is not None:
+        conditions.append(("test loss", figure(loss)))
+    title, value = "Test accuracy", percent(accuracy)
+    if view.summary is not None and view.summary.data.task == "next" and loss is not None:
+        title, value = "Test loss, nats per token", figure(loss)
+        conditions[1:] = [("next tokens right", percent(accuracy))]
+    if last is not None and last.evaluated is not None and view.experiment.federation.evaluate_examples is not None:
+        conditions.append(("on", f"{count(last.evaluated)} test examples"))
+    ended_early = view.summary is not None and view.summary.status == "completed" and view.summary.reason is not None
+    remark = "The run ended early: its privacy budget is used up." if ended_early else ""
+    return Tile(title, value, conditions=tuple(conditions), remark=remark)
+
+
+def _privacy(view: View) -> list[Tile]:
+    worst = view.worst
+    if not view.experiment.protects:
+        if view.ledger is not None and view.ledger.labels is not None:
+            return [_of_labels(view.ledger.labels)]
+        return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
+    if worst is not None and (pate := PateConfig.of(view.experiment)) is not None:
+        return [_voted(worst, pate.target_epsilon)]
+    if worst is None:
+        return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
+    figures = [_proven(view, worst)]
+    if worst.nominal_epsilon is not None:
+        figures.append(_nominal(worst))
+    if view.ledger is not None and view.ledger.labels is not None:
+        figures.append(_of_labels(view.ledger.labels))
+    return figures
+
+
+def _of_labels(claim: Guarantee) -> Tile:
+    """What is proven about labels alone."""
+    conditions = (("δ", "0: pure"), ("adjacency", claim.adjacency), ("theorem", claim.theorem["epsilon"]))
+    remark = "About labels alone, however many rounds; features have no part in it."
+    return Tile("Proven ε of each label", figure(claim.epsilon or 0.0), conditions=conditions, remark=remark)
+
+
+def _proven(view: View, worst: Guarantee) -> Tile:
+    unit = "example" if view.experiment.mechanism.unit == "example" else "update"
+    times = "once" if worst.participations == 1 else f"{count(worst.participations)} times"
+    conditions = [
+        ("δ", figure(worst.delta)),
+        ("adjacency", worst.adjacency),
+        ("participations", f"one {unit} at most {times}" if unit == "example" else f"{times}, one update each"),
+        ("sampling", worst.sampling),
+        ("client", f"{view.ledger.worst.client}, the worst" if view.ledger else "the worst"),
+        ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
+    ]
+    target = view.experiment.federation.target_epsilon
+    if target is not None:
+        conditions.insert(1, ("target", f"{figure(target)}, at which clients stop"))
+    if worst.pure_epsilon is not None:
+        conditions.insert(1, ("pure ε", f"{figure(worst.pure_epsilon)} (δ = 0)"))
+    title = "Proven ε for the whole run"
+    if worst.epsilon is None:
+        return Tile(title, "No finite figure is proven", words=True, conditions=tuple(conditions))
+    return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
+
+
+def _voted(worst: Guarantee, budget: float | None) -> Tile:
+    """What is proven of all answers by vote."""
+    conditions = [
+        ("δ", figure(worst.delta)),
+        ("adjacency", worst.adjacency),
+        ("questions", count(worst.participations)),
+        ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
+    ]
+    if budget is not None:
+        conditions.insert(1, ("budget", f"{figure(budget)}, at which asking stops"))
+    title = "Proven ε of all answers"
+    if worst.epsilon is None:
+        return Tile(title, "No finite figure is proven", words=True, conditions=tuple(conditions))
+    return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
+
+
+def _nominal(worst: Guarantee) -> Tile:
+    basis = worst.theorem.get("nominal_epsilon", "")
+    return Tile(
+        "Nominal ε",
+        figure(worst.nominal_epsilon or 0.0),
+        conditions=(("basis", basis),) if basis else (),
+        remark="Nominal, not the run's guarantee.",
+    )
+
+
+def _leakage(view: View) -> list[Tile] | None:
+    """``None``: no attack on uploads was to be made."""
+    adversary = view.experiment.adversary
+    if PateConfig.of(view.experiment) is not None:
+        return _answers(view.knowledge)
+    if not adversary.attacks:
+        return None
+    parts = by_conduct(view.scores)
+    heard, stolen = parts[False], parts[True]
+    listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
+    passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
+    return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
+
+
+def _answers(knowledge: Knowledge | None) -> list[Tile]:
+    """What was answered, in place of images that nobody can recover from votes."""
+    if knowledge is None:
+        return [Tile("Answers", "not known yet", words=True, remark="No question was put to the vote yet.")]
+    right = "no answers" if knowledge.right is None else percent(knowledge.right)
+    conditions = (("right", right), ("teachers", count(knowledge.voted)))
+    title, of = "Questions answered by vote", f"of {count(knowledge.asked)}"
+    share = knowledge.answered / knowledge.asked if knowledge.asked else None
+    return [Tile(title, count(knowledge.answered), of=of, conditions=conditions, share=share)]
+
+
+def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:
+    """What an active server recovered; it is never added to what a listener did."""
+    kinds = [("unprotected", "without protection")]
+    if view.experiment.mechanism.protects:
+        kinds.append(("protected", f"with {view.experiment.mechanism.title}"))
+    counted = [
+        _counted(f"Worst case, active server: {view.kind}s recovered {how}", part, ACTIVE)
+        for kind, how in kinds
+        if (part := recovered(scores, kind)) is not None
+    ]
+    unknown = Tile("Worst case, active server", "not known", words=True, remark="No upload could be attacked.")
+    return counted or [unknown]
+
+
+def _eavesdropped(view: View, scores: Sequence[Score]) -> list[Tile]:
+    bare, shielded = recovered(scores, "unprotected"), recovered(scores, "protected")
+    if bare is None and shielded is None and any(score.picked for score in scores):
+        return _told(view)
+    if bare is None and shielded is None:
+        done = view.summary is not None and view.summary.status == "completed" and not view.summary.attacks
+        remark = "No upload could be attacked." if done else "Attacks were planned, but this folder has no scores."
+        return [Tile(f"{_those(view)} recovered", "not known", words=True, remark=remark)]
+    if view.experiment.hears_masked:
+        return [_shielded(view, bare, shielded)]
+    first = _bare(view, bare)
+    if not view.experiment.mechanism.protects and shielded is None:
+        return [first]
+    return [first, _shielded(view, bare, shielded), *_told(view)]
+
+
+def _told(view: View) -> list[Tile]:
+    """How often the best attack on protected uploads picked originals out of others, between guess and ceiling."""
+    rates = [rate for rate in (view.summary.rates if view.summary else ()) if rate.upload == "protected"]
+    told = [rate for rate in rates if rate.event == "told" and not is_active(rate.attack)]
+    if not told:
+        return []
+    ties = best_rates(told)
+    rate = ties[0]
+    conditions = [("attack", ", ".join(each.attack for each in ties))] if rate.hits else []
+    conditions.append(("guess", percent(rate.chance)))
+    if rate.best is not None:
+        conditions.append(("best decision", f"{percent(rate.best.value)} on these {view.kind}s"))
+    conditions.append(("ceiling", "none" if rate.ceiling is None else f"{percent(rate.ceiling)}: no attack exceeds it"))
+    title = f"{rate.success[0].upper()}{rate.success[1:]} with {view.experiment.mechanism.title}"
+    tile = _counted(title, Recovered(rate.hits, rate.images), "")
+    remark = "More than is claimed to be possible: the implementation or the proof is wrong." if rate.exceeded else ""
+    return [replace(tile, conditions=tuple(conditions), remark=remark, alarm=rate.interval[0] > rate.chance)]
+
+
+def _bare(view: View, result: Recovered | None) -> Tile:
+    title = f"{_those(view)} recovered without protection"
+    if result is None:
+        remark = "The unprotected upload was not attacked, so it is not known how strong the attack is."
+        return Tile(title, "not tried", words=True, remark=remark)
+    remark = WEAK if result.images == 0 and view.experiment.mechanism.protects else ""
+    if result.images == 0 and not remark:
+        remark = "The attack fails, which is no proof of privacy: a stronger one may succeed."
+    return _counted(title, result, remark)
+
+
+def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> Tile:
+    masked = view.experiment.hears_masked
+    how = "from masked uploads" if masked else f"with {view.experiment.mechanism.title}"
+    title = f"{_those(view)} recovered {how}"
+    if result is not None and masked:
+        return _counted(title, result, "What the sum of the uploads tells is another question.")
+    if result is None:
+        return Tile(title, "not known", words=True, remark="No protected upload was attacked.")
+    if bare is None:
+        return _counted(title, result, "Not comparable: nobody tried the same uploads without protection.")
+    if bare.images == 0:
+        return _counted(title, result, "Says nothing about the mechanism: see the weak attack without protection.")
+    return _counted(title, result, "By these attacks on these uploads; a stronger attack may recover more.")
+
+
+def _counted(title: str, result: Recovered, remark: str) -> Tile:
+    return Tile(
+        title,
+        count(result.images),
+        of=f"of {count(result.attacked)}",
+        remark=remark,
+        share=result.images / result.attacked,
+        alarm=result.images > 0,
+    )
