@@ -270,7 +270,8 @@ def test_data_lists_what_is_here(here: Path) -> None:
 
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
     program = (
-        "import sys; from fedpriv.core.cli.app import app; app(['config', 'check', 'small.toml'], standalone_mode=False)\n"
+        "import sys; from fedpriv.core.cli.app import app\n"
+        "app(['config', 'check', 'small.toml'], standalone_mode=False)\n"
         "heavy = 'numpy', 'torch', 'scipy', 'sklearn', 'flwr', 'ray', 'datasets', 'matplotlib', 'jinja2', 'PIL', "
         "'pyarrow'\n"
         "print([name for name in heavy if name in sys.modules])"

@@ -1,7 +1,7 @@
 """The attack stage: what the tap heard goes to the attacks, what they return to the referee, and all of it is written.
 
-The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.core.lab.victims` and in the
-referee, and nothing of it flows back.
+The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.core.lab.victims` and in
+the referee, and nothing of it flows back.
 """
 
 import io
