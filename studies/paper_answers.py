@@ -20,6 +20,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import load_dataset
 from fedpriv.service.features import pixels, pooled_features
+from fedpriv.service.report import ServedColumns
 from fedpriv.sweep import SweepFolder, TrialRecord
 from studies.arguments import StudyParser
 
@@ -48,7 +49,7 @@ def table(records: Sequence[TrialRecord]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", f"| --- | --: | --- |{' --: |' * (len(heads) - 3)}"]
     rows: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if record.status == "completed" and record.answers_exact is not None:
+        if record.status == "completed" and record.of(ServedColumns).answers_exact is not None:
             rows.setdefault(_row(record), []).append(record)
     if not rows:
         raise InputError(f"none of {len(records)} trials answers, as those of configs/paper/convexified-location.toml")
@@ -60,18 +61,18 @@ def _row(record: TrialRecord) -> str:
 
 
 def _line(records: Sequence[TrialRecord]) -> str:
-    first = records[0]
-    exact, answered = _mean([each.answers_exact for each in records]), _mean([each.answers_right for each in records])
-    recovered = [each.answers_recovered for each in records if each.answers_recovered is not None]
-    bounds = [each.answers_bound for each in records if each.answers_bound is not None]
+    first, served = records[0], [record.of(ServedColumns) for record in records]
+    exact, answered = _mean([each.answers_exact for each in served]), _mean([each.answers_right for each in served])
+    recovered = [each.answers_recovered for each in served if each.answers_recovered is not None]
+    bounds = [each.answers_bound for each in served if each.answers_bound is not None]
     said = [str(first.settings[key]) for key in ("training.loss", "service.voters") if key in first.settings]
-    name = ", ".join([f"`{first.answers}`", *said])
+    name = ", ".join([f"`{served[0].answers}`", *said])
     cells = [
         name,
-        f"{first.answers_planned:,}",
+        f"{served[0].answers_planned:,}",
         _noise(first),
-        _figure(first.answers_nominal),
-        "nothing" if first.answers_epsilon is None else _figure(first.answers_epsilon),
+        _figure(served[0].answers_nominal),
+        "nothing" if served[0].answers_epsilon is None else _figure(served[0].answers_epsilon),
         f"{exact:.1%}",
         f"{answered:.1%}",
         f"{1 - answered / exact:.3f}",
@@ -82,9 +83,10 @@ def _line(records: Sequence[TrialRecord]) -> str:
 
 
 def _noise(record: TrialRecord) -> str:
-    if not record.answers_noise:
+    served = record.of(ServedColumns)
+    if not served.answers_noise:
         return "none"
-    return "exponential" if record.answers == "label" else str(record.settings.get("service.distribution", "gaussian"))
+    return "exponential" if served.answers == "label" else str(record.settings.get("service.distribution", "gaussian"))
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -18,13 +18,13 @@ from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
 from fedpriv.algorithms.pate.client import teachers_votes
 from fedpriv.algorithms.pate.poll import Poll, kept_poll
+from fedpriv.algorithms.pate.records import Knowledge, read_answers
 from fedpriv.algorithms.pate.server import data_dependent_cost
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, teachers
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Knowledge
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
@@ -72,7 +72,7 @@ def _trial(experiment: Experiment) -> Trial:
     with tempfile.TemporaryDirectory() as place:
         start_run(experiment, Path(place) / "run", "python -m studies.pate", Silent())
         folder = RunFolder.open(Path(place) / "run")
-        knowledge, poll = folder.knowledge(), kept_poll(folder)
+        knowledge, poll = folder.read(Knowledge), kept_poll(folder)
         if knowledge is None or poll is None:
             raise RuntimeError("the run left no knowledge")
         world = build_world(experiment, folder.secret(experiment))
@@ -96,7 +96,7 @@ def _teachers(world: World, poll: Poll) -> tuple[float, float]:
 
 def _figures(world: World, folder: RunFolder, poll: Poll) -> tuple[float, tuple[float, float]]:
     """The data-dependent epsilon, and mean and deviation of the sanitised one over its noise."""
-    pate, answers = PateConfig.required(world.experiment), folder.answers()
+    pate, answers = PateConfig.required(world.experiment), read_answers(folder)
     aggregator, sanitiser = pate.aggregator_of(teachers(world)), pate.sanitiser
     orders = [float(order) for order in ORDERS if 3 <= order <= 60][::3]
     costs = [data_dependent_cost(aggregator, order, poll.counts, answers, teachers(world))[0] for order in orders]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
+from fedpriv.attacks.endpoint.records import Probe, ProbeResult
 from fedpriv.core.cli.probe import _answers_words, _sentences
 from fedpriv.core.figure import Figure
-from fedpriv.core.records import Interval, Probe, ProbeResult
+from fedpriv.core.records import Interval
 from fedpriv.robustness.records import Evasion, Reach, Robustness
 from tests.lab.test_summary import VMF
 from tests.test_cli_attack import fedpriv, here

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from fedpriv import metrics
 from fedpriv.attacks.endpoint.equations import rounding_unit
+from fedpriv.attacks.endpoint.records import Inverted
 from fedpriv.attacks.endpoint.scene import Network, Referee, probabilities
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Inverted
 from fedpriv.service.questions import Questions
 
 Cost = Callable[[Tensor], Tensor]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.attacks.access import Access
-from fedpriv.core.records import ProbeResult
+from fedpriv.attacks.endpoint.records import ProbeResult
 from fedpriv.core.settings import Section
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class ProbeOutcome:
     """What one attack in one variant found.
 
     Attributes:
@@ -51,7 +51,7 @@ class EndpointAttack(Section):
         return "; ".join(need.words for need in self.needs)
 
     @abstractmethod
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         """Attack, and have the referee score what came of it, in all variants.
 
         Args:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.attacks.memorisation.exposure import Network, log_probabilities
+from fedpriv.attacks.memorisation.records import Extraction
 from fedpriv.core.names import END, PAD, START
-from fedpriv.core.records import Extraction
 from fedpriv.data.canaries import Canaries, Numbers
 
 _AT_ONCE = 256  # sequences

@@ -109,6 +109,16 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """What an attack has after so many questions: a share, from 0 to 1."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+
+    queries: int
+    share: float
+
+
+@dataclass(frozen=True)
 class EpsilonBound:
     """A lower bound on epsilon from an experiment.
 

@@ -3,12 +3,16 @@
 The run folder, the summary, the report and the tables of sweeps go through all of them, and name none.
 """
 
+import io
 import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from PIL import Image, UnidentifiedImageError
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 S = TypeVar("S", bound=FileRecord)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file as it lies in the folder, and its size in pixels."""
+
+    png: bytes
+    width: int
+    height: int
 
 
 @dataclass(frozen=True)
@@ -206,6 +219,10 @@ class Finding(ABC, Generic[R]):
         """Return one clause for each measurement that exceeds what is claimed to be proven."""
         return tuple(figure.refutation for figure in self.figures(found) if figure.exceeded)
 
+    def tested(self, found: R) -> int | None:
+        """Return how many test examples the accuracy is of, where these are not all; ``None``: they are."""
+        return None
+
     def sentences(self, found: R) -> tuple[str, ...]:
         """Return what the verdict says of it."""
         return ()
@@ -303,3 +320,18 @@ def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: st
     if asked and asked not in known:
         raise InputError(f"no trial has a {what} {asked!r}; there are: {', '.join(known) or 'none'}")
     return asked or max(known, key=lambda name: (len(known[name]), statistics.fmean(known[name])), default="")
+
+
+def read_picture(path: Path) -> Picture:
+    """Return a PNG file.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    png = path.read_bytes()
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            image.load()
+            return Picture(png, image.width, image.height)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"{path} is damaged: not a PNG picture: {error}") from None

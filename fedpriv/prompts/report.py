@@ -2,21 +2,23 @@
 
 from functools import cache
 from pathlib import Path
-
-from jinja2 import Template
+from typing import TYPE_CHECKING
 
 from fedpriv.core.config import describe
 from fedpriv.core.figure import Figure
 from fedpriv.core.files import write_whole
 from fedpriv.core.numbers import figure, percent
 from fedpriv.core.records import Interval
-from fedpriv.core.report.filters import plain, template
-from fedpriv.core.report.probe import probe_value
 from fedpriv.prompts.folder import PromptFolder
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 def write_icl_report(path: Path) -> Path:
     """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes."""
+    from fedpriv.core.report.filters import plain
+
     folder = PromptFolder.open(path)
     folder.check_settings()
     prompts, ledger = folder.prompts(), folder.ledger()
@@ -61,10 +63,12 @@ def _shares(share: Interval) -> tuple[str, str]:
 def _leak_value(shown: Figure, value: float | None) -> str:
     if value is not None and shown.unit == "number":
         return f"{value:.3f}"  # areas, which are compared with each other
-    return probe_value(shown, value, "nothing proven" if value is None else "")
+    return shown.text(value, "nothing proven")
 
 
 @cache
-def _template() -> Template:
+def _template() -> "Template":
     """The page without its content; compiled once a process."""
+    from fedpriv.core.report.filters import template
+
     return template("prompts/report.html", leak_value=_leak_value)

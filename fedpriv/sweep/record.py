@@ -17,13 +17,9 @@ from fedpriv.core.finding import Columns, Finding, Part, all_found, findings
 from fedpriv.core.records import (
     COMPLETED,
     CONFIDENCE,
-    AnswersAudit,
     AttackResult,
-    Knowledge,
     Ledger,
     Model,
-    Referee,
-    Service,
     Summary,
 )
 from fedpriv.core.registry import MECHANISMS
@@ -87,27 +83,6 @@ class TrialRecord(Model):
     reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
     refusals: tuple[str, ...] = Field((), description="what was not attacked, and why; in tables a JSON list")
 
-    votes_asked: int | None = Field(None, description="PATE: questions that the aggregator got before the budget ended")
-    votes_answered: int | None = Field(None, description="PATE: questions that have an answer")
-    votes_right: float | None = Field(None, description="PATE: share of the answers that are right")
-    votes_spent: float | None = Field(
-        None, description="PATE: epsilon of the answers given; epsilon is what is claimed"
-    )
-    answers: str | None = Field(None, description="policy of the model as an endpoint")
-    answers_planned: int | None = Field(None, description="images that it answers in all")
-    answers_exact: float | None = Field(None, description="share of the test images right by the exact scores")
-    answers_right: float | None = Field(None, description="share of the test images right as answered")
-    answers_noise: float | None = Field(None, description="scale of the answers' noise")
-    answers_epsilon: float | None = Field(None, description="proven for all planned answers, at answers_delta")
-    answers_pure: float | None = Field(None, description="proven for all planned answers, at delta = 0")
-    answers_nominal: float | None = Field(None, description="claimed for one answer, and not proven")
-    answers_delta: float | None = Field(None, description="of answers_epsilon")
-    answers_bound: float | None = Field(None, description="measured: epsilon of one answer is at least this")
-    answers_moved: float | None = Field(
-        None, description="measured: how far one example moved the model, over the proven or claimed bound"
-    )
-    answers_shifted: float | None = Field(None, description="measured: the same of a logit")
-    answers_recovered: float | None = Field(None, description="share of exact vectors that two answers gave away")
     seconds: float | None = Field(None, description="wall time of the trial's last start, all that followed included")
 
     @model_validator(mode="after")
@@ -178,9 +153,7 @@ def read_record(
     """
     experiment = folder.experiment()
     summary, ledger = folder.final_summary(), folder.final_ledger()
-    knowledge = folder.knowledge()
-    all_tested = summary.data.test_examples if knowledge is None else knowledge.evaluated
-    tested = all_tested if summary.evaluated_examples is None else summary.evaluated_examples
+    tested = _tested(folder, summary) if summary.evaluated_examples is None else summary.evaluated_examples
     low, high = _accuracy_interval(summary.test_accuracy, tested)
     tensors, found = summary.model.tensors, _found(folder, summary)
     return TrialRecord(
@@ -202,8 +175,6 @@ def read_record(
         reconstructions=tuple(_reconstruction(result) for result in summary.attacks),
         refusals=summary.refusals,
         **found,
-        **_knowledge(knowledge),
-        **_answers(folder.service(), folder.referee(), folder.answers_audit()),
         seconds=summary.seconds if seconds is None else seconds,
     )
 
@@ -231,6 +202,12 @@ def part_fields() -> dict[str, type[Part]]:
 
 def _is_part(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Part)
+
+
+def _tested(folder: RunFolder, summary: Summary) -> int | None:
+    """How many test examples the accuracy is of."""
+    known = (each.finding.tested(each.result) for each in all_found(folder))
+    return next((count for count in known if count is not None), summary.data.test_examples)
 
 
 def _found(folder: RunFolder, summary: Summary) -> dict[str, Any]:
@@ -276,42 +253,6 @@ def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[fl
         return None, None
     interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
-
-
-def _knowledge(knowledge: Knowledge | None) -> dict[str, Any]:
-    if knowledge is None:
-        return {}
-    return {
-        "votes_asked": knowledge.asked,
-        "votes_answered": knowledge.answered,
-        "votes_right": knowledge.right,
-        "votes_spent": knowledge.spent,
-    }
-
-
-def _answers(service: Service | None, referee: Referee | None, audit: AnswersAudit | None) -> dict[str, Any]:
-    if service is None:
-        return {}
-    proven = service.guarantee
-    figures: dict[str, Any] = {
-        "answers": service.method,
-        "answers_planned": service.answers,
-        "answers_noise": service.scale,
-        "answers_epsilon": proven.epsilon,
-        "answers_pure": proven.pure_epsilon,
-        "answers_nominal": proven.nominal_epsilon,
-        "answers_delta": proven.delta,
-    }
-    if referee is not None:
-        figures |= {"answers_exact": referee.accuracy.value, "answers_right": referee.answered.value}
-    if audit is not None:
-        figures |= {
-            "answers_moved": audit.moved,
-            "answers_shifted": audit.shifted,
-            "answers_recovered": audit.recovered,
-        }
-        figures["answers_bound"] = None if audit.bound is None else audit.bound.epsilon
-    return figures
 
 
 def _reconstruction(result: AttackResult) -> Reconstruction:

@@ -11,6 +11,8 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
 from fedpriv.accounting.response import Response
+from fedpriv.algorithms.labels.records import LabelsTold, read_survey
+from fedpriv.algorithms.labels.report import LabelsFinding
 from fedpriv.algorithms.labels.server import survey_of
 from fedpriv.attacks.membership.game import build_pool
 from fedpriv.clients.answering import Answering
@@ -19,12 +21,10 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.lab import attack_run, resume_run, start_run
-from fedpriv.core.lab.labels import label_sentences
 from fedpriv.core.lab.victims import targets, truth
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import LabelsTold
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
@@ -81,7 +81,7 @@ def test_the_ledger_has_a_line_of_its_own(finished: Path) -> None:
 
 
 def test_the_survey_is_of_what_clients_count(finished: Path) -> None:
-    world, survey = world_of(finished), RunFolder.open(finished).labels()
+    world, survey = world_of(finished), read_survey(RunFolder.open(finished))
     assert survey is not None
     assert survey.clients == (0, 1, 2, 3)
     for client, counts in zip(survey.clients, survey.counts, strict=True):
@@ -94,7 +94,7 @@ def test_the_survey_is_of_what_clients_count(finished: Path) -> None:
 
 
 def test_measured_lies_between_a_guess_and_the_ceiling(finished: Path) -> None:
-    world, told = world_of(finished), RunFolder.open(finished).labels().told  # type: ignore[union-attr]
+    world, told = world_of(finished), read_survey(RunFolder.open(finished)).told  # type: ignore[union-attr]
     assert told is not None
     true = world.true_labels.numpy()
     assert told.guess == pytest.approx(np.bincount(true).max() / len(true))
@@ -147,7 +147,7 @@ def test_words_about_a_measured_rate_above_the_ceiling() -> None:
     for right in (455, 440):
         survey = survey_of(Response(2.0, 10), {})
         known = LabelsTold(**told, right=right, true_shares=(0.1,) * 10)
-        (text,) = label_sentences(survey.model_copy(update={"told": known}))
+        (text,) = LabelsFinding().sentences(survey.model_copy(update={"told": known}))
         texts.append(text)
     assert "49.0%), which agrees within its interval with the ceiling, 45.1% for whoever" in texts[0]
     assert "49.0%), the ceiling 45.1% for whoever" in texts[1]
@@ -178,7 +178,7 @@ def test_behind_a_mechanism_nobody_counts_labels(tmp_path: Path) -> None:
     mechanism = {"name": "gaussian", "sigma": 1.0}
     start_run(labelled(mechanism=mechanism, federation={"rounds": 1}), tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
-    survey, ledger = folder.labels(), folder.final_ledger()
+    survey, ledger = read_survey(folder), folder.final_ledger()
     assert survey is not None
     assert (survey.counts, survey.shares) == ((), ())
     assert survey.told is not None

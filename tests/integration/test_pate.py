@@ -18,6 +18,7 @@ from fedpriv.accounting import gaussian_epsilon
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
 from fedpriv.algorithms.pate.poll import kept_poll
+from fedpriv.algorithms.pate.records import Knowledge, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
 from fedpriv.attacks.membership.audit import audit_run
@@ -92,14 +93,14 @@ def test_votes_and_answers_are_recomputed_outside_the_app(finished: Path) -> Non
     assert poll.counts.sum(axis=1).tolist() == [6.0] * 24
     secret = server_module._secret(world, poll)
     aggregator = ConfidentMax(0.5 * 6, 0.3 * 6, 0.3 * 6)
-    for number, answer in enumerate(folder.answers()):
+    for number, answer in enumerate(read_answers(folder)):
         assert answer.query == int(asked_rows(world)[number])
         assert answer.label == aggregator.decide(poll.counts[number], secret.stream("question", number).numpy())
 
 
 def test_the_knowledge_is_what_the_answers_say(finished: Path) -> None:
     folder, world = RunFolder.open(finished), world_of(finished)
-    knowledge, answers = folder.knowledge(), folder.answers()
+    knowledge, answers = folder.read(Knowledge), read_answers(folder)
     assert knowledge is not None
     given = [answer for answer in answers if answer.answered]
     assert (knowledge.asked, knowledge.answered) == (len(answers), len(given))
@@ -122,7 +123,7 @@ def test_the_student_is_measured_on_images_that_it_has_not_learnt(finished: Path
     assert not asked & measured
     assert asked | measured == set(range(len(world.dataset.y_test)))
     folder = RunFolder.open(finished)
-    knowledge, record = folder.knowledge(), read_record(folder, "run")
+    knowledge, record = folder.read(Knowledge), read_record(folder, "run")
     assert knowledge is not None
     right = round(knowledge.student * len(measured))
     interval = binomtest(right, len(measured)).proportion_ci(CONFIDENCE, method="wilson")
@@ -135,7 +136,7 @@ def test_its_endpoint_is_measured_on_the_same_images(finished: Path, tmp_path: P
     path = shutil.copytree(finished, tmp_path / "run")
     folder = RunFolder.open(path)
     open_service(folder, ServiceConfig(), Silent()).close()
-    referee, knowledge = folder.referee(), folder.knowledge()
+    referee, knowledge = folder.referee(), folder.read(Knowledge)
     assert referee is not None and knowledge is not None
     assert (referee.tested, referee.accuracy.value) == (knowledge.evaluated, pytest.approx(knowledge.student))
 
@@ -154,7 +155,7 @@ def test_nothing_that_is_shown_depends_on_votes_but_as_proven(finished: Path) ->
 def test_the_budget_is_the_claim_and_asking_stops_before_it(tmp_path: Path) -> None:
     start_run(votes({"target_epsilon": 8.0}), tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
-    knowledge, ledger = folder.knowledge(), folder.final_ledger()
+    knowledge, ledger = folder.read(Knowledge), folder.final_ledger()
     assert knowledge is not None
     assert knowledge.asked < 24
     assert knowledge.spent is not None
@@ -176,7 +177,7 @@ def test_twice_gives_the_same_bytes_and_another_seed_others(finished: Path, tmp_
     assert (tmp_path / "other" / "answers.jsonl").read_bytes() != (finished / "answers.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("step", ["keep_poll", "write_knowledge", "append_round", "save_checkpoint"])
+@pytest.mark.parametrize("step", ["keep_poll", "write", "append_round", "save_checkpoint"])
 def test_a_killed_run_goes_on_with_the_same_bytes(
     finished: Path, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +185,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, step, killed)
+        patched.setattr(server_module if step == "keep_poll" else RunFolder, step, killed)
         if step == "append_round":  # the line before training is one, too
             patched.setattr(server_module, "take_up", lambda *_: 0)
         with pytest.raises(RunInterruptedError):
@@ -222,7 +223,7 @@ def test_damaged_votes_are_one_line(finished: Path, tmp_path: Path) -> None:
 def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Path) -> None:
     start_run(MASKED, tmp_path / "run", "", Silent())
     folder, world = RunFolder.open(tmp_path / "run"), world_of(tmp_path / "run")
-    poll, knowledge = kept_poll(folder), folder.knowledge()
+    poll, knowledge = kept_poll(folder), folder.read(Knowledge)
     assert poll is not None
     assert knowledge is not None
     assert poll.votes.shape == (0, 12), "nobody has votes"
@@ -234,7 +235,7 @@ def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Pa
         counts = noisy_counts(teachers_votes(world, client, images), world.dataset.classes, sigma, 4, noise)
         words = words + quantised(counts.flatten(), limit)
     assert np.array_equal(restored(words, 4, limit).numpy().reshape(poll.counts.shape), poll.counts)
-    assert [answer.label for answer in folder.answers()] == poll.counts.argmax(axis=1).tolist()
+    assert [answer.label for answer in read_answers(folder)] == poll.counts.argmax(axis=1).tolist()
     # All counts are released at once: twelve questions, answered.
     epsilon = folder.final_ledger().worst.epsilon
     assert epsilon == pytest.approx(gaussian_epsilon(1e-5, np.sqrt(2 * 12) / sigma))
@@ -288,7 +289,7 @@ def test_a_client_that_lies_or_fails_is_left_out_and_named(
     monkeypatch.setattr(lab_run, "client_app", lying(change, {2}))
     summary = start_run(votes(), tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
-    record, knowledge = folder.rounds()[-1], folder.knowledge()
+    record, knowledge = folder.rounds()[-1], folder.read(Knowledge)
     assert summary.status == COMPLETED
     assert knowledge is not None
     assert knowledge.voted == 5
@@ -331,7 +332,7 @@ def test_a_sanitised_figure_is_shown_and_counted(tmp_path: Path) -> None:
     settings = votes({"sanitised": True, "sanitised_order": 4.0, "sigma1": 1.0, "sigma2": 1.0})
     start_run(settings, tmp_path / "run", "", Silent())
     folder = RunFolder.open(tmp_path / "run")
-    knowledge, worst, summary = folder.knowledge(), folder.final_ledger().worst, folder.final_summary()
+    knowledge, worst, summary = folder.read(Knowledge), folder.final_ledger().worst, folder.final_summary()
     assert knowledge is not None
     assert knowledge.sanitised is not None
     assert knowledge.spent is not None

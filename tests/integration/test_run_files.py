@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.algorithms.labels.records import read_survey
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
@@ -93,7 +94,7 @@ def test_the_referees_files_are_for_their_owner(neighbours: list[Path]) -> None:
     for folder in neighbours:
         assert stat.S_IMODE((folder / "referee").stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in (folder / "referee").iterdir()} == {0o600}
-    told = RunFolder.open(neighbours[1]).labels().told  # type: ignore[union-attr]
+    told = read_survey(RunFolder.open(neighbours[1])).told  # type: ignore[union-attr]
     assert told is not None
     assert told.true_shares == (0.75, *[5 / 60] * 3)
     assert "told" not in json.loads((neighbours[1] / "labels.json").read_text())
@@ -129,12 +130,12 @@ def test_folders_of_earlier_versions_are_read_and_set_right(neighbours: list[Pat
     """They have the referee's figures in the open; once the run is resumed they are apart, as in a new run."""
     new = neighbours[1]
     old = Path(shutil.copytree(new, tmp_path / "old"))
-    survey, partition = RunFolder.open(old).labels(), RunFolder.open(old).partition()
+    survey, partition = read_survey(RunFolder.open(old)), RunFolder.open(old).partition()
     assert survey is not None
     (old / "partition.json").write_bytes((old / "referee" / "partition.json").read_bytes())
     (old / "labels.json").write_text(survey.model_dump_json())
     shutil.rmtree(old / "referee")
-    assert RunFolder.open(old).labels() == survey
+    assert read_survey(RunFolder.open(old)) == survey
     assert RunFolder.open(old).partition() == partition
     assert load_view(old).partition == partition
     resume_run(old, Silent())

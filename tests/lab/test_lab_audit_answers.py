@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.audit_answers import audit_answers, refuse_refuted
+from fedpriv.core.lab.audit_answers import audit_answers
 from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
@@ -48,7 +49,7 @@ def test_proven_answers_are_not_refuted(run: RunFolder, tmp_path: Path, method: 
     assert found.proven and found.replaced == 4 and 0.05 < found.moved <= 1 and found.above == 0
     assert found.bound is not None and found.claimed is not None and not found.refutes
     assert found == folder.answers_audit()
-    refuse_refuted(found)
+    refuse_exceeded(found.figures)
     page = render_page(load_view(folder.path))
     assert "0 of 5" in page and "Right answers by how many epsilon has to last for" in page
     assert "Models moved, measured over bound" in page and "is not proven" not in page
@@ -64,18 +65,17 @@ def test_noise_that_is_much_too_small_is_refuted(run: RunFolder, tmp_path: Path)
     path.write_text(json.dumps(service))
     found = audit_answers(folder, 4, Silent())
     assert found.refutes and found.moved > 1 and found.above > 0
-    with pytest.raises(RunFailedError, match="is claimed to be proven: the implementation or the theorem is wrong"):
-        refuse_refuted(found)
+    with pytest.raises(RunFailedError, match=r"claimed: at most .*the implementation or the proof is wrong"):
+        refuse_exceeded(found.figures)
 
 
 def test_the_published_method_is_refuted_and_told_in_red(run: RunFolder, tmp_path: Path) -> None:
     folder = endpoint(run, tmp_path, "paper", epsilon_each=1.0)
     found = audit_answers(folder, 2, Silent())
-    assert not found.proven and found.refutes and found.claimed == 1
+    assert not found.proven and found.refutes and found.claimed == 1  # nothing that is claimed to be proven
     # 1000 trials of each kind decide; all of them are told right: log(0.9931 / 0.0069) at least.
     assert found.bound is not None and found.bound.epsilon >= 4
     assert found.recovered is not None and found.recovered > 0.5
-    refuse_refuted(found)  # nothing that is claimed to be proven
     page = render_page(load_view(folder.path))
     assert "What is claimed of the answers is not proven" in page
     assert "Proven of all planned answers</dt><dd>nothing" in page

@@ -8,13 +8,13 @@ import pytest
 from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
+from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.endpoint.report import extraction_plot
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import resume_run
 from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Probe
 from fedpriv.core.report import load_view, render_page
-from fedpriv.core.report.probe import extraction_plot
 from fedpriv.core.runs import RunFolder
 from tests.integration.small import left_behind
 from tests.lab.test_lab_endpoint import finished
@@ -45,9 +45,9 @@ def test_results_are_added_and_the_rest_stays(run: RunFolder, probed: tuple[dict
     pictures = {f"probe/mi-face-{label:04d}.png" for label in range(10)} | {"probe/floor.png"}
     assert added == {"probe.json"} | pictures
     assert {name for name in before if before[name] != after[name]} == {"summary.json"}
-    assert run.probe() == found
+    assert run.read(Probe) == found
     assert json.loads((run.path / "summary.json").read_text())["probe"] == found.model_dump(mode="json")
-    assert found.heuristic and not found.exceeded and not found.refusals
+    assert found.heuristic and not any(each.exceeded for each in found.figures) and not found.refusals
     asked = {(result.attack, result.variant): result.queries for result in found.results}
     assert asked[("equation-solving", "")] == 65 and asked[("mi-face", "cost -log p, start public")] == 0
     assert max(asked.values()) == 80
@@ -82,7 +82,7 @@ def test_an_attack_that_the_threat_model_withholds_is_refused(
     assert not list((run.path / "probe").glob("*.png"))  # those of an earlier probe are gone
     with pytest.raises(InputError, match="this policy names labels only"):
         probe_run(run, [EquationSolving()], "label-only", 80, "user", Silent())
-    assert run.probe() == found  # nothing was written
+    assert run.read(Probe) == found  # nothing was written
 
 
 def test_the_endpoints_own_policy_and_budget_are_those_of_the_run(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from fedpriv.attacks.endpoint.methods.cloak import CloakedQuestions
+from fedpriv.attacks.endpoint.records import Probe, ProbeResult
 from fedpriv.attacks.endpoint.table import EndpointAttack
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Probe, ProbeResult
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from tests.lab.test_lab_endpoint import finished

@@ -23,8 +23,6 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.lab.service import add_user, in_process, open_service
 from fedpriv.core.lab.voters import refuse_unsolvable_head
 from fedpriv.core.progress import Silent
-from fedpriv.core.report.answers import endpoint_facts
-from fedpriv.core.report.view import Endpoint
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.draws import opendp
@@ -32,6 +30,7 @@ from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.made import made_service, users
 from fedpriv.service.policies import HeadKeys
+from fedpriv.service.report import Served, _facts
 from fedpriv.service.settings import ServiceConfig
 from tests.cases import in_one_test
 from tests.integration.small import experiment
@@ -138,8 +137,8 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     assert folder.answered() == {"owner": 100}  # whoever opens the ledger next mends it
     assert open_service(folder, None, Silent()).asked == 101
     assert folder.answered() == {"owner": 100, "": 1}
-    assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in endpoint_facts(
-        Endpoint(made_service(folder.path), folder.referee(), folder.answered(), None)
+    assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in _facts(
+        Served(made_service(folder.path), folder.referee(), folder.answered(), None)
     )
 
 

@@ -11,11 +11,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from fedpriv.attacks.memorisation.audit import audit_memorisation
+from fedpriv.attacks.memorisation.records import Memorisation
 from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.memorisation import audit_memorisation
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
@@ -97,7 +98,7 @@ def test_a_model_that_repeats_a_secret_is_caught_and_the_report_says_so(remember
     table = [line for line in said.output.splitlines() if line.lstrip().startswith(("copies", "0 ", "1 ", "12 "))]
     assert len(table) == 4
     assert max(map(len, table)) <= 80
-    found = folder.memorisation()
+    found = folder.read(Memorisation)
     assert found is not None
     assert [(group.copies, group.canaries) for group in found.groups] == [(0, 4), (1, 2), (12, 2)]
     none, _, often = found.groups
@@ -127,10 +128,10 @@ def test_a_ledger_that_exposures_refute_is_an_error(remembering: Path, tmp_path:
     path.write_text(json.dumps(ledger), encoding="utf-8")
     said = audited(folder)
     assert isinstance(said.exception, RunFailedError)
-    assert "canaries refute the ledger" in str(said.exception)
+    assert "an exposure whose probability is below 0.1 % under what is claimed" in str(said.exception)
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "The ledger is refuted" in page
-    assert "canaries-refute" in page
+    assert "refuted-memorisation" in page
 
 
 @pytest.mark.parametrize("unit", ["example", "update"])

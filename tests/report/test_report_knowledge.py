@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_report_page import parse, tile
 
+from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer
 from fedpriv.core.config import Experiment
-from fedpriv.core.records import Knowledge, VotedAnswer
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from tests.integration.small import BASE
@@ -27,7 +27,7 @@ def voted(folder: Path, *, sanitised: float | None = None, aggregator: str = "co
     run = RunFolder.open(folder)
     answers = [VotedAnswer(7, True, 1), VotedAnswer(3, False, None), VotedAnswer(5, True, 1)]
     run.write_jsonl("answers.jsonl", [asdict(answer) for answer in answers])
-    run.write_knowledge(
+    run.write(
         Knowledge(
             aggregator=aggregator, noise_at="server", teachers=4, voted=3, planned=9, asked=3, answered=2, right=0.5,
             student=0.75, evaluated=20, budget=3.0, spent=2.5, delta=1e-5, sanitised=sanitised,

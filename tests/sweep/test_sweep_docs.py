@@ -11,6 +11,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.sweep import Reconstruction, TrialRecord, load_sweep
+from fedpriv.sweep.record import columned
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
@@ -25,7 +26,8 @@ NO_COLUMNS = ("settings", "reconstructions", "memberships", "certified", "evasio
 
 
 def test_every_column_is_on_the_page_with_its_meaning() -> None:
-    for kind in (TrialRecord, Reconstruction, MembershipFigures, CertifiedFigures, EvasionFigures):
+    lines = (TrialRecord, Reconstruction, MembershipFigures, CertifiedFigures, EvasionFigures)
+    for kind in (*lines, *(added for _, added in columned())):
         for name, field in kind.model_fields.items():
             if name not in NO_COLUMNS:
                 assert f"| `{name}` | {field.description} |" in COLUMNS

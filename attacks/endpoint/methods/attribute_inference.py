@@ -6,7 +6,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
@@ -30,16 +30,17 @@ class AttributeInference(EndpointAttack):
     pairs: Count = Field(200, description="of a member and a non-member, at most")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
         import torch
 
         from fedpriv.accounting.ceiling import membership_advantage
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.endpoint.membership import draw_game, pairs_within
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.core.figure import Figure
-        from fedpriv.core.records import Interval, ProbeResult
+        from fedpriv.core.records import Interval
         from fedpriv.data.datasets import unit_scale
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
@@ -82,4 +83,4 @@ class AttributeInference(EndpointAttack):
             f"of others {figures[1].measured.value:.1%}; the prior alone has {figures[0].guess:.1%}."
         )
         result = ProbeResult(self.name, "", self.surface, endpoint.asked, (*figures, advantage), sentences=(sentence,))
-        return (Finding(result),)
+        return (ProbeOutcome(result),)

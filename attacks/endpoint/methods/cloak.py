@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS, PROBES
 from fedpriv.core.settings import Count, Groups, Positive, Registered
@@ -73,7 +73,7 @@ class CloakedQuestions(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.cloak import substitute
 
         game = self._game(scene, referee)
@@ -135,9 +135,9 @@ class CloakedQuestions(EndpointAttack):
 
         return Learning(weight, self.least, self.most, self.steps, self.rate, clamped=self.clamped)
 
-    def _finding(self, game: "Game", clean: "Trial", words: str, cloaked: "Trial", asked: int) -> Finding:
+    def _finding(self, game: "Game", clean: "Trial", words: str, cloaked: "Trial", asked: int) -> ProbeOutcome:
         from fedpriv.attacks.endpoint.cloak import suppression_figures, trial_figures, verdict
-        from fedpriv.core.records import ProbeResult, Shown
+        from fedpriv.attacks.endpoint.records import ProbeResult, Shown
 
         uniform = game.beside(cloaked)
         figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)
@@ -145,7 +145,7 @@ class CloakedQuestions(EndpointAttack):
         variant = words if self.gradient == "model" else f"{words}, learnt from answers"
         pictures = _pictures(game, cloaked, uniform, self.most)
         files = {_file(self.name, variant, *words): words for words in pictures}
-        return Finding(
+        return ProbeOutcome(
             ProbeResult(
                 self.name, variant, self.surface, asked, figures, sentences=(verdict(cloaked, uniform, game.majority),),
                 shown=tuple(Shown(file, *words) for file, words in files.items()),

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.equations import AffineScores
     from fedpriv.attacks.endpoint.scene import Referee, Scene
-    from fedpriv.core.records import CurvePoint
+    from fedpriv.core.figure import CurvePoint
     from fedpriv.service.questions import Questions
 
 # How many times d + 1 questions, for answers that are not exact.
@@ -43,11 +43,12 @@ class EquationSolving(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.equations import affine_scores
         from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.core.figure import Figure
-        from fedpriv.core.records import Interval, ProbeResult
+        from fedpriv.core.records import Interval
 
         needed, endpoint = scene.pixels + 1, scene.open()
         solution, curve, exact = self._solve(scene, referee, endpoint)
@@ -63,7 +64,7 @@ class EquationSolving(EndpointAttack):
         result = ProbeResult(
             self.name, "", self.surface, endpoint.asked, (*figures, last), tuple(curve), sentences=(sentence,)
         )
-        return (Finding(result),)
+        return (ProbeOutcome(result),)
 
     def _solve(
         self, scene: "Scene", referee: "Referee", endpoint: "Questions"
@@ -75,8 +76,8 @@ class EquationSolving(EndpointAttack):
         from fedpriv.attacks.endpoint.extraction import agreement
         from fedpriv.attacks.endpoint.scene import uniform_images
         from fedpriv.core.errors import InputError
+        from fedpriv.core.figure import CurvePoint
         from fedpriv.core.randomness import numpy_stream
-        from fedpriv.core.records import CurvePoint
 
         needed = scene.pixels + 1
         counts = [max(1, int(times * needed)) for times in MULTIPLES if times * needed <= scene.budget]

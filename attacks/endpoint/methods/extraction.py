@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Integer
 
@@ -29,7 +29,7 @@ class Extraction(EndpointAttack):
     points: Annotated[Integer, Field(ge=1, le=20)] = Field(4, description="of the curve, each a fifth of the next")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.extraction import never_asked
 
         guess = never_asked(scene)
@@ -39,12 +39,15 @@ class Extraction(EndpointAttack):
             variants.append((kinds[-1], True))
         return tuple(self._variant(scene, referee, guess, kind, labels) for kind, labels in variants)
 
-    def _variant(self, scene: "Scene", referee: "Referee", guess: "Network | None", kind: str, labels: bool) -> Finding:
+    def _variant(
+        self, scene: "Scene", referee: "Referee", guess: "Network | None", kind: str, labels: bool
+    ) -> ProbeOutcome:
         import numpy as np
 
         from fedpriv.attacks.endpoint.extraction import agreement, agreement_figures, trained_copy
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.endpoint.scene import probabilities
-        from fedpriv.core.records import CurvePoint, ProbeResult
+        from fedpriv.core.figure import CurvePoint
 
         endpoint, images = scene.open(), _asked(scene, kind, scene.budget)
         answers = endpoint.ask(images)
@@ -62,7 +65,7 @@ class Extraction(EndpointAttack):
             f"After {endpoint.asked} answers to {kind} images the copy names the model's class for {share:.1%} of "
         )
         sentence += f"test images{f', {floor:.1%} without a question' if floor is not None else ''}."
-        return Finding(
+        return ProbeOutcome(
             ProbeResult(self.name, variant, self.surface, endpoint.asked, figures, curve, sentences=(sentence,))
         )
 

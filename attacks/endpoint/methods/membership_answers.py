@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
@@ -37,7 +37,7 @@ class MembershipByAnswers(EndpointAttack):
         return need_network(scene.known_training().policy, self.name)
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.membership import (
             ExactQuestions,
             attack_scores,
@@ -48,7 +48,7 @@ class MembershipByAnswers(EndpointAttack):
             told_words,
             trained_references,
         )
-        from fedpriv.core.records import ProbeResult
+        from fedpriv.attacks.endpoint.records import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)
@@ -59,4 +59,4 @@ class MembershipByAnswers(EndpointAttack):
         exact = signals_by_answers(rehearsal, game, ExactQuestions(referee), None, references, people)
         figures = membership_figures(attack_scores(signals), truth, scene.proven, scene.seed, raw=attack_scores(exact))
         sentence = f"{endpoint.asked} questions, best attack: {told_words(len(game.candidates.members), figures[0])}"
-        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)
+        return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Positive
 
@@ -29,13 +29,13 @@ class MembershipByLabels(EndpointAttack):
     deviation: Positive = Field(0.3, description="of their noise, pixels from 0 to 1")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
         import torch
 
         from fedpriv.attacks.endpoint.membership import draw_game, membership_figures, pairs_within, told_words
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.core.randomness import numpy_stream
-        from fedpriv.core.records import ProbeResult
         from fedpriv.data.datasets import unit_scale
 
         endpoint, each = scene.open(), 1 + self.noisy
@@ -51,4 +51,4 @@ class MembershipByLabels(EndpointAttack):
         scores = {"robustness to noise": right, "the gap (right label)": gap}
         figures = membership_figures(scores, game.candidates.truth, scene.proven, scene.seed)
         sentence = f"{endpoint.asked} labels: {told_words(len(game.candidates.members), figures[0])}"
-        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)
+        return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Real
 
@@ -46,11 +46,11 @@ class MembershipBySynthesis(EndpointAttack):
         return need_network(scene.known_training().policy, self.name)
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         ways = (_SEARCH,) if scene.public is None else (_SEARCH, _STATISTICS, _NOISY)
         return tuple(self._by(way, number, scene) for number, way in enumerate(ways))
 
-    def _by(self, way: str, number: int, scene: "Scene") -> Finding:
+    def _by(self, way: str, number: int, scene: "Scene") -> ProbeOutcome:
         import numpy as np
 
         from fedpriv.attacks.endpoint.membership import (
@@ -60,9 +60,9 @@ class MembershipBySynthesis(EndpointAttack):
             pairs_within,
             told_words,
         )
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.membership.attacks import judged, predictions
         from fedpriv.core.randomness import numpy_stream
-        from fedpriv.core.records import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget // 2, self.pairs), scene.seed)
@@ -72,7 +72,7 @@ class MembershipBySynthesis(EndpointAttack):
         asked = endpoint.asked
         if len(made.labels) < _FEWEST:
             sentence = f"{asked} questions made {len(made.labels)} records: too few to train shadows on; ask more."
-            return Finding(ProbeResult(self.name, way, self.surface, asked, (), sentences=(sentence,)))
+            return ProbeOutcome(ProbeResult(self.name, way, self.surface, asked, (), sentences=(sentence,)))
         told, inside = _shadows(rehearsal, made, self.references, generator)
         target = ask_rows(endpoint, game, game.candidates.rows)
         records = np.stack([predictions(answer.logits, answer.others) for answer in told])
@@ -82,7 +82,7 @@ class MembershipBySynthesis(EndpointAttack):
             f"{asked} questions made data ({len(made.labels)} records), {endpoint.asked - asked} were about candidates"
             f": {told_words(len(game.candidates.members), figures[0])}"
         )
-        return Finding(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
+        return ProbeOutcome(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
 
     def _made(
         self, way: str, scene: "Scene", endpoint: "Questions", left: int, generator: "np.random.Generator"

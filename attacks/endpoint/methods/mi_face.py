@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, NonNegative, Positive, Real
 
@@ -51,11 +51,11 @@ class MiFace(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         import torch
 
         from fedpriv.attacks.endpoint.inversion import inversion_figures, invert, inverted_classes, two_sentences
-        from fedpriv.core.records import ProbeResult
+        from fedpriv.attacks.endpoint.records import ProbeResult
 
         gradient, asked = self.gradient(scene)
         pictures, _ = invert(gradient, self._start(scene).expand(scene.classes, *scene.shape), self._descent())
@@ -69,7 +69,7 @@ class MiFace(EndpointAttack):
             self.name, self._variant(), self.surface, asked(), figures,
             inverted=inverted, guess_picture="floor.png", sentences=two_sentences(figures),
         )  # fmt: skip
-        return (Finding(result, {**shown, "floor.png": floor}),)
+        return (ProbeOutcome(result, {**shown, "floor.png": floor}),)
 
     def gradient(self, scene: "Scene") -> "tuple[Gradient, Callable[[], int]]":
         """Return what goes down the cost, and how many questions it has taken so far."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
@@ -35,14 +35,14 @@ class TwoAnswers(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
 
+        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.unmasking import exact_logits
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
-        from fedpriv.core.records import ProbeResult
         from fedpriv.service.policies import softmax
 
         endpoint, public = scene.open(), scene.known_public()
@@ -64,4 +64,6 @@ class TwoAnswers(EndpointAttack):
         sentence = (
             f"Two answers to one question give the exact probabilities for {figure.measured.value:.1%} of images."
         )
-        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,), sentences=(sentence,))),)
+        return (
+            ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,), sentences=(sentence,))),
+        )

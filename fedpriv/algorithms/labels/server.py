@@ -9,7 +9,7 @@ import numpy as np
 
 from fedpriv.accounting.response import Response
 from fedpriv.algorithms.labels.client import response_of
-from fedpriv.core.records import LabelSurvey
+from fedpriv.algorithms.labels.records import LabelSurvey, read_survey, write_survey
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.server.uploads import Upload
@@ -17,11 +17,11 @@ from fedpriv.server.uploads import Upload
 
 def record_survey(world: World, folder: RunFolder, uploads: Sequence[Upload]) -> None:
     """Add clients that answered for the first time to labels.json."""
-    known = folder.labels()
+    known = read_survey(folder)
     counts = {} if known is None else dict(zip(known.clients, known.counts, strict=True))
     told = counts | {upload.client: upload.labels for upload in uploads if upload.labels is not None}
     if known is None or told.keys() != counts.keys():
-        folder.write_labels(survey_of(response_of(world), told))
+        write_survey(folder, survey_of(response_of(world), told))
 
 
 def survey_of(response: Response, counts: Mapping[int, Sequence[int]]) -> LabelSurvey:

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine
 from fedpriv.accounting.votes import is_smooth
+from fedpriv.algorithms.pate.records import read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import noise_of_votes, teachers
 from fedpriv.core.errors import InputError
@@ -35,7 +36,7 @@ def _noise(world: World) -> float:
 
 def _guarantee(world: World, folder: RunFolder) -> Guarantee:
     pate = PateConfig.required(world.experiment)
-    asked = len(folder.answers())
+    asked = len(read_answers(folder))
     if pate.noise_at == "clients" and folder.asked():
         asked = pate.queries  # whoever was asked has released all counts, whether or not the run went on
     claim = pate.claim(teachers(world), asked)

@@ -6,7 +6,6 @@ then the model. Noise on votes that the server sees is keyed by all of them, so 
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from hashlib import sha256
 
 import numpy as np
@@ -23,13 +22,14 @@ from fedpriv.accounting.votes import (
     threshold_rdp,
 )
 from fedpriv.algorithms.pate.poll import Poll, keep_poll, kept_poll
+from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
 from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
-from fedpriv.core.records import Failure, Knowledge, RoundRecord, VotedAnswer
+from fedpriv.core.records import Failure, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
@@ -69,12 +69,12 @@ def run_knowledge(
         poll = _asked(federation, folder)
         keep_poll(folder, poll)
     answers = answers_of(world, poll)
-    folder.write_jsonl("answers.jsonl", [asdict(answer) for answer in answers])
+    write_answers(folder, answers)
     progress.stage(f"teaching the student with {sum(answer.answered for answer in answers)} answers")
     student = _student(world, answers)
     loss, accuracy = evaluate(world, student)
     knowledge = _knowledge(world, poll, answers, accuracy)
-    folder.write_knowledge(knowledge)
+    folder.write(knowledge)
     pate = PateConfig.required(world.experiment)
     record = RoundRecord(
         round=_ROUND,

@@ -8,11 +8,13 @@ import typer
 from rich.table import Table
 
 from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.names import Adjacency
 
 if TYPE_CHECKING:
     from fedpriv.attacks.membership.records import Membership, MembershipAttack
-    from fedpriv.core.records import AnswersAudit, Memorisation
+    from fedpriv.attacks.memorisation.records import Memorisation
+    from fedpriv.core.records import AnswersAudit
 
 
 def audit(
@@ -91,8 +93,8 @@ def _sentence(membership: "Membership") -> str:
 
 
 def _audit_memorisation(folder: Path, samples: int, tokens: int, quiet: bool, as_json: bool) -> None:
+    from fedpriv.attacks.memorisation.audit import audit_memorisation
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.memorisation import audit_memorisation, refuse_refuted
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
 
@@ -105,7 +107,7 @@ def _audit_memorisation(folder: Path, samples: int, tokens: int, quiet: bool, as
             out.print(_exposures(found))
         print_sentences(_about_memorisation(found))
         print_line(f"Report: {folder / 'report.html'}")
-    refuse_refuted(found)
+    refuse_exceeded(found.measured)
 
 
 def _exposures(found: "Memorisation") -> Table:
@@ -142,7 +144,7 @@ def _about_memorisation(found: "Memorisation") -> list[str]:
 
 def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> None:
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.audit_answers import audit_answers, refuse_refuted
+    from fedpriv.core.lab.audit_answers import audit_answers
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
 
@@ -153,7 +155,7 @@ def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> N
     else:
         print_sentences(_about_answers(audit))
         print_line(f"Report: {folder / 'report.html'}")
-    refuse_refuted(audit)
+    refuse_exceeded(audit.figures if audit.proven else ())
 
 
 def _about_answers(audit: "AnswersAudit") -> list[str]:

@@ -27,11 +27,12 @@ from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggest
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
+    from fedpriv.attacks.endpoint.records import Probe
     from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
     from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
-    from fedpriv.core.records import Guarantee, Probe
+    from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
     from fedpriv.robustness.records import Evasion, Robustness
 
@@ -123,7 +124,7 @@ def probe(
     from fedpriv.core.runs import RunFolder
 
     run = RunFolder.open(folder)
-    earlier = run.probe()
+    earlier = run.read(Probe)
     evades = bool(names) or not (attacks or on_answers)
     config = _config(RobustnessConfig.of(run.experiment()), on_inputs | ({"attacks": names} if names else {}))
     if evades:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.core.figure import CurvePoint
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import AnswersCurve, CurvePoint
+from fedpriv.core.records import AnswersCurve
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores, rivals
 
 _BUDGETS = 1, 10, 100, 1000

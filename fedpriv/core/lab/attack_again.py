@@ -19,6 +19,7 @@ from fedpriv.core.config import Experiment, load_run
 from fedpriv.core.config.texts import unsuited
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import is_empty, locked, target_error, writing
+from fedpriv.core.finding import all_found
 from fedpriv.core.finished import rebuilt_world
 from fedpriv.core.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.core.lab.preflight import attack_warnings
@@ -263,8 +264,7 @@ def write_attacked(
         leakage.unattacked,
         leakage.refusals,
         leakage.rates,
-        folder.knowledge(),
-        folder.labels(),
+        all_found(folder),
         next_token=earlier.data.task == "next",
     )
     changes = {

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.endpoint.records import Probe, write_probe
 from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Rehearsal, Scene
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -26,7 +27,7 @@ from fedpriv.core.lab.attack_stage import png
 from fedpriv.core.lab.endpoint import open_endpoint
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Guarantee, Ledger, Probe
+from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
@@ -60,7 +61,7 @@ def probe_run(
     world = finished_world(folder, experiment)
     shown = answers or (ServiceConfig.of(experiment) or ServiceConfig()).method
     budget = _budget(world, shown, questions)
-    findings: list[Finding] = []
+    findings: list[ProbeOutcome] = []
     refusals: list[str] = []
     with cpu_threads(experiment.engine.threads):
         endpoint = open_endpoint(folder, world, shown)
@@ -89,8 +90,8 @@ def probe_run(
     )
     pictures = {name: png(image) for finding in findings for name, image in finding.pictures.items()}
     with writing(shlex.join(["fedpriv", "probe", str(folder.path)])):
-        folder.write_probe(probe, pictures)
-        folder.write_summary(summary.model_copy(update={"probe": probe}))
+        write_probe(folder, probe, pictures)
+        folder.write_summary(summary.with_found({"probe": probe}))
     return probe
 
 

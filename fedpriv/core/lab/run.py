@@ -17,9 +17,8 @@ from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import locked, stopped, writing
-from fedpriv.core.finding import records_found
+from fedpriv.core.finding import all_found, findings, records_found
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
-from fedpriv.core.lab.labels import with_referee
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.rates import refuse_exceeded
 from fedpriv.core.lab.rehearsal import rehearse
@@ -217,9 +216,8 @@ def _close(
     preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
     if preparation is not None:
         ledger = replace(ledger, labels=preparation.claim(world))
-    labels = with_referee(world, folder)
-    if labels is not None:
-        folder.write_labels(labels)
+    for finding in findings():
+        finding.conclude(world, folder)
     if not algorithm_of(experiment).protects:
         folder.write_label_ceilings(label_ceilings(world, folder))
     folder.write_json("ledger.json", ledger.to_json())
@@ -255,8 +253,7 @@ def _close(
             leakage.unattacked,
             leakage.refusals,
             leakage.rates,
-            folder.knowledge(),
-            labels,
+            all_found(folder),
             algorithm_of(experiment).about_accuracy(world, tested),
             next_token=world.dataset.is_next,
         ),
@@ -271,19 +268,7 @@ def _close(
         command=folder.command(),
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
-    findings = (
-        {
-            **records_found(folder),
-            "memorisation": folder.memorisation(),
-            "knowledge": folder.knowledge(),
-            "labels": labels,
-            "probe": folder.probe(),
-        }
-        if status == COMPLETED
-        else {}
-    )
-    kept = {key: record for key, record in findings.items() if record is not None}
-    folder.write_summary(summary.model_copy(update=kept) if kept else summary)
+    folder.write_summary(summary.with_found(records_found(folder)) if status == COMPLETED else summary)
     return summary
 
 

@@ -16,15 +16,12 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
+from fedpriv.core.finding import Found
 from fedpriv.core.lab.attack_stage import Refusal
-from fedpriv.core.lab.knowledge import knowledge_sentences
-from fedpriv.core.lab.labels import label_sentences
 from fedpriv.core.lab.results import row_result
 from fedpriv.core.records import (
     COMPLETED,
     Guarantee,
-    Knowledge,
-    LabelSurvey,
     LeakageRate,
     RoundRecord,
     RowResult,
@@ -60,8 +57,7 @@ def verdict(
     unattacked: int = 0,
     refusals: Sequence[Refusal] = (),
     rates: Sequence[LeakageRate] = (),
-    knowledge: Knowledge | None = None,
-    labels: LabelSurvey | None = None,
+    found: Sequence[Found] = (),
     about_accuracy: Sequence[str] = (),
     *,
     next_token: bool = False,
@@ -71,7 +67,7 @@ def verdict(
     parts = by_conduct(scores)
     adversary = experiment.adversary
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
-    sentences = [] if knowledge is None else knowledge_sentences(knowledge)
+    sentences = _of_findings(found, leads=True)
     sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _cells(scores)
@@ -89,8 +85,7 @@ def verdict(
         sentences += about_accuracy
     if worst is not None:
         sentences += _proof(experiment, worst)
-    if labels is not None:
-        sentences += label_sentences(labels)
+    sentences += _of_findings(found, leads=False)
     if not adversary.attacks and not algorithm_of(experiment).protects:
         sentences.append(_NO_ATTACK)
     if stops:
@@ -98,6 +93,12 @@ def verdict(
     if finished and (reason := early_end(experiment, last, stops)):
         sentences.append(f"{reason[0].upper()}{reason[1:]}.")
     return tuple(sentences)
+
+
+def _of_findings(found: Sequence[Found], *, leads: bool) -> list[str]:
+    """What findings say before everything else, or after what is proven."""
+    own = (each.finding.sentences(each.result) for each in found if each.finding.leads == leads)
+    return [sentence for sentences in own for sentence in sentences]
 
 
 _NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."

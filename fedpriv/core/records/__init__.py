@@ -15,8 +15,6 @@ from fedpriv.core.records.attacks import (
     kind_of,
     recovered,
 )
-from fedpriv.core.records.knowledge import Knowledge, VotedAnswer
-from fedpriv.core.records.labels import LabelsTold, LabelSurvey
 from fedpriv.core.records.ledger import (
     Ceiling,
     DataRelease,
@@ -29,8 +27,6 @@ from fedpriv.core.records.ledger import (
     shown_epsilon,
 )
 from fedpriv.core.records.members import member_ranges, members_text, named_members
-from fedpriv.core.records.memorisation import CanaryGroup, CanaryResult, Extraction, Memorisation
-from fedpriv.core.records.probe import CurvePoint, Inverted, Probe, ProbeResult, Shown
 from fedpriv.core.records.reading import FileRecord, Model, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
     Asked,
@@ -56,14 +52,10 @@ __all__ = [
     "AnswersCurve",
     "Asked",
     "AttackResult",
-    "CanaryGroup",
-    "CanaryResult",
     "Ceiling",
-    "CurvePoint",
     "DataFacts",
     "DataRelease",
     "Deployed",
-    "Extraction",
     "Failure",
     "Figure",
     "FileRecord",
@@ -71,22 +63,15 @@ __all__ = [
     "HeadFacts",
     "Holders",
     "Interval",
-    "Inverted",
-    "Knowledge",
     "LabelCeiling",
-    "LabelSurvey",
-    "LabelsTold",
     "LeakageRate",
     "LearntFacts",
     "Ledger",
     "LedgerLine",
-    "Memorisation",
     "Model",
     "ModelFacts",
     "Origin",
     "Partition",
-    "Probe",
-    "ProbeResult",
     "Recovered",
     "Referee",
     "Released",
@@ -98,13 +83,11 @@ __all__ = [
     "SentenceResult",
     "SentenceScore",
     "Service",
-    "Shown",
     "Stop",
     "Summary",
     "ThreatModel",
     "UserFacts",
     "View",
-    "VotedAnswer",
     "best_rates",
     "kind_of",
     "last_evaluated",

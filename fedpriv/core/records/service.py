@@ -4,9 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from fedpriv.core.figure import EpsilonBound, Interval
+from fedpriv.core.figure import CurvePoint, EpsilonBound, Figure, Interval
 from fedpriv.core.records.ledger import Guarantee
-from fedpriv.core.records.probe import CurvePoint
 from fedpriv.core.records.reading import Model
 from fedpriv.core.settings import absent
 
@@ -145,9 +144,16 @@ class AnswersAudit(Model):
     recovered: float | None = None
 
     @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The bound of the game between 0 and what is claimed."""
+        if self.bound is None:
+            return ()
+        return (self.bound.against(self.claimed, self.bound.delta),)
+
+    @property
     def refutes(self) -> bool:
         """Whether the game shows more than is claimed."""
-        return self.bound is not None and self.claimed is not None and self.bound.epsilon > self.claimed
+        return any(figure.exceeded for figure in self.figures)
 
 
 class UserFacts(Model):

@@ -6,11 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatModel
-from fedpriv.core.records.knowledge import Knowledge
-from fedpriv.core.records.labels import LabelSurvey
 from fedpriv.core.records.ledger import Guarantee, Stop
-from fedpriv.core.records.memorisation import Memorisation
-from fedpriv.core.records.probe import Probe
 from fedpriv.core.records.reading import Model
 
 COMPLETED = "completed"
@@ -73,10 +69,6 @@ class Summary(Model):
     device: str = ""
     engine: str = ""
     command: str = ""
-    knowledge: Knowledge | None = None
-    labels: LabelSurvey | None = None
-    probe: Probe | None = None
-    memorisation: Memorisation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what was read or set, as JSON types."""

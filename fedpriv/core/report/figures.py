@@ -10,8 +10,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
+from fedpriv.core.figure import CurvePoint
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import CurvePoint, Partition, RoundRecord
+from fedpriv.core.records import Partition, RoundRecord
 from fedpriv.core.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
 
 _LONGEST = 16

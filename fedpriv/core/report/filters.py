@@ -10,8 +10,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 from markupsafe import Markup
 
 from fedpriv.core import numbers
+from fedpriv.core.finding import Picture
 from fedpriv.core.report.citations import cited
-from fedpriv.core.report.view import Picture
 
 
 def template(name: str, **filters: Callable[..., Any]) -> Template:

@@ -19,14 +19,9 @@ from fedpriv.core.files import write_whole, writing
 from fedpriv.core.finding import Found, Section
 from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
-from fedpriv.core.report.answers import answers_plot, endpoint_facts, endpoint_notes, endpoint_refuted
 from fedpriv.core.report.drawing import Plot
 from fedpriv.core.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
 from fedpriv.core.report.filters import fragment, plain, template
-from fedpriv.core.report.knowledge import class_rows, knowledge_facts, knowledge_notes
-from fedpriv.core.report.labels import label_facts, label_notes, label_rows
-from fedpriv.core.report.memorisation import memorisation_part
-from fedpriv.core.report.probe import ADVERSARIES, extraction_plot, galleries, probe_title, probe_value
 from fedpriv.core.report.rows import column_table, row_table
 from fedpriv.core.report.sentences import sentence_lines
 from fedpriv.core.report.tiles import mechanism_name, tiles
@@ -123,26 +118,7 @@ def render_page(view: View) -> str:
         mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
         plots=_training_plots(view),
         sections=_sections(view),
-        memorisation=memorisation_part(view.memorisation),
-        knowledge=view.knowledge,
-        knowledge_facts=knowledge_facts(view.knowledge, view.worst) if view.knowledge else [],
-        knowledge_notes=knowledge_notes(view.knowledge) if view.knowledge else [],
-        class_rows=class_rows(view.answers),
-        labels=view.labels,
-        label_facts=label_facts(view.labels) if view.labels else [],
-        label_rows=label_rows(view.labels, view.partition) if view.labels else [],
-        label_notes=label_notes(view.labels) if view.labels else [],
-        label_claim=view.ledger.labels if view.ledger else None,
-        endpoint=view.endpoint,
-        endpoint_facts=endpoint_facts(view.endpoint) if view.endpoint else [],
-        endpoint_notes=endpoint_notes(view.endpoint) if view.endpoint else [],
-        answers_plot=answers_plot(view.endpoint) if view.endpoint else None,
-        endpoint_refuted=endpoint_refuted(view.endpoint) if view.endpoint else "",
-        probe=view.probe,
-        probe_pictures=view.probe_pictures,
-        adversary_words=ADVERSARIES.get(view.probe.adversary, "") if view.probe else "",
-        extraction_plot=extraction_plot(view.probe) if view.probe else None,
-        galleries=galleries(view.probe, view.probe_pictures, view.experiment.report.pictures) if view.probe else [],
+        not_pictured=bool(algorithm_of(view.experiment).protects),
         partition_plot=partition_plot(view.partition) if view.partition else None,
         training=_training_facts(view),
         failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
@@ -198,7 +174,7 @@ def _template() -> Template:
         "report.html", attack_name=_attack_name,
         score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
         members=_members, stopped_after=_stopped_after,
-        probe_title=probe_title, probe_value=probe_value,
+
     )  # fmt: skip
 
 
@@ -360,7 +336,7 @@ def _ssim_window(view: View) -> int | None:
     sides = [min(victim.original.width, victim.original.height) for victim in view.victims if victim.original]
     if not sides:
         return None
-    fitting = min(*sides, SSIM_WINDOW)
+    fitting: int = min(*sides, SSIM_WINDOW)
     return fitting - 1 + fitting % 2
 
 

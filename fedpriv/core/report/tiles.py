@@ -7,11 +7,11 @@ theorem, and an attack that fails without the mechanism too is called weak, not 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.attacks.settings import by_conduct, is_active
+from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.finding import Tile, findings
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import Guarantee, Knowledge, Recovered, Score, best_rates, last_evaluated, recovered
+from fedpriv.core.records import Guarantee, Recovered, Score, best_rates, last_evaluated, recovered
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.report.view import View
 
@@ -98,25 +98,16 @@ def _privacy(view: View) -> list[Tile]:
     worst = view.worst
     if not view.experiment.protects:
         if view.ledger is not None and view.ledger.labels is not None:
-            return [_of_labels(view.ledger.labels)]
+            return []
         return [Tile("Proven privacy", "none", words=True, remark="No mechanism, so no privacy is proven.")]
-    if worst is not None and (pate := PateConfig.of(view.experiment)) is not None:
-        return [_voted(worst, pate.target_epsilon)]
+    if worst is not None and algorithm_of(view.experiment).protects:
+        return []
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
     figures = [_proven(view, worst)]
     if worst.nominal_epsilon is not None:
         figures.append(_nominal(worst))
-    if view.ledger is not None and view.ledger.labels is not None:
-        figures.append(_of_labels(view.ledger.labels))
     return figures
-
-
-def _of_labels(claim: Guarantee) -> Tile:
-    """What is proven about labels alone."""
-    conditions = (("δ", "0: pure"), ("adjacency", claim.adjacency), ("theorem", claim.theorem["epsilon"]))
-    remark = "About labels alone, however many rounds; features have no part in it."
-    return Tile("Proven ε of each label", figure(claim.epsilon or 0.0), conditions=conditions, remark=remark)
 
 
 def _proven(view: View, worst: Guarantee) -> Tile:
@@ -141,22 +132,6 @@ def _proven(view: View, worst: Guarantee) -> Tile:
     return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
 
 
-def _voted(worst: Guarantee, budget: float | None) -> Tile:
-    """What is proven of all answers by vote."""
-    conditions = [
-        ("δ", figure(worst.delta)),
-        ("adjacency", worst.adjacency),
-        ("questions", count(worst.participations)),
-        ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
-    ]
-    if budget is not None:
-        conditions.insert(1, ("budget", f"{figure(budget)}, at which asking stops"))
-    title = "Proven ε of all answers"
-    if worst.epsilon is None:
-        return Tile(title, "No finite figure is proven", words=True, conditions=tuple(conditions))
-    return Tile(title, figure(worst.epsilon), conditions=tuple(conditions))
-
-
 def _nominal(worst: Guarantee) -> Tile:
     basis = worst.theorem.get("nominal_epsilon", "")
     return Tile(
@@ -170,8 +145,8 @@ def _nominal(worst: Guarantee) -> Tile:
 def _leakage(view: View) -> list[Tile] | None:
     """``None``: no attack on uploads was to be made."""
     adversary = view.experiment.adversary
-    if PateConfig.of(view.experiment) is not None:
-        return _answers(view.knowledge)
+    if algorithm_of(view.experiment).protects:
+        return []
     if not adversary.attacks:
         return None
     parts = by_conduct(view.scores)
@@ -179,17 +154,6 @@ def _leakage(view: View) -> list[Tile] | None:
     listened = adversary.passive_attacks or any(score.upload != "none" for score in heard)
     passive = _eavesdropped(view, heard) if listened or not adversary.crafts else []
     return [*passive, *(_worst_case(view, stolen) if adversary.crafts else [])]
-
-
-def _answers(knowledge: Knowledge | None) -> list[Tile]:
-    """What was answered, in place of images that nobody can recover from votes."""
-    if knowledge is None:
-        return [Tile("Answers", "not known yet", words=True, remark="No question was put to the vote yet.")]
-    right = "no answers" if knowledge.right is None else percent(knowledge.right)
-    conditions = (("right", right), ("teachers", count(knowledge.voted)))
-    title, of = "Questions answered by vote", f"of {count(knowledge.asked)}"
-    share = knowledge.answered / knowledge.asked if knowledge.asked else None
-    return [Tile(title, count(knowledge.answered), of=of, conditions=conditions, share=share)]
 
 
 def _worst_case(view: View, scores: Sequence[Score]) -> list[Tile]:

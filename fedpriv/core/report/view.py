@@ -4,43 +4,19 @@ Every file but config.toml may be missing, since a run can end at any moment; wh
 A file that is there and damaged is refused: a report never guesses.
 """
 
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.finding import Found, RunView, all_found
-from fedpriv.core.records import (
-    AnswersAudit,
-    Knowledge,
-    LabelSurvey,
-    Memorisation,
-    Probe,
-    Referee,
-    Score,
-    Sentence,
-    Service,
-    VotedAnswer,
-    kind_of,
-    read_file,
-)
+from fedpriv.core.finding import Found, Picture, RunView, all_found, read_picture
+from fedpriv.core.records import Score, Sentence, kind_of, read_file
 from fedpriv.core.runs import RunFolder, picture_name
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG file as it lies in the folder, and its size in pixels."""
-
-    png: bytes
-    width: int
-    height: int
 
 
 @dataclass(frozen=True)
@@ -78,23 +54,6 @@ class Victim:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """The model as an endpoint.
-
-    Attributes:
-        service: what it is, and what is proven.
-        referee: its accuracies; ``None`` if the file is gone.
-        used: answers that were charged, by user.
-        audit: what an audit found; ``None`` if there was none.
-    """
-
-    service: Service
-    referee: Referee | None
-    used: Mapping[str, int]
-    audit: AnswersAudit | None
-
-
-@dataclass(frozen=True)
 class View(RunView):
     """The whole run as the report shows it.
 
@@ -104,13 +63,6 @@ class View(RunView):
         attacked: how many attacked images there are in all.
         command: what repeats the run; empty if unknown.
         found: everything that was found of the run.
-        knowledge: what answers by vote are worth; ``None`` where clients do not vote, or before they have.
-        answers: each question; empty likewise.
-        labels: what changed labels tell; ``None`` where clients do not change them.
-        endpoint: the model as an endpoint; ``None`` if there is none.
-        probe: what attacks on the model and its answers found; ``None`` if there were none.
-        probe_pictures: their pictures, by the names of the files.
-        memorisation: what the model remembers of its texts; ``None`` if nobody looked.
     """
 
     scores: tuple[Score, ...]
@@ -118,13 +70,6 @@ class View(RunView):
     attacked: int
     command: str
     found: tuple[Found, ...] = ()
-    knowledge: Knowledge | None = None
-    answers: tuple[VotedAnswer, ...] = ()
-    labels: LabelSurvey | None = None
-    endpoint: Endpoint | None = None
-    probe: Probe | None = None
-    probe_pictures: Mapping[str, Picture] = field(default_factory=dict)
-    memorisation: Memorisation | None = None
 
     def result(self, name: str) -> Any:
         """Return what was found under the name of a finding; ``None``: nothing."""
@@ -166,24 +111,7 @@ def load_view(folder: Path) -> View:
         attacked=len(victims),
         command=summary.command if summary and summary.command else run.given_command(),
         found=tuple(all_found(run)),
-        knowledge=run.knowledge(),
-        answers=run.answers(),
-        labels=run.labels(),
-        endpoint=_endpoint(run),
-        probe=run.probe(),
-        probe_pictures=_probe_pictures(folder / "probe"),
-        memorisation=run.memorisation(),
     )
-
-
-def _endpoint(run: RunFolder) -> Endpoint | None:
-    service = run.service()
-    return None if service is None else Endpoint(service, run.referee(), run.answered(), run.answers_audit())
-
-
-def _probe_pictures(folder: Path) -> dict[str, Picture]:
-    pictures = {path.name: _load_picture(path) for path in sorted(folder.glob("*.png"))}
-    return {name: picture for name, picture in pictures.items() if picture is not None}
 
 
 _ENDINGS = (".png", ".json")  # of pictures, and of rows
@@ -260,18 +188,6 @@ def _stem(attack: str, upload: str) -> str:
 def _load(path: Path | None) -> tuple[Picture | None, Mapping[str, str] | None, Sentence | None]:
     """A picture, the cells of a row, or a sentence."""
     if path is None or path.suffix == ".png":
-        return _load_picture(path), None, None
+        return None if path is None else read_picture(path), None, None
     found = read_file(path, _TEXTS)
     return (None, None, found) if isinstance(found, Sentence) else (None, found, None)
-
-
-def _load_picture(path: Path | None) -> Picture | None:
-    if path is None:
-        return None
-    png = path.read_bytes()
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-            image.load()
-            return Picture(png, image.width, image.height)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"{path} is damaged: not a PNG picture: {error}") from None

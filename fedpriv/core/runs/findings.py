@@ -9,18 +9,12 @@ from pydantic import TypeAdapter
 
 from fedpriv.core.records import (
     AnswersAudit,
-    Knowledge,
     LabelCeiling,
-    LabelsTold,
-    LabelSurvey,
     Ledger,
-    Memorisation,
     Partition,
-    Probe,
     Referee,
     Score,
     Service,
-    VotedAnswer,
     read_file,
     read_text,
 )
@@ -28,14 +22,11 @@ from fedpriv.core.runs.files import Files
 
 _SCORES = "reconstructions/scores.jsonl"
 # What only the referee may know: exact figures of clients' data.
-_TOLD, _CEILINGS, _HOLDINGS = "referee/labels.json", "referee/ceilings.json", "referee/partition.json"
+_CEILINGS, _HOLDINGS = "referee/ceilings.json", "referee/partition.json"
 
-_LEDGER, _LABELS, _SCORE = TypeAdapter(Ledger), TypeAdapter(LabelSurvey), TypeAdapter(Score)
-_LABELS_TOLD, _LABEL_CEILINGS = TypeAdapter(LabelsTold), TypeAdapter(tuple[LabelCeiling, ...])
+_LEDGER, _SCORE, _LABEL_CEILINGS = TypeAdapter(Ledger), TypeAdapter(Score), TypeAdapter(tuple[LabelCeiling, ...])
 _PARTITION = TypeAdapter(Partition)
-_KNOWLEDGE, _ANSWER = TypeAdapter(Knowledge), TypeAdapter(VotedAnswer)
 _SERVICE, _REFEREE, _ANSWERS_AUDIT = TypeAdapter(Service), TypeAdapter(Referee), TypeAdapter(AnswersAudit)
-_PROBE, _MEMORISATION = TypeAdapter(Probe), TypeAdapter(Memorisation)
 
 
 class Findings(Files):
@@ -43,30 +34,6 @@ class Findings(Files):
 
     Each raises an :class:`InputError` where its file is damaged.
     """
-
-    def write_knowledge(self, knowledge: Knowledge) -> None:
-        """Write knowledge.json."""
-        self.write_json("knowledge.json", knowledge.model_dump(mode="json"))
-
-    def knowledge(self) -> Knowledge | None:
-        """What the answers are worth; ``None`` until the student was taught, and where clients do not vote."""
-        return read_file(self.path / "knowledge.json", _KNOWLEDGE)
-
-    def write_labels(self, survey: LabelSurvey) -> None:
-        """Write labels.json, and what the referee knows beside it into a file of its own."""
-        if survey.told is not None:
-            self.write_private(_TOLD, asdict(survey.told))
-        self.write_json("labels.json", survey.model_dump(mode="json", exclude={"told"}))
-
-    def labels(self) -> LabelSurvey | None:
-        """What changed labels tell; ``None`` where clients do not change them, and until one has answered."""
-        survey = read_file(self.path / "labels.json", _LABELS)
-        told = read_file(self.path / _TOLD, _LABELS_TOLD)
-        return survey if survey is None or told is None else survey.model_copy(update={"told": told})
-
-    def answers(self) -> tuple[VotedAnswer, ...]:
-        """Every question that was put to the aggregator; empty before, and where clients do not vote."""
-        return self.whole_lines("answers.jsonl", _ANSWER)
 
     def ledger(self) -> Ledger | None:
         """What is proven; ``None`` until a run ends."""
@@ -90,14 +57,6 @@ class Findings(Files):
         known = read_file(self.path / _HOLDINGS, _PARTITION)
         return read_file(self.path / "partition.json", _PARTITION) if known is None else known
 
-    def write_memorisation(self, memorisation: Memorisation) -> None:
-        """Write memorisation.json."""
-        self.write_json("memorisation.json", memorisation.model_dump(mode="json"))
-
-    def memorisation(self) -> Memorisation | None:
-        """What the model remembers of its texts; ``None`` if nobody looked."""
-        return read_file(self.path / "memorisation.json", _MEMORISATION)
-
     def service(self) -> Service | None:
         """What the run's endpoint is; ``None``: there is none."""
         return read_file(self.path / "service" / "service.json", _SERVICE)
@@ -114,21 +73,6 @@ class Findings(Files):
         """How many answers were charged to each user; the query ledger itself says whether its chain is whole."""
         lines = (read_text(self.path / "service" / "charges.jsonl") or "").splitlines()[1:]
         return Counter(user for user in map(_charged_user, lines) if user is not None)
-
-    def probe(self) -> Probe | None:
-        """What attacks on the finished model and its answers found; ``None`` if there were none."""
-        return read_file(self.path / "probe.json", _PROBE)
-
-    def write_probe(self, probe: Probe, pictures: Mapping[str, bytes]) -> None:
-        """Write probe.json and probe/*.png, in place of what an earlier probe found."""
-        folder = self.path / "probe"
-        folder.mkdir(exist_ok=True)
-        for old in sorted(folder.glob("*.png")):
-            if old.name not in pictures:
-                old.unlink()
-        for name, content in pictures.items():
-            self.write_bytes(f"probe/{name}", content)
-        self.write_json("probe.json", probe.model_dump(mode="json"))
 
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""

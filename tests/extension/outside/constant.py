@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, Finding
+from fedpriv.attacks.endpoint.records import ProbeResult
+from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.figure import Figure
-from fedpriv.core.records import ProbeResult
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Constant(EndpointAttack):
 
     images: Count = Field(20, description="that are asked about")
 
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[Finding, ...]:
+    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
         endpoint = scene.open()
         asked = scene.known_public().images[: min(self.images, scene.budget)]
         commonest = int(np.bincount(endpoint.ask(asked).labels).argmax())
@@ -32,4 +32,4 @@ class Constant(EndpointAttack):
         figure = Figure(
             "agreement of a constant", rate_interval(right, len(referee.held.labels)), 1 / scene.classes, theorem="none"
         )
-        return (Finding(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,))),)
+        return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,))),)

@@ -1,43 +1,45 @@
-"""What a language model remembers of its texts: facts, rows, and the figure of the report."""
+"""What a language model remembers of its texts, in reports."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from matplotlib.figure import Figure
+from typing_extensions import override
 
+from fedpriv.attacks.memorisation.records import CanaryGroup, Extraction, Memorisation
+from fedpriv.core.figure import Figure
+from fedpriv.core.finding import RecordFinding, RunView, Section
 from fedpriv.core.numbers import count, decimal, figure, percent
-from fedpriv.core.records import CanaryGroup, Extraction, Memorisation
-from fedpriv.core.report.drawing import Plot, Theme, dress, plot
+from fedpriv.core.registry import FINDINGS
+
+if TYPE_CHECKING:
+    from fedpriv.core.report.drawing import Plot
+
+
+@FINDINGS.register
+class MemorisationFinding(RecordFinding[Memorisation]):
+    """What a language model remembers of its texts."""
+
+    name: ClassVar[str] = "memorisation"
+    rank: ClassVar[int] = 20
+    record: ClassVar[type[Memorisation]] = Memorisation
+
+    @override
+    def figures(self, found: Memorisation) -> tuple[Figure, ...]:
+        return found.measured
+
+    @override
+    def section(self, found: Memorisation, view: RunView) -> Section:
+        values = {
+            "found": found,
+            "facts_of": _facts(found.extraction),
+            "rows": [_row(group, found.guess) for group in found.groups],
+            "secrets": count(round(2**found.bits)),
+            "exposures": _plot(found) if found.groups else None,
+        }
+        return Section("memorisation", "Memorisation", values)
+
 
 _NOTHING = "nothing"
-
-
-@dataclass(frozen=True)
-class MemorisationPart:
-    """The part of the report.
-
-    Attributes:
-        found: the record.
-        facts: terms with their text.
-        rows: for each number of copies: copies, canaries, guess, measured, proven, first ranks, their ceiling, written.
-        secrets: how many could have been drawn.
-        plot: exposures by copies; ``None`` where there are no canaries.
-    """
-
-    found: Memorisation
-    facts: tuple[tuple[str, str], ...]
-    rows: tuple[tuple[str, ...], ...]
-    secrets: str
-    plot: Plot | None
-
-
-def memorisation_part(found: Memorisation | None) -> MemorisationPart | None:
-    """Return what the report says; ``None`` where nobody looked."""
-    if found is None:
-        return None
-    rows = tuple(_row(group, found.guess) for group in found.groups)
-    facts, secrets = tuple(_facts(found.extraction)), count(round(2**found.bits))
-    return MemorisationPart(found, facts, rows, secrets, _plot(found) if found.groups else None)
 
 
 def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:
@@ -77,12 +79,16 @@ def _share(share: float) -> str:
     return f"{figure(100 * share)} %"
 
 
-def _plot(found: Memorisation) -> Plot:
+def _plot(found: Memorisation) -> "Plot":
     """Every exposure by the number of copies, the guess, and what is proven of the mean."""
+    from matplotlib.figure import Figure as Drawing
+
+    from fedpriv.core.report.drawing import Theme, dress, plot
+
     groups = found.groups
 
-    def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(6.2, 3.4), layout="constrained")
+    def build(theme: Theme) -> Drawing:
+        drawing = Drawing(figsize=(6.2, 3.4), layout="constrained")
         axes = drawing.subplots()
         dress(axes, theme)
         axes.grid(axis="y", color=theme.grid, linewidth=0.8)

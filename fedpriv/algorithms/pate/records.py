@@ -1,11 +1,13 @@
 """Knowledge transfer by votes (PATE): each question, and all together."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from fedpriv.core.records.reading import Model, Record
+from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.core.runs import RunFolder
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -32,7 +34,7 @@ class VotedAnswer(Record):
             raise ValueError("answered and label do not agree")
 
 
-class Knowledge(Model):
+class Knowledge(FileRecord):
     """knowledge.json: what the answers are worth, and what they prove; no figure here tells of votes but as proven.
 
     ``planned`` images were put to the vote; ``asked`` of them were put to the aggregator before the budget ended, and
@@ -41,6 +43,8 @@ class Knowledge(Model):
     given; the claim is the ledger's. ``sanitised`` is a data-dependent epsilon with noise on it: an estimate, which is
     above or below the true one.
     """
+
+    path: ClassVar[str] = "knowledge.json"
 
     aggregator: str
     noise_at: str
@@ -56,3 +60,20 @@ class Knowledge(Model):
     spent: float | None
     delta: float
     sanitised: float | None = None
+
+
+_ANSWERS, _ANSWER = "answers.jsonl", TypeAdapter(VotedAnswer)
+
+
+def read_answers(folder: RunFolder) -> tuple[VotedAnswer, ...]:
+    """Return every question that was put to the aggregator; empty before.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    return folder.whole_lines(_ANSWERS, _ANSWER)
+
+
+def write_answers(folder: RunFolder, answers: Sequence[VotedAnswer]) -> None:
+    """Write answers.jsonl."""
+    folder.write_jsonl(_ANSWERS, [asdict(answer) for answer in answers])

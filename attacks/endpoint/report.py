@@ -1,17 +1,23 @@
-"""What attacks on the finished model and its answers found: the words, the plot and the pictures of the report."""
+"""What attacks on the finished model and its answers found, in reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
+from fedpriv.attacks.endpoint.records import Inverted, Probe, ProbeResult
 from fedpriv.core.figure import Figure
-from fedpriv.core.numbers import decibel, figure, percent
-from fedpriv.core.records import Inverted, Probe, ProbeResult
-from fedpriv.core.registry import PROBES
-from fedpriv.core.report.drawing import Plot
-from fedpriv.core.report.figures import questions_plot
-from fedpriv.core.report.view import Picture
+from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
+from fedpriv.core.numbers import percent
+from fedpriv.core.records import Model
+from fedpriv.core.registry import FINDINGS, PROBES
+from fedpriv.core.runs import RunFolder
 
-ADVERSARIES: Mapping[str, str] = {
+if TYPE_CHECKING:
+    from fedpriv.core.report.drawing import Plot
+
+_ADVERSARIES: Mapping[str, str] = {
     "participant": "The adversary is a client, or whoever else has the model, and may ask its endpoint, too.",
     "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
     "user": "The adversary may ask the endpoint, and has nothing else of the model.",
@@ -41,20 +47,7 @@ def probe_title(name: str) -> str:
     return str(PROBES[name].title) if name in PROBES else name
 
 
-def probe_value(shown: Figure, value: float | None, absent: str) -> str:
-    """Return a number of a figure in its unit."""
-    if value is None:
-        return absent
-    match shown.unit:
-        case "share":
-            return percent(value)
-        case "dB":
-            return decibel(value)
-        case _:
-            return figure(value, 3)
-
-
-def galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list[Gallery]:
+def _galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list[Gallery]:
     """Return the pictures of each attack that makes some, of at most so many classes."""
     return [
         Gallery(
@@ -68,8 +61,10 @@ def galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list[
     ]
 
 
-def extraction_plot(probe: Probe) -> Plot | None:
+def extraction_plot(probe: Probe) -> "Plot | None":
     """Draw how alike copies are against the questions that they took; ``None`` where no attack made one."""
+    from fedpriv.core.report.figures import questions_plot
+
     curves = [result for result in probe.results if result.curve]
     if not curves:
         return None
@@ -82,3 +77,47 @@ def extraction_plot(probe: Probe) -> Plot | None:
 
 def _name(result: ProbeResult) -> str:
     return f"{result.attack}: {result.variant}" if result.variant else result.attack
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What attacks found, and their pictures by the names of the files."""
+
+    probe: Probe
+    pictures: Mapping[str, Picture]
+
+
+@FINDINGS.register
+class ProbeFinding(Finding[Probed]):
+    """What attacks on the finished model and its answers found."""
+
+    name: ClassVar[str] = "probe"
+    rank: ClassVar[int] = 70
+    refuted: ClassVar[str] = "An attack exceeds what is claimed to be proven"
+
+    @override
+    def read(self, folder: RunFolder) -> Probed | None:
+        probe = folder.read(Probe)
+        if probe is None:
+            return None
+        return Probed(probe, {path.name: read_picture(path) for path in sorted((folder.path / "probe").glob("*.png"))})
+
+    @override
+    def records(self, found: Probed) -> dict[str, Model]:
+        return {self.name: found.probe}
+
+    @override
+    def figures(self, found: Probed) -> tuple[Figure, ...]:
+        return found.probe.figures
+
+    @override
+    def section(self, found: Probed, view: RunView) -> Section:
+        values = {
+            "probe": found.probe,
+            "pictures": found.pictures,
+            "adversary_words": _ADVERSARIES.get(found.probe.adversary, ""),
+            "extraction_plot": extraction_plot(found.probe),
+            "galleries": _galleries(found.probe, found.pictures, view.experiment.report.pictures),
+            "probe_title": probe_title,
+        }
+        return Section("probe", "Endpoint", values)

@@ -23,14 +23,15 @@ from fedpriv.accounting.memorisation import (
 )
 from fedpriv.attacks.memorisation.exposure import Network, exposures
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
+from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, Extraction, Memorisation
 from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.texts import refuse_texts
-from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream, torch_stream
-from fedpriv.core.records import CanaryGroup, CanaryResult, Extraction, Ledger, LedgerLine, Memorisation
+from fedpriv.core.records import Ledger, LedgerLine
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
@@ -69,18 +70,9 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
             progress.stage("ranking canaries")
             exposed = _with_canaries(exposed, world, _network(world, final), config, folder.ledger(), written)
     with writing(shlex.join(["fedpriv", "audit", str(folder.path), f"--samples={samples}", f"--tokens={tokens}"])):
-        folder.write_memorisation(exposed)
-        folder.write_summary(summary.model_copy(update={"memorisation": exposed}))
+        folder.write(exposed)
+        folder.write_summary(summary.with_found({"memorisation": exposed}))
     return exposed
-
-
-def refuse_refuted(memorisation: Memorisation) -> None:
-    """Raise where exposures refute what is claimed to be proven."""
-    if memorisation.refuted:
-        raise RunFailedError(
-            "canaries refute the ledger: an exposure as large as measured has a probability below 0.1 % under what is "
-            "claimed to be proven. The implementation or the proof is wrong"
-        )
 
 
 def _network(world: World, state: State) -> Network:

@@ -1,8 +1,10 @@
 """memorisation.json: what a language model remembers of the texts that it was trained on."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedpriv.core.records.reading import Model, Record
+from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.records.reading import FileRecord, Record
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Extraction(Record):
         return self.control / self.of_test if self.of_test else 0.0
 
 
-class Memorisation(Model):
+class Memorisation(FileRecord):
     """memorisation.json.
 
     Attributes:
@@ -105,6 +107,8 @@ class Memorisation(Model):
         extraction: by sampling.
     """
 
+    path: ClassVar[str] = "memorisation.json"
+
     bits: float = 0.0
     guess: float = 0.0
     client: int | None = None
@@ -114,3 +118,26 @@ class Memorisation(Model):
     theorem: str = ""
     refuted: bool = False
     extraction: Extraction
+
+    @property
+    def measured(self) -> tuple[Figure, ...]:
+        """The mean exposure for each number of copies, and the largest of all where it refutes what is proven."""
+        means = tuple(
+            Figure(
+                f"mean exposure of canaries with {group.copies} copies",
+                Interval(group.exposure, None, None),
+                self.guess,
+                self.bits,
+                group.ceiling,
+                self.theorem,
+                "bits",
+                holds=True,
+            )
+            for group in self.groups
+        )
+        if not self.refuted:
+            return means
+        largest = max((each.exposure for each in self.canaries if each.copies), default=0.0)
+        what = "an exposure whose probability is below 0.1 % under what is claimed"
+        refuting = Figure(what, Interval(largest, None, None), self.guess, self.bits, None, self.theorem, "bits", False)
+        return (*means, refuting)

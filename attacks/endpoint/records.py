@@ -1,17 +1,12 @@
 """probe.json: what attacks on the finished model and on its answers found."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from fedpriv.core.figure import Figure
-from fedpriv.core.records.reading import Model, Record
-
-
-@dataclass(frozen=True)
-class CurvePoint(Record):
-    """What an attack has after so many questions: a share, from 0 to 1."""
-
-    queries: int
-    share: float
+from fedpriv.core.figure import CurvePoint, Figure
+from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.core.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class ProbeResult(Record):
     shown: tuple[Shown, ...] = ()
 
 
-class Probe(Model):
+class Probe(FileRecord):
     """probe.json.
 
     Attributes:
@@ -82,6 +77,8 @@ class Probe(Model):
         refusals: attacks that the threat model or the policy withholds, and why.
         seconds: wall time.
     """
+
+    path: ClassVar[str] = "probe.json"
 
     adversary: str
     answers: str
@@ -96,8 +93,21 @@ class Probe(Model):
         return any(figure.ceiling is not None for result in self.results for figure in result.figures)
 
     @property
-    def exceeded(self) -> tuple[str, ...]:
-        """Figures that are above what is claimed to be proven."""
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures, each with its attack."""
         return tuple(
-            f"{result.attack}: {figure.what}" for result in self.results for figure in result.figures if figure.exceeded
+            replace(figure, what=f"{result.attack}: {figure.what}")
+            for result in self.results
+            for figure in result.figures
         )
+
+
+def write_probe(folder: RunFolder, probe: Probe, pictures: Mapping[str, bytes]) -> None:
+    """Write probe.json and probe/*.png, in place of what an earlier probe found."""
+    (folder.path / "probe").mkdir(exist_ok=True)
+    for old in sorted((folder.path / "probe").glob("*.png")):
+        if old.name not in pictures:
+            old.unlink()
+    for name, content in pictures.items():
+        folder.write_bytes(f"probe/{name}", content)
+    folder.write(probe)

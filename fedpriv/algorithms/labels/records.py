@@ -1,11 +1,13 @@
 """labels.json: what changed labels tell about how frequent classes are. What the referee knows lies in referee/."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
-from fedpriv.core.records.reading import Model, Record
+from fedpriv.core.records import read_file
+from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.core.runs import RunFolder
 
 _Count = Annotated[int, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,7 +38,7 @@ class LabelsTold(Record):
     true_shares: tuple[_Share, ...]
 
 
-class LabelSurvey(Model):
+class LabelSurvey(FileRecord):
     """labels.json.
 
     A label is kept with probability ``keep``, and becomes each other one with ``other``. ``counts`` has a row for each
@@ -45,6 +47,8 @@ class LabelSurvey(Model):
     mechanism, whose claim counts would not be covered by. ``told`` is the referee's: it is in no message, and in a file
     of its own (runs of earlier versions have it here).
     """
+
+    path: ClassVar[str] = "labels.json"
 
     epsilon: float
     keep: _Share
@@ -55,3 +59,24 @@ class LabelSurvey(Model):
     shares: tuple[float, ...] = ()
     standard_errors: tuple[float, ...] = ()
     told: LabelsTold | None = None
+
+
+# What only the referee may know: exact figures of clients' data.
+_TOLD, _LABELS_TOLD = "referee/labels.json", TypeAdapter(LabelsTold)
+
+
+def write_survey(folder: RunFolder, survey: LabelSurvey) -> None:
+    """Write labels.json, and what the referee knows into a file of its own."""
+    if survey.told is not None:
+        folder.write_private(_TOLD, asdict(survey.told))
+    folder.write_json(survey.path, survey.model_dump(mode="json", exclude={"told"}))
+
+
+def read_survey(folder: RunFolder) -> LabelSurvey | None:
+    """Return what changed labels tell; ``None`` where clients do not change them, and until one has answered.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    survey, told = folder.read(LabelSurvey), read_file(folder.path / _TOLD, _LABELS_TOLD)
+    return survey if survey is None or told is None else survey.model_copy(update={"told": told})

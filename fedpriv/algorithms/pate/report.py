@@ -1,0 +1,188 @@
+"""PATE in summaries, reports and tables of sweeps. No figure depends on the votes, except a sanitised one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, read_answers
+from fedpriv.algorithms.pate.settings import PateConfig
+from fedpriv.core.finding import Columns, Finding, RunView, Section, Tile
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import Guarantee, Model, shown_epsilon
+from fedpriv.core.registry import FINDINGS
+from fedpriv.core.runs import RunFolder
+
+_AGGREGATORS = {
+    "confident": "where the largest count with noise reaches a threshold, the class with the largest noisy count",
+    "gnmax": "the class with the largest count after normal noise",
+    "lnmax": "the class with the largest count after Laplace noise",
+}
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """How many answers name a class."""
+
+    label: int
+    answers: int
+
+
+def _class_rows(answers: Sequence[VotedAnswer]) -> list[ClassRow]:
+    """Return a row for each class that was an answer, ascending."""
+    labels = [answer.label for answer in answers if answer.label is not None]
+    return [ClassRow(label, labels.count(label)) for label in sorted(set(labels))]
+
+
+def _facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str]]:
+    """Return what was asked, answered and learnt, as (name, text)."""
+    facts = [
+        ("Teachers", f"{count(knowledge.voted)} of {count(knowledge.teachers)} voted"),
+        ("Public images", f"{count(knowledge.planned)} test images, drawn by the seed"),
+        ("Questions", f"{count(knowledge.asked)}, {count(knowledge.answered)} answered"),
+        ("Answers", _AGGREGATORS.get(knowledge.aggregator, knowledge.aggregator)),
+        ("Answers right", "no answers" if knowledge.right is None else percent(knowledge.right)),
+        ("Student right", f"{percent(knowledge.student)} of the other {count(knowledge.evaluated)} test images"),
+        ("Noise added by", "the server, which sees all votes" if knowledge.noise_at == "server" else "the clients"),
+        ("Budget", "none" if knowledge.budget is None else f"ε {figure(knowledge.budget)}"),
+    ]
+    if knowledge.spent is not None:
+        facts.append(("Spent by these answers", f"ε {figure(knowledge.spent)} at δ {figure(knowledge.delta)}"))
+    if worst is not None and worst.epsilon is not None:
+        facts.append(("Claimed", f"ε {figure(worst.epsilon)} at δ {figure(worst.delta)}"))
+    if knowledge.sanitised is not None:
+        facts.append(("Sanitised, data-dependent", f"about ε {figure(knowledge.sanitised)}: an estimate, no bound"))
+    return facts
+
+
+def _notes(knowledge: Knowledge) -> list[str]:
+    """Return what a reader has to know beside the figures."""
+    notes = [
+        "What is claimed is about all data of one client: whoever sees the answers and the student, and knows all "
+        "others' data, hardly learns which data this one has."
+    ]
+    if knowledge.noise_at == "server":
+        notes.append("The server, and whoever listens to the messages, sees votes without noise: it has to be trusted.")
+    if knowledge.budget is not None and knowledge.spent is not None and knowledge.aggregator == "confident":
+        notes.append(
+            "The budget is the claim: how many questions are answered depends on the votes, so what was spent may be "
+            "claimed only because asking stops before a budget that was fixed beforehand."
+        )
+    if knowledge.sanitised is not None:
+        notes.append(
+            "The sanitised figure estimates what the answers cost on these very votes. It has noise on it, so that it "
+            "may be shown, and lies above the true figure or below it. The ledger counts that it was shown."
+        )
+    return notes
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What answers by vote are worth, and each question."""
+
+    knowledge: Knowledge
+    answers: tuple[VotedAnswer, ...]
+
+
+class VotesColumns(Columns):
+    """What votes add to the record of a trial."""
+
+    votes_asked: int | None = Field(None, description="PATE: questions that the aggregator got before the budget ended")
+    votes_answered: int | None = Field(None, description="PATE: questions that have an answer")
+    votes_right: float | None = Field(None, description="PATE: share of the answers that are right")
+    votes_spent: float | None = Field(
+        None, description="PATE: epsilon of the answers given; epsilon is what is claimed"
+    )
+
+
+@FINDINGS.register
+class VotesFinding(Finding[Votes]):
+    """Knowledge transfer by votes."""
+
+    name: ClassVar[str] = "knowledge"
+    rank: ClassVar[int] = 40
+    leads: ClassVar[bool] = True
+    columns: ClassVar[type[Columns] | None] = VotesColumns
+
+    @override
+    def read(self, folder: RunFolder) -> Votes | None:
+        knowledge = folder.read(Knowledge)
+        return None if knowledge is None else Votes(knowledge, read_answers(folder))
+
+    @override
+    def records(self, found: Votes) -> dict[str, Model]:
+        return {self.name: found.knowledge}
+
+    @override
+    def tested(self, found: Votes) -> int | None:
+        return found.knowledge.evaluated
+
+    @override
+    def sentences(self, found: Votes) -> tuple[str, ...]:
+        known = found.knowledge
+        where = "the server saw their votes" if known.noise_at == "server" else "nobody saw their votes"
+        asked = (
+            f"{known.voted} teachers voted on {known.planned} public images ({where}); {known.asked} questions "
+            f"were put and {known.answered} answered"
+        )
+        if known.right is not None:
+            asked += f", {known.right:.1%} of them correctly"
+        sentences = [f"{asked}."]
+        if known.sanitised is not None:
+            sentences.append(
+                f"Sanitised: on these votes the answers cost about epsilon {shown_epsilon(known.sanitised)} at delta "
+                f"{known.delta:g} (an estimate with noise on it, no bound; the ledger's figure is the claim)."
+            )
+        return tuple(sentences)
+
+    @override
+    def section(self, found: Votes, view: RunView) -> Section:
+        known = found.knowledge
+        values = {"facts_of": _facts(known, view.worst), "notes": _notes(known), "rows": _class_rows(found.answers)}
+        return Section("knowledge", "Knowledge transfer", values)
+
+    @override
+    def tiles(self, found: Votes | None, view: RunView) -> tuple[Tile, ...]:
+        pate = PateConfig.of(view.experiment)
+        if pate is None:
+            return ()
+        asked = Tile("Answers", "not known yet", words=True, remark="No question was put to the vote yet.")
+        answered = asked if found is None else _answered(found.knowledge)
+        return (answered,) if view.worst is None else (answered, _voted(view.worst, pate.target_epsilon))
+
+    @override
+    def trial(self, found: Votes) -> Mapping[str, Any]:
+        known = found.knowledge
+        return {
+            "votes_asked": known.asked,
+            "votes_answered": known.answered,
+            "votes_right": known.right,
+            "votes_spent": known.spent,
+        }
+
+
+def _answered(knowledge: Knowledge) -> Tile:
+    """What was answered, in place of images that nobody can recover from votes."""
+    right = "no answers" if knowledge.right is None else percent(knowledge.right)
+    conditions = (("right", right), ("teachers", count(knowledge.voted)))
+    title, of = "Questions answered by vote", f"of {count(knowledge.asked)}"
+    share = knowledge.answered / knowledge.asked if knowledge.asked else None
+    return Tile(title, count(knowledge.answered), of=of, conditions=conditions, share=share)
+
+
+def _voted(worst: Guarantee, budget: float | None) -> Tile:
+    """What is proven of all answers by vote."""
+    conditions = [
+        ("δ", figure(worst.delta)),
+        ("adjacency", worst.adjacency),
+        ("questions", count(worst.participations)),
+        ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
+    ]
+    if budget is not None:
+        conditions.insert(1, ("budget", f"{figure(budget)}, at which asking stops"))
+    title = "Proven ε of all answers"
+    if worst.epsilon is None:
+        return Tile(title, "No finite figure is proven", words=True, conditions=tuple(conditions), place=50)
+    return Tile(title, figure(worst.epsilon), conditions=tuple(conditions), place=50)

@@ -1,0 +1,225 @@
+"""The model as an endpoint, in reports and tables of sweeps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.core.figure import Figure
+from fedpriv.core.finding import Columns, Finding, RunView, Section
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import AnswersAudit, Guarantee, Interval, Referee, Service
+from fedpriv.core.registry import FINDINGS
+from fedpriv.core.runs import RunFolder
+from fedpriv.service.ledger import OWNER
+
+if TYPE_CHECKING:
+    from fedpriv.core.report.drawing import Plot
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model as an endpoint.
+
+    Attributes:
+        service: what it is, and what is proven.
+        referee: its accuracies; ``None`` if the file is gone.
+        used: answers that were charged, by user.
+        audit: what an audit found; ``None`` if there was none.
+    """
+
+    service: Service
+    referee: Referee | None
+    used: Mapping[str, int]
+    audit: AnswersAudit | None
+
+
+Fact = tuple[str, str]
+
+_CUT_OFF = "lines that were cut off"
+
+
+def _facts(endpoint: Served) -> list[Fact]:
+    """Return what there is to say, as terms with their text."""
+    service, guarantee = endpoint.service, endpoint.service.guarantee
+    facts = [
+        ("Answers used", _used(endpoint)),
+        ("Proven of all planned answers", _proven(guarantee)),
+    ]
+    if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
+        facts.append(("Claimed of one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
+    if endpoint.referee is not None:
+        referee = endpoint.referee
+        facts.append(("Right on test images, exact scores", _share(referee.accuracy)))
+        facts.append(("Right on test images, as answered", _share(referee.answered)))
+    if service.head is not None:
+        head = service.head
+        facts.append(
+            (
+                "Sensitivity of the weights (proven)",
+                f"{figure(head.sensitivity)}, of n = {count(head.examples)} examples, "
+                f"λ = {figure(head.regularisation)}, R = {figure(head.norm)}, τ = {figure(head.tolerance)}",
+            )
+        )
+    if service.learnt is not None:
+        facts.append(
+            (
+                "Features",
+                f"the network of {service.learnt.run} before its last layer, {_proven(service.learnt.guarantee)} of it",
+            )
+        )
+    if service.scale:
+        facts.append(("Scale of the noise", figure(service.scale)))
+    return [*facts, *(_audited(endpoint.audit) if endpoint.audit else [])]
+
+
+def _notes(endpoint: Served) -> list[str]:
+    """Return what a reader must know with the figures: what each rests on, and what is a measurement only."""
+    guarantee = endpoint.service.guarantee
+    notes = [f"Adjacency: {guarantee.adjacency}.", f"Epsilon: {guarantee.theorem['epsilon']}."]
+    notes += [f"{note[:1].upper()}{note[1:]}." for note in guarantee.notes]
+    if endpoint.audit is not None:
+        notes.append("How far models moved when one example was replaced is measured, and no guarantee.")
+    return notes
+
+
+def answers_plot(endpoint: Served) -> "Plot | None":
+    """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
+    from fedpriv.core.report.figures import questions_plot
+
+    referee = endpoint.referee
+    if referee is None or not referee.curves:
+        return None
+    epsilon = endpoint.service.guarantee.epsilon if referee.epsilon is None else referee.epsilon
+    if epsilon is None:
+        return None
+    exact = referee.accuracy.value
+    said = (
+        f"Right answers, where epsilon {figure(epsilon)} is for all answers together, by how many they are, under each "
+        f"policy with the same model; exact scores are right in {percent(exact)}"
+    )
+    curves = [(curve.policy, curve.points) for curve in referee.curves]
+    return questions_plot(curves, (exact, f"exact scores {percent(exact)}"), "right on test images", said)
+
+
+def _used(endpoint: Served) -> str:
+    """What the query ledger says; users are keys that the folder's owner gave out."""
+    used = f"{count(sum(endpoint.used.values()))} of {count(endpoint.service.answers)}"
+    if set(endpoint.used) <= {OWNER}:
+        return used
+    return f"{used}: " + ", ".join(f"{name or _CUT_OFF} {count(each)}" for name, each in sorted(endpoint.used.items()))
+
+
+def _proven(guarantee: Guarantee) -> str:
+    if guarantee.epsilon is None:
+        return "nothing"
+    pure = "" if guarantee.pure_epsilon is None else f"; pure ε = {figure(guarantee.pure_epsilon)}"
+    return f"ε = {figure(guarantee.epsilon)} at δ = {figure(guarantee.delta)}{pure}"
+
+
+def _share(share: Interval) -> str:
+    ends = share.ends
+    return percent(share.value) + ("" if ends is None else f" ({percent(ends[0])} to {percent(ends[1])})")
+
+
+def _audited(audit: AnswersAudit) -> list[Fact]:
+    facts = [
+        (
+            "Models moved, measured over bound",
+            f"{figure(audit.moved)} at most, of {count(audit.replaced)} replacements; a logit {figure(audit.shifted)}, "
+            f"above its bound in {percent(audit.above)}",
+        )
+    ]
+    if audit.bound is not None and audit.claimed is not None:
+        word = "proven" if audit.proven else "claimed"
+        facts.append(
+            (
+                "Epsilon of one answer, measured",
+                f"at least {figure(audit.bound.epsilon)} ({percent(audit.bound.confidence)} confidence); {word}: "
+                f"{figure(audit.claimed)}",
+            )
+        )
+    if audit.recovered is not None:
+        facts.append(("Exact vectors from two answers each", percent(audit.recovered)))
+    return facts
+
+
+class ServedColumns(Columns):
+    """What an endpoint adds to the record of a trial."""
+
+    answers: str | None = Field(None, description="policy of the model as an endpoint")
+    answers_planned: int | None = Field(None, description="images that it answers in all")
+    answers_exact: float | None = Field(None, description="share of the test images right by the exact scores")
+    answers_right: float | None = Field(None, description="share of the test images right as answered")
+    answers_noise: float | None = Field(None, description="scale of the answers' noise")
+    answers_epsilon: float | None = Field(None, description="proven for all planned answers, at answers_delta")
+    answers_pure: float | None = Field(None, description="proven for all planned answers, at delta = 0")
+    answers_nominal: float | None = Field(None, description="claimed for one answer, and not proven")
+    answers_delta: float | None = Field(None, description="of answers_epsilon")
+    answers_bound: float | None = Field(None, description="measured: epsilon of one answer is at least this")
+    answers_moved: float | None = Field(
+        None, description="measured: how far one example moved the model, over the proven or claimed bound"
+    )
+    answers_shifted: float | None = Field(None, description="measured: the same of a logit")
+    answers_recovered: float | None = Field(None, description="share of exact vectors that two answers gave away")
+
+
+@FINDINGS.register
+class ServedFinding(Finding[Served]):
+    """The model as an endpoint."""
+
+    name: ClassVar[str] = "service"
+    rank: ClassVar[int] = 60
+    refuted: ClassVar[str] = "What is claimed of the answers is not proven"
+    columns: ClassVar[type[Columns] | None] = ServedColumns
+
+    @override
+    def read(self, folder: RunFolder) -> Served | None:
+        service = folder.service()
+        return None if service is None else Served(service, folder.referee(), folder.answered(), folder.answers_audit())
+
+    @override
+    def figures(self, found: Served) -> tuple[Figure, ...]:
+        return () if found.audit is None else found.audit.figures
+
+    @override
+    def alarms(self, found: Served) -> tuple[str, ...]:
+        guarantee = found.service.guarantee
+        nominal = guarantee.nominal_epsilon is not None and guarantee.epsilon is None
+        unproven = (f"nothing is proven: {guarantee.theorem['epsilon']}",) if nominal else ()
+        return super().alarms(found) or unproven
+
+    @override
+    def section(self, found: Served, view: RunView) -> Section:
+        values = {
+            "service": found.service,
+            "facts_of": _facts(found),
+            "notes": _notes(found),
+            "right": answers_plot(found),
+        }
+        return Section("answers", "Answers", values)
+
+    @override
+    def trial(self, found: Served) -> Mapping[str, Any]:
+        service, proven, referee, audit = found.service, found.service.guarantee, found.referee, found.audit
+        figures: dict[str, Any] = {
+            "answers": service.method,
+            "answers_planned": service.answers,
+            "answers_noise": service.scale,
+            "answers_epsilon": proven.epsilon,
+            "answers_pure": proven.pure_epsilon,
+            "answers_nominal": proven.nominal_epsilon,
+            "answers_delta": proven.delta,
+        }
+        if referee is not None:
+            figures |= {"answers_exact": referee.accuracy.value, "answers_right": referee.answered.value}
+        if audit is not None:
+            figures |= {
+                "answers_moved": audit.moved,
+                "answers_shifted": audit.shifted,
+                "answers_recovered": audit.recovered,
+            }
+            figures["answers_bound"] = None if audit.bound is None else audit.bound.epsilon
+        return figures
