@@ -15,13 +15,12 @@ from scipy.stats import t
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.world import State, World, build_world
-from fedpriv.lattice import decoded, encoded
-from fedpriv.masking import flat, split
+from fedpriv.mechanisms.machinery.quantisation import decoded, encoded
+from fedpriv.mechanisms.machinery.whole_numbers import flat, least_survivors, split
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.central import noised_mean
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
-from fedpriv.shamir import least_survivors
 
 SEEDS, CLIENTS = range(1, 21), 100
 

@@ -14,14 +14,15 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from fedpriv.clients.cohort import Cohort
 from fedpriv.clients.memory import check_data, check_question, own_secret, secret_for
 from fedpriv.clients.raising import discreet
-from fedpriv.clients.training import answer_secret
+from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import kept_for
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.wire import record_in
-from fedpriv.core.world import World, build_world
+from fedpriv.core.world import State, World, build_world
+from fedpriv.mechanisms.machinery.base import NoiseAt
 
 
 class _Run(NamedTuple):
@@ -89,6 +90,29 @@ class Answering:
             # A model's own code must not end the process: on Ray it serves other clients, too.
             raise RuntimeError(f"the model's code raises SystemExit: {error}") from None
 
+    def trained(
+        self, message: Message, context: Context, places: tuple[NoiseAt, ...]
+    ) -> tuple[World, State, Secret | None]:
+        """Return the experiment, what this client computes in the message's round, and the secret of its noise, if any.
+
+        ``places`` is where the answer gets noise: a server that asks for it in another way than the mechanism needs
+        gets none.
+        """
+        before = self.cohort.sent(message)
+        question = self.question(message, context)
+        question.experiment.mechanism.require_noise_at(*places)
+        with self.opened(question, context) as world:
+            return world, *self._upload(world, context, before, question.round_number)
+
+    def _upload(self, world: World, context: Context, before: State, round_number: int) -> tuple[State, Secret | None]:
+        """Train, in a simulation maybe together with others; and the secret of noise that no other answer has."""
+        client, own, together = partition_of(context), None, True
+        if world.experiment.mechanism.protects:
+            drawn, own = self.secrets(world, context, round_number, world.received(client, before))
+            together = drawn == world.secret
+        upload = self.cohort.upload(world, client, before, round_number) if together else None
+        return local_upload(world, client, before, round_number, own) if upload is None else upload, own
+
     def secrets(self, world: World, context: Context, round_number: int, received: bytes) -> tuple[Secret, Secret]:
         """Return the secret that an answer's own is derived from, and that one."""
         drawn = secret_for(context, round_number, received, self._shared_secret(world))
@@ -113,6 +137,14 @@ class Answering:
 def about(world: World, client: int) -> MetricRecord:
     """What a client says of itself."""
     return MetricRecord({"partition": client, "examples": len(world.partitions[client])})
+
+
+def trained_with(world: World, client: int) -> MetricRecord:
+    """What a client says of itself, with how often it holds each class after labels were changed, if it tells that."""
+    told = about(world, client)
+    if world.experiment.counts_classes:
+        told["labels"] = world.class_counts_of(world.dataset.y_train, client)
+    return told
 
 
 def partition_of(context: Context) -> int:

@@ -17,6 +17,7 @@ from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
+from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import ServerOptimizer
@@ -25,7 +26,6 @@ from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
-from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 
@@ -175,7 +175,8 @@ class _Run:
             # A resumed run asks again what it was killed over.
             if line not in self.earlier:
                 self.folder.append_asked(line)
-        ask = ask_for_sum if world.experiment.federation.secure_aggregation else ask_for_uploads
+        transport = transport_of(world.experiment)
+        ask = ask_for_uploads if transport is None else transport.ask
         replies = ask(self.federation, number, states) if asked else Replies((), (), 0, 0)
         if asked:
             require_usable(replies, world.experiment.federation, number)

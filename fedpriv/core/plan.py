@@ -28,9 +28,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
-from fedpriv.lattice import Share
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt
+from fedpriv.mechanisms.machinery.quantisation import Share
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 

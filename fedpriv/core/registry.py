@@ -215,4 +215,5 @@ KEYS = Registry("added keys", "settings", "fedpriv.keys", "fedpriv.core.sections
 PREPARATIONS = Registry(
     "preparation of data", "preparation", "fedpriv.preparations", "fedpriv.core.preparation:Preparation"
 )
+TRANSPORTS = Registry("transport of uploads", "transport", "fedpriv.transports", "fedpriv.core.transport:Transport")
 SECTIONS = Registry("section of experiments", "settings", "fedpriv.sections", "fedpriv.core.sections:ExperimentSection")

@@ -74,7 +74,7 @@ class DistributedSettings(NoisySettings):
 
     @override
     def shared_by(self, clients: int) -> Self:
-        from fedpriv.shamir import least_survivors
+        from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 
         least = least_survivors(clients)
         survivors = least if self.survivors is None else self.survivors
@@ -107,7 +107,7 @@ class DistributedSettings(NoisySettings):
 
 
 class ShareOfNoise(GaussianMechanism):
-    """What leaves a client for the module ``lattice``: its clipped update; the share is added to whole numbers there.
+    """What leaves a client for quantisation.py: its clipped update; the share is added to whole numbers there.
 
     ``sigma`` is that of one share. For attacks its law is taken to be normal: a heuristic, close where a share has a
     deviation of many levels.

@@ -12,9 +12,9 @@ from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedpriv.algorithms.secure_aggregation.client import QUERIES, masked_votes
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.raising import discreet
-from fedpriv.clients.secure import give_shares, masked_votes, offer_keys, share_secrets
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
@@ -64,9 +64,8 @@ def prompter_app(prompter: Prompter) -> ClientApp:
         reply["client"] = MetricRecord({"partition": client, "examples": prompter.examples[client]})
         return Message(reply, reply_to=message)
 
-    app.query("keys")(offer_keys)
-    app.query("shares")(share_secrets)
-    app.query("unmask")(give_shares)
+    for kind, query in QUERIES.items():
+        app.query(kind)(query)
     return app
 
 

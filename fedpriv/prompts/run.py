@@ -20,6 +20,7 @@ from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.texts import text_root
+from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 from fedpriv.prompts.classify import Classifier, Noise, answers, noise_of, together
 from fedpriv.prompts.folder import PromptFolder, Votes
 from fedpriv.prompts.generate import Writer, noise_of_label
@@ -30,7 +31,6 @@ from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.prompts.texts import Example, Texts, load_texts
 from fedpriv.prompts.wording import Wording
-from fedpriv.shamir import least_survivors
 from fedpriv.votes import ROUNDED
 
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."

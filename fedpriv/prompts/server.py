@@ -12,12 +12,12 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedpriv.algorithms.secure_aggregation.server import VotesSum, ask_for_votes
 from fedpriv.engines.inline import simulated
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.client import Prompter, prompter_app
 from fedpriv.prompts.folder import NoisyCounts
 from fedpriv.server.exchange import exchanged
-from fedpriv.server.secure import VotesSum, ask_for_votes
 from fedpriv.server.uploads import Allowed
 
 _ROUND = 1

@@ -224,7 +224,7 @@ def test_errors_say_nothing_of_the_data(
     def fails(*_: object) -> None:
         raise RuntimeError("example 5 of 8 is odd")
 
-    monkeypatch.setattr("fedpriv.clients.app.local_upload", fails)
+    monkeypatch.setattr("fedpriv.clients.answering.local_upload", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match=r"^failed; the client's own log says why$"):
         app(question(experiment, world.initial, 1), context())
     assert "example 5 of 8 is odd" in caplog.text

@@ -17,7 +17,9 @@ import fedpriv.engines.ray as engine
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
-from tests.integration import test_active_server, test_determinism, test_pate, test_secure_aggregation
+from tests.algorithms.pate import test_pate
+from tests.algorithms.secure_aggregation import test_secure_aggregation
+from tests.integration import test_active_server, test_determinism
 from tests.integration.small import LEAVER, experiment, left_behind
 from tests.lab import test_lab_attack_on_ray as attacks
 from tests.sweep import test_sweep_run as sweeps

@@ -21,13 +21,15 @@ from scipy import stats
 from starlette.testclient import TestClient
 from torch.nn.functional import cross_entropy
 
+import fedpriv.algorithms.labels.client
 import fedpriv.algorithms.pate.client
 import fedpriv.algorithms.pate.server
-import fedpriv.clients.secure
+import fedpriv.algorithms.secure_aggregation.client
 import fedpriv.core.world
 import fedpriv.data.sets.csv
 import fedpriv.data.tables
 import fedpriv.engines.inline
+import fedpriv.mechanisms.machinery.whole_numbers
 import fedpriv.prompts.classify
 import fedpriv.prompts.client
 import fedpriv.prompts.generate
@@ -273,8 +275,12 @@ def masked(name: str) -> Callable[[Path, Patch], None]:
 
 
 def without_shares(patch: Patch) -> None:
-    honest = fedpriv.clients.secure.encoded
-    patch.setattr(fedpriv.clients.secure, "encoded", lambda update, _, *streams: honest(update, 0.0, *streams))
+    honest = fedpriv.algorithms.secure_aggregation.client.encoded
+    patch.setattr(
+        fedpriv.algorithms.secure_aggregation.client,
+        "encoded",
+        lambda update, _, *streams: honest(update, 0.0, *streams),
+    )
 
 
 def central(folder: Path, patch: Patch) -> None:
@@ -468,8 +474,9 @@ def masked_votes(folder: Path, patch: Patch) -> None:
     config = settings({"name": "none"}, federation=federation, **sections)
     kept: list[Poll] = []
     with patch.context() as listening:
-        honest = RunFolder.keep_poll
-        listening.setattr(RunFolder, "keep_poll", lambda own, poll: (kept.append(poll), honest(own, poll)))
+        server = fedpriv.algorithms.pate.server
+        honest = server.keep_poll
+        listening.setattr(server, "keep_poll", lambda own, poll: (kept.append(poll), honest(own, poll)))
         ran = run(config, folder, patch)
     voted = [
         fedpriv.algorithms.pate.client.teachers_votes(ran.world, client, questions(ran.world))
@@ -482,8 +489,9 @@ def masked_votes(folder: Path, patch: Patch) -> None:
 
 
 def without_shares_on_votes(patch: Patch) -> None:
-    honest = fedpriv.algorithms.pate.client.noisy_counts
-    patch.setattr(fedpriv.algorithms.pate.client, "noisy_counts", lambda v, k, sigma, *more: honest(v, k, 1e-9, *more))
+    numbers = fedpriv.mechanisms.machinery.whole_numbers
+    honest = numbers.noisy_counts
+    patch.setattr(numbers, "noisy_counts", lambda v, k, sigma, *more: honest(v, k, 1e-9, *more))
 
 
 def labels(folder: Path, patch: Patch) -> None:
@@ -499,7 +507,7 @@ def labels(folder: Path, patch: Patch) -> None:
 
 
 def without_changed_labels(patch: Patch) -> None:
-    patch.setattr(fedpriv.core.world, "changed_labels", lambda labels, *_: labels)
+    patch.setattr(fedpriv.algorithms.labels.client, "changed_labels", lambda labels, *_: labels)
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
@@ -546,15 +554,19 @@ def masked_prompts(folder: Path, patch: Patch) -> None:
 
 
 def without_shares_on_prompts(patch: Patch) -> None:
-    honest = fedpriv.clients.secure.masked_counts
-    limited = fedpriv.masking.votes_limit
+    honest = fedpriv.algorithms.secure_aggregation.client.masked_counts
+    limited = fedpriv.mechanisms.machinery.whole_numbers.votes_limit
 
     def silent(votes: Any, labels: int, sigma: float, clients: int, noise: Any) -> Any:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(fedpriv.masking, "votes_limit", lambda *_: limited(len(votes), sigma, clients))
+            patched.setattr(
+                fedpriv.mechanisms.machinery.whole_numbers,
+                "votes_limit",
+                lambda *_: limited(len(votes), sigma, clients),
+            )
             return honest(votes, labels, 1e-9, clients, noise)
 
-    patch.setattr(fedpriv.clients.secure, "masked_counts", silent)
+    patch.setattr(fedpriv.algorithms.secure_aggregation.client, "masked_counts", silent)
 
 
 class Even(Counting):

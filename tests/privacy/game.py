@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedpriv.accounting import guarantee
+from fedpriv.algorithms.secure_aggregation.server import ask_for_sum
 from fedpriv.clients.app import client_app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
@@ -50,7 +51,6 @@ from fedpriv.engines.inline import InlineGrid
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.server.exchange import Federation, question
-from fedpriv.server.secure import ask_for_sum
 from tests.privacy.bounds import DELTAS, Claims, Scores, Verdict, play
 
 __all__ = [

@@ -66,10 +66,15 @@ CHECKED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (f"policy: {name}" for name in ("label-only", "none", "paper", "rounded", "top")), ("answers, unproven",)
     ),
+    "network: clients/answering.py": (*UPLOADS, "masked votes"),
     "network: clients/app.py": (*UPLOADS, "masked votes"),
+    "network: fedpriv/algorithms/pate/client.py": ("votes, gnmax", "masked votes"),
     "network: clients/cohort.py": UPLOADS,
     "network: fedpriv/prompts/client.py": ("masked votes of prompts",),
-    "network: clients/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
+    "network: fedpriv/algorithms/secure_aggregation/client.py": (
+        "masked upload, gaussian",
+        "masked upload, distributed",
+    ),
     "network: fedpriv/flower/privatise.py": OWN_APP,
     "network: fedpriv/service/http.py": ANSWERS,
     "network: fedpriv/core/cli/serve.py": ANSWERS,
@@ -77,7 +82,10 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
     "network: fedpriv/prompts/server.py": ("masked votes of prompts",),
     "network: server/rounds.py": (*UPLOADS, "noise on the sum, central"),
-    "network: server/secure.py": ("masked upload, gaussian", "masked upload, distributed"),
+    "network: fedpriv/algorithms/secure_aggregation/server.py": (
+        "masked upload, gaussian",
+        "masked upload, distributed",
+    ),
 }
 
 _PARTITION = "the number of its partition, which Flower gave it"
@@ -118,6 +126,13 @@ QUIET: dict[str, str] = {
     ),
     **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
     "network: fedpriv/flower/tap.py": "see mod: tap",
+    **dict.fromkeys(
+        (
+            f"network: fedpriv/{word}.py"
+            for word in ("algorithms/pate/algorithm", "algorithms/rounds/algorithm", "core/algorithm", "core/transport")
+        ),
+        "names types of messages, and sends none",
+    ),
     **dict.fromkeys(
         (f"network: fedpriv/listener/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
     ),

@@ -21,8 +21,8 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan, Plans, Schedule, participants, plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.lattice import encoded
 from fedpriv.mechanisms import NoisySettings
+from fedpriv.mechanisms.machinery.quantisation import encoded
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
 from tests.noise import stream
 from tests.privacy.bounds import ALARM
@@ -197,7 +197,7 @@ def test_a_sampler_that_loses_variance_is_found_out(monkeypatch: pytest.MonkeyPa
     def cancelling(variance: float, shape: tuple[int, ...], noise: np.random.Generator) -> np.ndarray:
         return noise.poisson(variance / 2, shape) - noise.poisson(variance / 2, shape)
 
-    monkeypatch.setattr("fedpriv.lattice.skellam", cancelling)
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.quantisation.skellam", cancelling)
     plan = distributed(1023.0)
     printed = plan.guarantee(range(1, 300_001)).epsilon
     assert printed is not None

@@ -18,8 +18,8 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.engines.inline import answered, simulated
-from fedpriv.masking import LEVELS, quantised, restored, votes_limit
-from fedpriv.masking import noisy_counts as share
+from fedpriv.mechanisms.machinery.whole_numbers import LEVELS, least_survivors, quantised, restored, votes_limit
+from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts as share
 from fedpriv.prompts import client as prompts_module
 from fedpriv.prompts import server
 from fedpriv.prompts.classify import answers, noise_of
@@ -28,7 +28,6 @@ from fedpriv.prompts.report import write_icl_report
 from fedpriv.prompts.run import resume_icl, start_icl
 from fedpriv.prompts.server import Prompters, ask_prompters, noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
-from fedpriv.shamir import least_survivors
 from tests.prompts.worlds import classifier, fruits
 
 CLIENTS, SIGMA = 6, 1.5

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
+from fedpriv.algorithms.secure_aggregation.client import masked_votes
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.raising import unless_raised
-from fedpriv.clients.secure import masked_votes
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.wire import pack, record_in, unpack

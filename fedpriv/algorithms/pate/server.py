@@ -26,6 +26,7 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answer
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
+from fedpriv.algorithms.secure_aggregation.server import ask_for_votes
 from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
@@ -38,7 +39,6 @@ from fedpriv.server.asked_log import questions as asked_lines
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
 from fedpriv.server.rounds import take_up
-from fedpriv.server.secure import ask_for_votes
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
 

@@ -1,6 +1,6 @@
 """The server's part of secure aggregation: it passes on keys and shares, adds up masked uploads, and unmasks the sum.
 
-SecAgg (Bonawitz et al. 2017) over Flower's messages; the client's part and what it refuses is in ``clients.secure``. A
+SecAgg (Bonawitz et al. 2017) over Flower's messages; the client's part and what it refuses is in client.py. A
 client may vanish at any of the four steps: before its masked upload it is left out, and its masks are rebuilt from the
 others' shares; after it, its upload is in the sum. Fewer than two thirds end the round, and so do fewer than the
 clients whose shares are the whole noise.
@@ -16,15 +16,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedpriv.accounting.skellam import padded
+from fedpriv.algorithms.secure_aggregation.secrets import KEY_BYTES, agreed, combined, mask
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.federated import masked_weights
 from fedpriv.core.records import Failure
 from fedpriv.core.world import State
-from fedpriv.lattice import decoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, mask, restored, split, votes_limit
+from fedpriv.mechanisms.machinery.quantisation import decoded
+from fedpriv.mechanisms.machinery.whole_numbers import Words, least_survivors, restored, split, votes_limit
 from fedpriv.server.exchange import Federation, Reached, Replies
 from fedpriv.server.uploads import Upload, raised, read_upload, refusal
-from fedpriv.shamir import combined, least_survivors
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
 
 
 def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
-    """As :func:`ask_for_sum`, where clients send whole numbers with shares of noise (see the module ``lattice``)."""
+    """As :func:`ask_for_sum`, where clients send whole numbers with shares of noise (machinery/quantisation.py)."""
     world = federation.world
     initial, share = world.initial, world.plans[0].share_of_noise
     dimension = sum(value.numel() for value in initial.parameters.values())

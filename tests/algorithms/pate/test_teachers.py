@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedpriv.algorithms.pate import client as knowledge
 from fedpriv.algorithms.pate.client import teachers_votes
 from fedpriv.algorithms.pate.teachers import questions
+from fedpriv.algorithms.secure_aggregation.server import ask_for_masked_sum
 from fedpriv.clients.app import client_app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
@@ -23,9 +24,8 @@ from fedpriv.core.wire import pack
 from fedpriv.core.world import World, build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
+from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 from fedpriv.server.exchange import Federation
-from fedpriv.server.secure import ask_for_masked_sum
-from fedpriv.shamir import least_survivors
 from tests.integration.small import experiment
 
 EPOCHS, BATCH, RATE = 3, 16, 0.1

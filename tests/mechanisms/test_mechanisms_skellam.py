@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA
-from fedpriv.skellam import log_probability, skellam
+from fedpriv.mechanisms.machinery.quantisation import log_probability, skellam
 from tests.cases import in_one_test
 from tests.noise import stream
 

@@ -12,10 +12,13 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from scipy.stats import kstest
 
+from fedpriv.algorithms.secure_aggregation import server as server_module
+from fedpriv.algorithms.secure_aggregation.client import QUERIES, give_shares
+from fedpriv.algorithms.secure_aggregation.secrets import mask
+from fedpriv.algorithms.secure_aggregation.server import ask_for_sum
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.clients import app as client_module
 from fedpriv.clients.cohort import CohortApp
-from fedpriv.clients.secure import give_shares
 from fedpriv.clients.stack import Stack
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
@@ -30,13 +33,10 @@ from fedpriv.core.world import build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.gradients import Vector
-from fedpriv.masking import LEVELS, Words, mask, quantised, restored
+from fedpriv.mechanisms.machinery.whole_numbers import LEVELS, Words, least_survivors, quantised, restored
 from fedpriv.server import exchange as exchange_module
-from fedpriv.server import secure as server_module
 from fedpriv.server.exchange import Federation, question
-from fedpriv.server.secure import ask_for_sum
 from fedpriv.server.uploads import Upload
-from fedpriv.shamir import least_survivors
 from tests.integration.small import experiment
 
 CHECKPOINT = Path("checkpoint") / "server.safetensors"
@@ -91,7 +91,9 @@ def test_the_model_is_that_of_the_plain_run_but_for_rounding(
     mechanism: dict[str, object], weighting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of themselves two settings have two noises, and so have parameters that differ in the last digits.
-    monkeypatch.setattr(client_module, "answer_secret", lambda secret, *asked: secret.derived("test", *asked[:2]))
+    monkeypatch.setattr(
+        "fedpriv.clients.answering.answer_secret", lambda secret, *asked: secret.derived("test", *asked[:2])
+    )
     sections = {"mechanism": mechanism, "data": {"partition": "dirichlet", "alpha": 0.5}, "training": {"batch_size": 2}}
     start_run(secure(federation={"weighting": weighting}, **sections), tmp_path / "a", "", Silent())
     start_run(
@@ -262,7 +264,7 @@ def test_a_server_that_asks_for_both_shares_gets_none(monkeypatch: pytest.Monkey
         message.content["asked"] = ConfigRecord({"survivors": everybody, "dropped": everybody})
         return give_shares(message, context)
 
-    monkeypatch.setattr(client_module, "give_shares", greedy)
+    monkeypatch.setitem(QUERIES, "unmask", greedy)
     with pytest.raises(RunFailedError, match="every client that is masked towards either survived or dropped out"):
         start_run(secure(), tmp_path / "run", "", Silent())
 
@@ -297,8 +299,8 @@ def test_one_round_has_one_set_of_clients() -> None:
 def test_one_round_has_one_set_of_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same set again, and this time one of its clients is said to have dropped out."""
     server = AskedAgain()
-    monkeypatch.setattr("fedpriv.server.secure.least_survivors", lambda clients: 2)
-    monkeypatch.setattr("fedpriv.clients.secure.least_survivors", lambda clients: 2)
+    monkeypatch.setattr("fedpriv.algorithms.secure_aggregation.server.least_survivors", lambda clients: 2)
+    monkeypatch.setattr("fedpriv.algorithms.secure_aggregation.client.least_survivors", lambda clients: 2)
     server.sum_of([0, 1, 2])
     masked = server_module._masked
 

@@ -14,9 +14,8 @@ from fedpriv.accounting import Release, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA, rounded_norm
 from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan, plan_client
-from fedpriv.lattice import decoded, encoded
-from fedpriv.masking import Words
-from fedpriv.shamir import least_survivors
+from fedpriv.mechanisms.machinery.quantisation import decoded, encoded
+from fedpriv.mechanisms.machinery.whole_numbers import Words, least_survivors
 from tests.cases import in_one_test
 from tests.noise import stream
 

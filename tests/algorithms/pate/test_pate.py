@@ -34,7 +34,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.records import COMPLETED, CONFIDENCE
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.masking import noisy_counts, quantised, restored, votes_limit
+from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
 from fedpriv.votes import ConfidentMax

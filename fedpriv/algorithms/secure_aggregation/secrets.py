@@ -1,8 +1,13 @@
-"""Secrets in shares: so many shares give the secret, and fewer say nothing about it (Shamir 1979).
+"""Secrets of a round: keys that two clients agree on, masks that are drawn from keys, and secrets in shares.
 
-Each two bytes of a secret are the value at 0 of a polynomial over the integers modulo 65,537, whose other coefficients
-are uniform; the share at place x has its value at x. All bytes and all shares are one product of matrices of whole
-numbers, so that a hundred clients share with each other in milliseconds.
+Keys are agreed by X25519 (RFC 7748) and HKDF with SHA-256 (RFC 5869). Masks are AES-256 in counter mode. Flower's own
+generator (``pseudo_rand_gen``) folds the 256 bits of a key into a seed of 32 and draws from a Mersenne Twister: whoever
+sees a masked upload could try all seeds.
+
+So many shares give a secret, and fewer say nothing about it (Shamir 1979). Each two bytes of it are the value at 0 of a
+polynomial over the integers modulo 65,537, whose other coefficients are uniform; the share at place x has its value at
+x. All bytes and all shares are one product of matrices of whole numbers, so that a hundred clients share with each
+other in milliseconds.
 """
 
 import os
@@ -11,7 +16,16 @@ from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+from fedpriv.mechanisms.machinery.whole_numbers import Words
+
+KEY_BYTES = 32
+"""Length of every key here, public ones included."""
 
 PRIME = 65_537
 _DIGEST = 8  # bytes, by which shares that do not belong together are found out
@@ -19,9 +33,17 @@ _DIGEST = 8  # bytes, by which shares that do not belong together are found out
 Numbers = NDArray[np.int64]
 
 
-def least_survivors(clients: int) -> int:
-    """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
-    return 2 * clients // 3 + 1
+def agreed(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
+    """Return the key of 32 bytes for a purpose, which the holder of the other private key gets, too."""
+    shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
+
+
+def mask(key: bytes, count: int) -> Words:
+    """Return ``count`` words that look random to whoever does not have the key of 32 bytes; a key is used once."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    words: Words = np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4").astype(np.uint32, copy=False)
+    return words
 
 
 def shares(secret: bytes, needed: int, count: int) -> list[bytes]:

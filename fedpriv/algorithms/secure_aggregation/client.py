@@ -21,18 +21,28 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor
 
+from fedpriv.algorithms.secure_aggregation.secrets import KEY_BYTES, agreed, mask, shares
+from fedpriv.clients.answering import Answering, partition_of, trained_with
 from fedpriv.clients.memory import kept
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.federated import masked_weights
 from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
-from fedpriv.lattice import encoded
-from fedpriv.masking import KEY_BYTES, Words, agreed, flat, mask, masked_counts, quantised
-from fedpriv.shamir import least_survivors, shares
+from fedpriv.mechanisms.machinery.quantisation import encoded
+from fedpriv.mechanisms.machinery.whole_numbers import Words, flat, least_survivors, masked_counts, quantised
 
 _STATE = "secure-aggregation"
 _NONCE_BYTES = 12
+
+
+def train_masked(answering: Answering, message: Message, context: Context) -> Message:
+    """Train, and reply with an upload of which the server can read the sum only."""
+    world, upload, own = answering.trained(message, context, ("clients", "sum"))
+    with answering.silent(world.experiment, context):
+        reply = masked_upload(message, context, world, upload, own)
+    reply["client"] = trained_with(world, partition_of(context))
+    return Message(reply, reply_to=message)
 
 
 def offer_keys(message: Message, context: Context) -> Message:
@@ -56,7 +66,7 @@ def offer_keys(message: Message, context: Context) -> Message:
 def share_secrets(message: Message, context: Context) -> Message:
     """Split this round's seed and key among the clients named in the message; each part is encrypted for its client."""
     asked, own = _asked(message), _at(message, context, "keys")
-    me, clients = _partition(context), _integers(asked, "clients")
+    me, clients = partition_of(context), _integers(asked, "clients")
     publics, channels = _many(asked, "public"), _many(asked, "channel")
     needed = least_survivors(len(clients))
     if len(clients) < 2 or len({*publics, *channels}) != 2 * len(clients) or sorted(set(clients)) != clients:
@@ -88,10 +98,10 @@ def masked_upload(
     federation = world.experiment.federation
     if secret is not None and world.experiment.mechanism.noise_at == "sum":
         number = int(str(message.content.config_records["task"]["round"]))
-        share, signs = world.plans[_partition(context)].share_of_noise, world.signs(number)
+        share, signs = world.plans[partition_of(context)].share_of_noise, world.signs(number)
         words = encoded(flat(upload.parameters) / share.bound, share.variance, signs, secret.stream("share").numpy())
         return masked(message, context, words, share.survivors)
-    weight = masked_weights(world.sizes.tolist(), federation.weighting)[_partition(context)]
+    weight = masked_weights(world.sizes.tolist(), federation.weighting)[partition_of(context)]
     values = flat({**upload.parameters, **{f"buffers/{name}": value for name, value in upload.buffers.items()}})
     return masked(message, context, quantised(weight * values, federation.secure_limit))
 
@@ -110,7 +120,7 @@ def masked(message: Message, context: Context, words: Words, least: int = 0) -> 
     number = int(message.metadata.group_id)
     if int(str(message.content.config_records["task"]["round"])) != number:
         raise ValueError(f"the keys of round {number} mask no upload of another round")
-    me, clients = _partition(context), _integers(own, "clients")
+    me, clients = partition_of(context), _integers(own, "clients")
     held: dict[int, tuple[bytes, bytes]] = {me: (_bytes(own, "seed_share"), _bytes(own, "key_share"))}
     keys = dict(zip(clients, _many(own, "channel_keys"), strict=True))
     for other, ciphertext in zip(_integers(asked, "from"), _many(asked, "ciphertexts"), strict=True):
@@ -149,6 +159,10 @@ def give_shares(message: Message, context: Context) -> Message:
     return _reply(message, seeds=[seeds[client] for client in survivors], keys=[keys[client] for client in dropped])
 
 
+QUERIES = {"keys": offer_keys, "shares": share_secrets, "unmask": give_shares}
+"""What clients do with messages before and after an upload, by their kinds."""
+
+
 def _pairwise(own: ConfigRecord, me: int, others: Sequence[int], count: int) -> Words:
     """The sum of the masks shared with each other client: one of the two adds it, the other takes it off."""
     total = np.zeros(count, dtype=np.uint32)
@@ -173,10 +187,6 @@ def _opened(key: bytes, sealed: bytes, sender: int, receiver: int) -> bytes:
         return AESGCM(key).decrypt(nonce, ciphertext, f"{sender} {receiver}".encode())
     except (InvalidTag, ValueError):
         raise ValueError(f"these are not the shares that client {sender} encrypted for client {receiver}") from None
-
-
-def _partition(context: Context) -> int:
-    return int(context.node_config["partition-id"])
 
 
 def _asked(message: Message, name: str = "asked") -> ConfigRecord:

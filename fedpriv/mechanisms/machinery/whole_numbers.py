@@ -1,11 +1,7 @@
-"""The arithmetic of secure aggregation: uploads as whole numbers modulo 2^32, and masks that cancel in their sum.
+"""Uploads and counts of votes as whole numbers modulo 2^32, so that sums of up to 1,000 clients are exact.
 
 Each coordinate is clipped to [-limit, limit] and rounded to the nearest of 2^22 + 1 levels, so that the same upload
-gives the same numbers everywhere. Sums of up to 1,000 clients stay below 2^32 and are exact, whatever the masks.
-
-Masks are AES-256 in counter mode. Flower's own generator (``pseudo_rand_gen``) folds the 256 bits of a key into a seed
-of 32 and draws from a Mersenne Twister: whoever hears a masked upload could try all seeds. Keys are agreed by X25519
-(RFC 7748) and HKDF with SHA-256 (RFC 5869).
+gives the same numbers everywhere, and their sum stays below 2^32, whatever masks are on them.
 """
 
 import math
@@ -13,23 +9,20 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.core.randomness import NoiseStream
-from fedpriv.shamir import least_survivors
 
 LEVELS = 1 << 22
 
-KEY_BYTES = 32
-"""Length of every key here, public ones included."""
-
 Words = NDArray[np.uint32]
+
+
+def least_survivors(clients: int) -> int:
+    """How many of ``clients`` must stay to the end: more than two thirds (Bonawitz et al. 2017, active server)."""
+    return 2 * clients // 3 + 1
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -58,19 +51,6 @@ def restored(total: Words, clients: int, limit: float) -> Tensor:
 def votes_limit(votes: int, sigma: float, clients: int) -> float:
     """Return what a noisy count of one client exceeds once in 10^18 times: the limit for :func:`quantised`."""
     return votes + 9 * sigma / math.sqrt(least_survivors(clients))
-
-
-def agreed(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
-    """Return the key of 32 bytes for a purpose, which the holder of the other private key gets, too."""
-    shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose.encode()).derive(shared)
-
-
-def mask(key: bytes, count: int) -> Words:
-    """Return ``count`` words that look random to whoever does not have the key of 32 bytes; a key is used once."""
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    words: Words = np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4").astype(np.uint32, copy=False)
-    return words
 
 
 def split(values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:

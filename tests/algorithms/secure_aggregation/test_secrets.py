@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedpriv.shamir import PRIME, combined, shares
+from fedpriv.algorithms.secure_aggregation.secrets import PRIME, combined, shares
 
 
 def interpolated(points: dict[int, int], x: int) -> int:

@@ -1,0 +1,1 @@
+"""Secure aggregation: uploads go out masked, and the server learns their sum only."""
