@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.measure import options, save, seconds
 from fedpriv.attacks.membership.report import MembershipFigures
-from fedpriv.core.report import write_comparison
-from fedpriv.sweep import Reconstruction, TrialRecord
+from fedpriv.sweep.record import Reconstruction, TrialRecord
+from fedpriv.sweep.report import write_comparison
 
 KINDS = (("none", None), ("gaussian", None), ("vmf", "whole"), ("vmf", "layer"), ("vmf", "size:16"))
 MODELS = ("lenet", "mlp")

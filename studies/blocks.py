@@ -19,9 +19,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
-from fedpriv.core.report.comparison import Setting, choose_attacks, settings_of
 from fedpriv.core.report.drawing import LIGHT, dress, to_svg
-from fedpriv.sweep import TrialRecord
+from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
+from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
 from studies.kept import beside_noise, records_of

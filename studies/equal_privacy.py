@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
-from fedpriv.core.report.comparison import Chosen, Setting, settings_of
 from fedpriv.core.report.drawing import LIGHT, dress, to_svg
-from fedpriv.core.report.tradeoffs import series_name
+from fedpriv.sweep.comparison import Chosen, Setting, settings_of
+from fedpriv.sweep.tradeoffs import series_name
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
 

@@ -8,8 +8,9 @@ import zlib
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
-from fedpriv.sweep import SweepFolder, TrialRecord, to_table
-from fedpriv.sweep.table import from_csv, to_csv
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.table import from_csv, to_csv, to_table
 from studies.arguments import StudyParser
 
 

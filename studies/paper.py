@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.report.comparison import Chosen, Setting, settings_of
+from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from studies.arguments import StudyParser, listed
 from studies.equal_privacy import with_interval
 from studies.kept import records_of

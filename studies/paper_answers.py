@@ -21,7 +21,8 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import load_dataset
 from fedpriv.service.features import pixels, pooled_features
 from fedpriv.service.report import ServedColumns
-from fedpriv.sweep import SweepFolder, TrialRecord
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
 
 Array = NDArray[np.float64]

@@ -15,7 +15,6 @@ import torch
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
-from fedpriv.core.report.comparison import Chosen, estimate, settings_of
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.robustness.records import CertifiedCurve, Evasion, Robustness, read_attempts, read_certificates
@@ -23,7 +22,9 @@ from fedpriv.robustness.report import RobustColumns, Size, certified_at, right_a
 from fedpriv.robustness.smoothed import read_smoothed
 from fedpriv.smoothing import FirstLayer
 from fedpriv.smoothing.norms import unit_images
-from fedpriv.sweep import SweepFolder, TrialRecord
+from fedpriv.sweep.comparison import Chosen, estimate, settings_of
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
 from studies.equal_privacy import with_interval
 

@@ -9,7 +9,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.sweep import TrialRecord
+from fedpriv.sweep.record import TrialRecord
 
 
 def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:

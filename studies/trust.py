@@ -11,7 +11,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Summary
 from fedpriv.core.runs import RunFolder
-from fedpriv.sweep import SweepFolder
+from fedpriv.sweep.folder import SweepFolder
 from studies.arguments import StudyParser
 
 

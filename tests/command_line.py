@@ -32,7 +32,7 @@ IMPORTED = [
     "fedpriv.attacks.membership.audit",
     "fedpriv.listener",
     "fedpriv.core.report",
-    "fedpriv.core.cli.sweep_display",
+    "fedpriv.sweep.display",
     "flwr_datasets.partitioner",
     "lpips",
     "scipy.signal",

@@ -291,7 +291,7 @@ def test_each_room_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         "imported('torchvision', 'sklearn', 'datasets', 'flwr_datasets')\n"
         "import fedpriv.attacks; imported('flwr', 'ray')\n"
         "import fedpriv.clients.app; imported('sqlalchemy', 'matplotlib', 'ray')\n"
-        "import fedpriv.core.lab, fedpriv.core.cli.flower\n"
+        "import fedpriv.core.lab, fedpriv.flower.server_app\n"
         "imported('torchvision', 'torchmetrics', 'torch._dynamo', 'matplotlib', 'sqlalchemy', 'ray', 'sklearn')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

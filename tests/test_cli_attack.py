@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedpriv.core.cli.attack import _results
+from fedpriv.attacks.cli import _results
 from fedpriv.core.cli.terminal import plain
 from fedpriv.core.records import AttackResult, SentenceResult
 from fedpriv.core.registry import ATTACKS, EVASIONS, PROBES

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
+from fedpriv.attacks.endpoint.cli import _answers_words, _sentences
 from fedpriv.attacks.endpoint.records import Probe, ProbeResult
-from fedpriv.core.cli.probe import _answers_words, _sentences
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from fedpriv.robustness.records import Evasion, Reach, Robustness

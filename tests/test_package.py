@@ -13,10 +13,10 @@ from flwr.superlink.grid import InMemoryGrid
 
 import fedpriv as package
 from fedpriv.clients.app import app as client_app
-from fedpriv.core.cli import flower
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import InlineGrid
+from fedpriv.flower import server_app as flower
 from tests.command_line import fedpriv
 
 HOME = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ RUN_PACKED = f"""
 import sys
 sys.path.insert(0, sys.argv[2])
 import clients.app
-import fedpriv.core.cli.flower
+import fedpriv.flower.server_app
 from flwr.app import Context, RecordDict
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
@@ -129,7 +129,7 @@ assume_server_identity(5)
 grid = InlineGrid(clients.app.app, int(sys.argv[1]))
 config = {{"experiment": "configs/quickstart.toml", "overrides": "{",".join(SMALL)}", "seed": ""}}
 context = Context(run_id=5, node_id=1, node_config={{}}, state=RecordDict(), run_config=config)
-fedpriv.core.cli.flower.app(grid, context)
+fedpriv.flower.server_app.app(grid, context)
 """
 
 

@@ -20,6 +20,7 @@ from fedpriv.core.cli.terminal import (
     print_sentences,
     share_words,
 )
+from fedpriv.core.verb import Verb
 from fedpriv.prompts.settings import load_prompting
 
 if TYPE_CHECKING:
@@ -106,3 +107,15 @@ def _leak_table(leak: "PromptLeak") -> Table:
         ceiling = "unproven" if figure.ceiling is None else words(figure.ceiling)
         table.add_row(figure.what, guess, words(figure.measured.value), ends, ceiling)
     return table
+
+
+VERBS = (
+    Verb(
+        "icl",
+        icl,
+        place=70,
+        epilog="Examples:\n\n  fedpriv icl configs/icl.toml\n\n"
+        "  fedpriv icl configs/icl.toml --set data.name=agnews --set icl.target_epsilon=1\n\n"
+        "  fedpriv icl --resume runs/icl-20260101-120000",
+    ),
+)

@@ -26,8 +26,8 @@ from pydantic import TypeAdapter
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.core.records import parse_json, read_file, read_text
-from fedpriv.sweep.file import Sweep
 from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.settings import Sweep
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
 
 

@@ -187,7 +187,7 @@ def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Calla
         ("", ["seed.x=3"], "seed"),
         ("mechanism = 3", [], "mechanism = 3:"),
         ("name = ", [], "not TOML"),
-        ('base = "x.toml"', [], "is a sweep, no experiment; run fedpriv sweep"),
+        ('base = "x.toml"', [], "is a file of fedpriv sweep, no experiment; run fedpriv sweep"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_key(

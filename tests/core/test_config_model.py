@@ -10,7 +10,7 @@ from fedpriv.core.config import Experiment, load_experiment, load_run
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS
 from fedpriv.models import recorded_model
-from fedpriv.sweep import load_sweep
+from fedpriv.sweep.settings import load_sweep
 
 MLP = '[model]\nname = "mlp"\nhidden = [9]\nactivation = "tanh"\n'
 

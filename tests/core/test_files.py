@@ -32,14 +32,15 @@ from fedpriv.core.files import (
     writing_to,
 )
 from fedpriv.core.records import Asked, RoundRecord
-from fedpriv.core.report import write_comparison
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import start, stop
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.sweep import SweepFolder, TrialRecord
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.report import write_comparison
 from tests.full_disk import fill_up, leftovers
 
 MINE = b"another user's file"

@@ -23,7 +23,7 @@ from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
-from fedpriv.deploy import flower, for_deployment, look
+from fedpriv.deploy import flower
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.certificates import Authority
 from fedpriv.deploy.commands import Command
@@ -31,7 +31,8 @@ from fedpriv.deploy.containers import admit, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
 from fedpriv.deploy.processes import Started, is_alive, start, stop
-from fedpriv.deploy.up import start_process
+from fedpriv.deploy.run import for_deployment
+from fedpriv.deploy.up import look, start_process
 
 # The package has a function of the same name.
 deploy_up = importlib.import_module("fedpriv.deploy.up")
@@ -386,7 +387,8 @@ def test_up_where_one_is_up(here: Path) -> None:
 
 def test_up_without_flower(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.core.errors import RunFailedError
-    from fedpriv.deploy import flower, up
+    from fedpriv.deploy import flower
+    from fedpriv.deploy.up import up
 
     monkeypatch.setattr(flower.sysconfig, "get_path", lambda name: str(here / "nowhere"))
     monkeypatch.setenv("PATH", str(here))

@@ -14,7 +14,7 @@ from fedpriv.core.config import load_experiment
 from fedpriv.core.config.file import kind_of_file
 from fedpriv.flower.app_settings import read_settings
 from fedpriv.prompts.settings import load_prompting
-from fedpriv.sweep import load_sweep
+from fedpriv.sweep.settings import load_sweep
 from tests.docs.pages import PAGES, ROOT, blocks, commands, executed
 
 EVERYWHERE = [ROOT / "README.md", *PAGES]

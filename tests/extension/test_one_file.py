@@ -44,7 +44,7 @@ EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULE
 NOISE_OF_ANSWERS = {
     "fedpriv/accounting/answers.py",
     "fedpriv/accounting/convex_models.py",
-    "fedpriv/core/cli/account/erm.py",
+    "fedpriv/algorithms/erm/cli.py",
     "fedpriv/convex.py",
     "fedpriv/mechanisms/machinery/model_noise.py",
     "fedpriv/mechanisms/objective.py",
@@ -78,12 +78,12 @@ ALLOWED = {
     "dlg": {"fedpriv/core/config/sections.py"},
     "iga": {
         "fedpriv/core/config/sections.py",
-        "fedpriv/core/cli/attack.py",
+        "attacks/cli.py",
         "fedpriv/core/lab/attack_tapped.py",
         "attacks/own_model.py",
     },
     "imprint": {"server/crafting.py"},
-    "top": {"fedpriv/core/report/tradeoffs.py"},
+    "top": {"fedpriv/sweep/tradeoffs.py"},
     # Votes are accounted for as releases of the Gaussian mechanism, and noise on a sum is shown to attacks as one.
     "gaussian": {
         "attacks/methods/custom.py",

@@ -15,14 +15,16 @@ from fedpriv.core import lab
 from fedpriv.core.cli import main
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError, RunInterruptedError
-from fedpriv.core.lab.sweep import run_sweep
 from fedpriv.core.progress import Progress, Silent
-from fedpriv.core.report import comparison_page, page, reported, write_report, write_sweep_report
+from fedpriv.core.report import page, reported, write_report
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.listener.notes import Listened, write_listened
-from fedpriv.sweep import SweepFolder
+from fedpriv.sweep import report as comparison_page
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.report import write_sweep_report
+from fedpriv.sweep.run import run_sweep
 from tests.command_line import fedpriv
 from tests.full_disk import fill_up, leftovers
 from tests.integration.small import experiment, left_behind

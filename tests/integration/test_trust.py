@@ -38,7 +38,7 @@ from fedpriv.server.central import noised_mean
 from fedpriv.server.exchange import question
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
-from fedpriv.sweep import load_sweep
+from fedpriv.sweep.settings import load_sweep
 from tests.cases import in_one_test
 from tests.integration.small import experiment, left_behind
 

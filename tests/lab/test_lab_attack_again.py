@@ -20,7 +20,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.sweep import read_record
+from fedpriv.sweep.record import read_record
 from tests.integration.small import experiment
 
 ADVERSARY = {

@@ -77,7 +77,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     ),
     "network: fedpriv/flower/privatise.py": OWN_APP,
     "network: fedpriv/service/http.py": ANSWERS,
-    "network: fedpriv/core/cli/serve.py": ANSWERS,
+    "network: fedpriv/service/cli.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
     "network: fedpriv/prompts/server.py": ("masked votes of prompts",),

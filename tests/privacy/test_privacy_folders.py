@@ -42,15 +42,15 @@ SETTINGS = {
 RELATIVE = {
     ("fedpriv/core/cli/terminal.py", "runs"): _OWN,
     ("server/app.py", "runs"): _OWN,
-    ("fedpriv/core/cli/sweep.py", "sweeps"): "runs with ledgers of their own lie in it",
+    ("fedpriv/sweep/cli.py", "sweeps"): "runs with ledgers of their own lie in it",
     (
-        "fedpriv/core/cli/deploy.py",
+        "fedpriv/deploy/cli.py",
         "deployment",
     ): "clients' memories of runs of this deployment alone; processes that it starts are told absolute paths",
-    ("fedpriv/core/cli/deploy.py", "heard"): "no budget: what an eavesdropper stores",
-    ("fedpriv/core/cli/sweep.py", "comparison.html"): "no budget: a report",
-    ("fedpriv/core/cli/deploy.py", "keys"): "no budget: certificates and keys",
-    ("fedpriv/core/cli/deploy.py", "keys/admission"): "no budget: public keys",
+    ("fedpriv/deploy/cli.py", "heard"): "no budget: what an eavesdropper stores",
+    ("fedpriv/sweep/cli.py", "comparison.html"): "no budget: a report",
+    ("fedpriv/deploy/cli.py", "keys"): "no budget: certificates and keys",
+    ("fedpriv/deploy/cli.py", "keys/admission"): "no budget: public keys",
     ("fedpriv/flower/app_settings.py", "runs"): "see tap.folder",
     ("fedpriv/models/machinery/settings.py", "data"): "no budget: data sets and models",
 }

@@ -9,8 +9,8 @@ import pytest
 
 from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.errors import InputError
-from fedpriv.core.report.comparison import Chosen, Setting, settings_of
-from fedpriv.sweep import Reconstruction, TrialRecord
+from fedpriv.sweep.comparison import Chosen, Setting, settings_of
+from fedpriv.sweep.record import Reconstruction, TrialRecord
 from studies.kept import records_of
 from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, main, table
 

@@ -20,7 +20,7 @@ from fedpriv.robustness.records import Evasion, Robustness, read_attempts, read_
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import CertifyConfig, EvadeConfig
 from fedpriv.smoothing import FirstLayer, noise_layers, with_noise
-from fedpriv.sweep import TrialRecord
+from fedpriv.sweep.record import TrialRecord
 from studies.paper_robustness import claims, claims_of, difference, largest_row, orderings, rows_of, table, theorems
 from tests.integration.small import experiment
 

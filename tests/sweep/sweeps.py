@@ -6,7 +6,9 @@ from typing import Any
 
 import tomli_w
 
-from fedpriv.sweep import Sweep, Trial, TrialRecord, load_sweep
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.settings import Sweep, load_sweep
+from fedpriv.sweep.trial import Trial
 from tests.integration.small import BASE
 
 NOISES: list[dict[str, Any]] = [

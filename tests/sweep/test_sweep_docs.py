@@ -10,8 +10,8 @@ from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.config import Experiment
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.sweep import Reconstruction, TrialRecord, load_sweep
-from fedpriv.sweep.record import columned
+from fedpriv.sweep.record import Reconstruction, TrialRecord, columned
+from fedpriv.sweep.settings import load_sweep
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")

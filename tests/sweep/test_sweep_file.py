@@ -8,8 +8,8 @@ import pytest
 
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.sweep import check_trials
-from fedpriv.sweep import load_sweep
+from fedpriv.sweep.run import check_trials
+from fedpriv.sweep.settings import load_sweep
 from tests.sweep.sweeps import NOISES, SMALL, sweep, write
 
 

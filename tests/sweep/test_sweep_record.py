@@ -16,8 +16,8 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
-from fedpriv.sweep import TrialRecord, describe_columns, read_record, to_table
-from fedpriv.sweep.table import from_csv, to_csv, to_parquet
+from fedpriv.sweep.record import TrialRecord, read_record
+from fedpriv.sweep.table import describe_columns, from_csv, to_csv, to_parquet, to_table
 from tests.integration.small import experiment
 
 

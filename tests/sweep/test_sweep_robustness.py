@@ -10,13 +10,16 @@ import pytest
 from ray import cloudpickle
 from rich.console import Console
 
-from fedpriv.core.cli.sweep import _refuse_faults
-from fedpriv.core.cli.sweep_display import result_table
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.lab.sweep import check_trials, run_sweep
-from fedpriv.core.report import write_sweep_report
 from fedpriv.robustness.records import Evasion, Robustness
-from fedpriv.sweep import SweepFolder, SweepProgress, TrialRecord, load_sweep
+from fedpriv.sweep.cli import _refuse_faults
+from fedpriv.sweep.display import result_table
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.progress import SweepProgress
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.report import write_sweep_report
+from fedpriv.sweep.run import check_trials, run_sweep
+from fedpriv.sweep.settings import load_sweep
 from tests.sweep.sweeps import SMALL, sweep, write
 
 CERTIFY = {"examples": 12, "selection": 10, "votes": 40, "radii_l2": [0.1, 0.3], "radii_linf": [0.01]}

@@ -18,20 +18,22 @@ import pyarrow.parquet as parquet
 import pytest
 from rich.console import Console
 
-import fedpriv.core.lab.sweep as lab
-import fedpriv.core.report.comparison as comparison
+import fedpriv.sweep.comparison as comparison
+import fedpriv.sweep.run as lab
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.clients import app
 from fedpriv.core.cli import main
-from fedpriv.core.cli.sweep_display import SweepDisplay, result_table
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.sweep import TrialTask, run_sweep, run_trial
 from fedpriv.core.progress import Silent
-from fedpriv.core.report import write_sweep_report
 from fedpriv.engines.tasks import _ended_at_once
-from fedpriv.sweep import Sweep, SweepFolder, TrialRecord
+from fedpriv.sweep.display import SweepDisplay, result_table
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.report import write_sweep_report
+from fedpriv.sweep.run import TrialTask, run_sweep, run_trial
+from fedpriv.sweep.settings import Sweep
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 
 

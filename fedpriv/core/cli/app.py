@@ -13,15 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fedpriv.core.cli.account import account_app
-from fedpriv.core.cli.attack import attack_app
-from fedpriv.core.cli.audit import audit
-from fedpriv.core.cli.certify import certify
 from fedpriv.core.cli.data import data
-from fedpriv.core.cli.deploy import deploy_app
 from fedpriv.core.cli.init import init
-from fedpriv.core.cli.probe import probe_app
-from fedpriv.core.cli.serve import query, serve
-from fedpriv.core.cli.sweep import compare, sweep
 from fedpriv.core.cli.terminal import (
     File,
     Json,
@@ -47,7 +40,7 @@ from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError,
 from fedpriv.core.files import is_disk, stopped, writing
 from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Section
-from fedpriv.prompts.cli import icl
+from fedpriv.core.verb import Verb, verbs
 
 _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
 
@@ -60,11 +53,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 config_app = typer.Typer(help="Check an experiment file, or show all its settings.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-app.add_typer(attack_app, name="attack")
-app.add_typer(account_app, name="account")
-app.add_typer(deploy_app, name="deploy")
-app.add_typer(probe_app, name="probe")
 
 
 def _print_version(asked: bool) -> None:
@@ -82,11 +70,6 @@ def _root(
     """Take the options that come before a command."""
 
 
-@app.command(
-    epilog="Examples:\n\n  fedpriv run configs/quickstart.toml\n\n"
-    "  fedpriv run configs/quickstart.toml --set mechanism.epsilon=50 --out runs/eps50\n\n"
-    "  fedpriv run --resume runs/eps50"
-)
 def run(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="An experiment file, such as configs/quickstart.toml.")
@@ -117,36 +100,11 @@ def run(
     print_summary(summary, path, as_json)
 
 
-app.command(epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo")(init)
-app.command(epilog="Examples:\n\n  FEDPRIV_DATA=~/data fedpriv data\n\n  fedpriv data --unicity 5")(data)
-app.command(epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64")(audit)
-app.command(
-    epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
-    "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input"
-)(certify)
-app.command(
-    epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
-    "  fedpriv serve runs/quickstart-20260101-120000 --status"
-)(serve)
-app.command(
-    epilog="Examples:\n\n  fedpriv icl configs/icl.toml\n\n"
-    "  fedpriv icl configs/icl.toml --set data.name=agnews --set icl.target_epsilon=1\n\n"
-    "  fedpriv icl --resume runs/icl-20260101-120000"
-)(icl)
-app.command(epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10")(query)
-app.command(
-    epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
-    "  fedpriv sweep configs/paper/table2.toml --scale small"
-)(sweep)
-app.command(epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000")(compare)
-
-
-@app.command(epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000")
 def report(folder: Run) -> None:
     """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
-    from fedpriv.core.report import write_report, write_sweep_report
+    from fedpriv.core.report import write_report
 
-    own = {"sweep.json": write_sweep_report, **{kind.kept_as: kind.write_report for kind in FILES.values()}}
+    own = {kind.kept_as: kind.write_report for kind in FILES.values()}
     write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
     with writing(shlex.join(["fedpriv", "report", str(folder)])):
         path = write(folder)
@@ -205,6 +163,42 @@ def config_schema(
 ) -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
     print_json(json_schema(FILES["icl"].settings if of_icl else Experiment))
+
+
+_FRAME = (
+    Verb(
+        "run",
+        run,
+        place=10,
+        epilog="Examples:\n\n  fedpriv run configs/quickstart.toml\n\n"
+        "  fedpriv run configs/quickstart.toml --set mechanism.epsilon=50 --out runs/eps50\n\n"
+        "  fedpriv run --resume runs/eps50",
+    ),
+    Verb(
+        "init",
+        init,
+        place=20,
+        epilog="Examples:\n\n  fedpriv init\n\n  fedpriv init --list\n\n  fedpriv init wiretap --out demo",
+    ),
+    Verb(
+        "data", data, place=30, epilog="Examples:\n\n  FEDPRIV_DATA=~/data fedpriv data\n\n  fedpriv data --unicity 5"
+    ),
+    Verb("report", report, place=110, epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000"),
+    Verb("config", config_app, place=10),
+    Verb("account", account_app, place=30),
+)
+
+
+def _add(verb: Verb) -> None:
+    group = account_app if verb.group == "account" else app
+    if isinstance(verb.command, typer.Typer):
+        group.add_typer(verb.command, name=verb.name)
+    else:
+        group.command(verb.name, epilog=verb.epilog)(verb.command)
+
+
+for _verb in sorted((*_FRAME, *verbs()), key=lambda verb: verb.place):
+    _add(_verb)
 
 
 def main() -> None:

@@ -34,8 +34,6 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     kind = kind_of_file(tree)
     if kind is not None:
         raise InputError(f"{path} is a file of {kind.command}, no experiment; run {kind.command} {path}")
-    if "base" in tree:
-        raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
     return _loaded(tree, path, overrides)
 
 
@@ -43,16 +41,16 @@ class FileKind(ABC):
     """A kind of TOML files that are no experiments; settings.py in a capability's folder registers its own.
 
     Attributes:
-        name: of the section by which such files are told from experiments.
+        name: of the section or key by which such files are told from experiments.
         command: that reads them.
-        settings: what they say.
+        settings: what they say; ``None``: only their command reads it.
         kept_as: the name under which the resolved settings lie in the folder of a run.
         report: "module:function" that writes report.html into such a folder and returns its path.
     """
 
     name: ClassVar[str]
     command: ClassVar[str]
-    settings: ClassVar[type[Section]]
+    settings: ClassVar[type[Section] | None] = None
     kept_as: ClassVar[str]
     report: ClassVar[str]
 

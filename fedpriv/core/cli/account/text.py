@@ -9,7 +9,6 @@ from rich.text import Text
 
 from fedpriv.accounting import Comparison
 from fedpriv.core.cli.account.answer import Answer
-from fedpriv.core.cli.account.poll import PollAnswer
 from fedpriv.core.cli.terminal import out
 from fedpriv.core.registry import MECHANISMS
 
@@ -45,21 +44,21 @@ def print_account(answer: Answer) -> None:
     means = answer.parameter.meaning
     if asked.target_epsilon is not None:
         extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
-        means = f"{means}; the {extreme} that still proves epsilon {_number(asked.target_epsilon)}"
-    figures = _columns("left", "right", "left")
-    figures.add_row(answer.parameter.name, _bold(answer.release.noise), means)
-    figures.add_row("epsilon", _bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
-    figures.add_row("pure epsilon", _number(proven.pure_epsilon), "proven for the whole run at delta = 0")
-    figures.add_row("nominal epsilon", _number(proven.nominal_epsilon), "as papers print it, not proven for the run")
+        means = f"{means}; the {extreme} that still proves epsilon {number(asked.target_epsilon)}"
+    figures = columns("left", "right", "left")
+    figures.add_row(answer.parameter.name, bold(answer.release.noise), means)
+    figures.add_row("epsilon", bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
+    figures.add_row("pure epsilon", number(proven.pure_epsilon), "proven for the whole run at delta = 0")
+    figures.add_row("nominal epsilon", number(proven.nominal_epsilon), "as papers print it, not proven for the run")
     for ceiling in answer.ceilings:
         meaning = (
             "no attack succeeds more often than this if a guess without any upload succeeds with probability "
-            f"{_number(ceiling.k0)}"
+            f"{number(ceiling.k0)}"
         )
-        figures.add_row("ceiling", _bold(ceiling.gamma), meaning)
+        figures.add_row("ceiling", bold(ceiling.gamma), meaning)
     out.print(figures)
     out.print()
-    setting = _columns("left", "left")
+    setting = columns("left", "left")
     setting.add_row("mechanism", _mechanism(answer))
     setting.add_row("adjacency", proven.adjacency)
     setting.add_row("sampling", proven.sampling)
@@ -130,7 +129,7 @@ def print_comparison(comparison: Comparison) -> None:
     for contender, _ in comparison.curves:
         table.add_column(contender.label, justify="right")
     for row in zip(*(points for _, points in comparison.curves), strict=True):
-        table.add_row(_number(row[0].epsilon), *(_number(point.ratio) for point in row))
+        table.add_row(number(row[0].epsilon), *(number(point.ratio) for point in row))
     out.print()
     out.print(table)
     refusals = [
@@ -153,33 +152,6 @@ def _sampling(comparison: Comparison) -> str:
     return "full" if comparison.rate is None else f"fixed, Poisson where a label says so, rate {comparison.rate:.6g}"
 
 
-# ---- votes ----------------------------------------------------------------------------------------------------------
-
-
-def print_poll(answer: PollAnswer) -> None:
-    """Print the figures first, then what they rest on."""
-    poll = answer.poll
-    figures = _columns("left", "right", "left")
-    for name, value, meaning in (
-        ("sigma", poll.sigma, "deviation of the noise on each count, in votes"),
-        ("threshold sigma", poll.threshold_sigma, "deviation of the noise on the largest count, in votes"),
-        ("scale", poll.scale, "of the noise on each count, in votes"),
-    ):
-        if value is not None:
-            figures.add_row(name, _bold(value), meaning)
-    figures.add_row("questions", f"{poll.asked:,}", f"{poll.answers:,} of them answered")
-    figures.add_row("epsilon", _bold(answer.epsilon), f"proven, whatever is answered, at delta = {poll.delta:g}")
-    if poll.answers != poll.asked:
-        figures.add_row("", _bold(answer.epsilon_answered), "of the answers given, where a budget was fixed beforehand")
-    measure = "pure epsilon" if answer.is_pure else "mu"
-    figures.add_row(measure, _number(answer.spent), "of the answers given")
-    out.print(figures)
-    setting = {"aggregator": answer.aggregator, "adjacency": answer.adjacency, "votes of one voter": f"{poll.votes:,}"}
-    if poll.sampling_rate is not None:
-        setting["sampling"] = f"fixed, rate {poll.sampling_rate:.6g}"
-    _print_grounds(setting, [answer.theorem], answer.notes)
-
-
 # ---- one line a figure ----------------------------------------------------------------------------------------------
 
 
@@ -187,16 +159,17 @@ def print_figures(
     figures: Sequence[tuple[str, float | None, str]], setting: Mapping[str, str], theorem: str, notes: Sequence[str]
 ) -> None:
     """Print figures, each with its name and its meaning, then what they rest on."""
-    table = _columns("left", "right", "left")
+    table = columns("left", "right", "left")
     for name, value, meaning in figures:
-        table.add_row(name, _bold(value), meaning)
+        table.add_row(name, bold(value), meaning)
     out.print(table)
-    _print_grounds(setting, [theorem], notes)
+    print_grounds(setting, [theorem], notes)
 
 
-def _print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: Sequence[str]) -> None:
+def print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: Sequence[str]) -> None:
+    """Print what figures are about, and what they rest on."""
     out.print()
-    table = _columns("left", "left")
+    table = columns("left", "left")
     for name, text in setting.items():
         table.add_row(name, text)
     out.print(table)
@@ -207,7 +180,7 @@ def _print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: S
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def _columns(*alignments: Any) -> Table:
+def columns(*alignments: Any) -> Table:
     """A table without lines whose last column wraps."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for alignment in alignments[:-1]:
@@ -224,11 +197,13 @@ def _print_list(title: str, items: Any) -> None:
     out.print(table)
 
 
-def _bold(value: float | None) -> Text:
-    return Text(_number(value), style="bold")
+def bold(value: float | None) -> Text:
+    """Return a figure that stands out."""
+    return Text(number(value), style="bold")
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return a figure in a few digits."""
     if value is None:
         return "none"
     return f"{value:,.0f}" if 10_000 <= value < 10_000_000 else f"{value:.4g}"

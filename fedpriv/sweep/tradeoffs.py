@@ -19,8 +19,8 @@ from fedpriv.core.figure import Interval
 from fedpriv.core.finding import Column
 from fedpriv.core.numbers import figure
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.core.report.comparison import Setting, pareto_front
 from fedpriv.core.report.drawing import LIGHT, Plot, Theme, dress, plot
+from fedpriv.sweep.comparison import Setting, pareto_front
 
 # An axis whose figures differ by less than this factor is widened to it on either side.
 _NARROW = 2.0

@@ -24,6 +24,7 @@ from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
+from fedpriv.core.verb import Verb
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
@@ -361,3 +362,6 @@ def _sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]
             f"{robustness.reach.of(evasion.norm):.3g}: at larger sizes nothing can be proven."
         )
     return lines
+
+
+VERBS = (Verb("probe", probe_app, place=50),)

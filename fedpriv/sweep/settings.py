@@ -41,13 +41,16 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from typing_extensions import override as overriding
 
 from fedpriv.core.config import Experiment, override, read_toml, validated
+from fedpriv.core.config.file import FileKind
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Count, Integer, NonNegative, Positive
+from fedpriv.core.registry import FILES
+from fedpriv.core.settings import Count, Integer, NonNegative, Positive, Section
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.sweep.trial import Trial
@@ -173,6 +176,21 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
     trials = _trials(base, axes, seeds, str(path))
     _refuse_twins(trials, str(path))
     return Sweep(file.name, str(path), trials, file.audit, file.resources)
+
+
+@FILES.register
+class SweepFiles(FileKind):
+    """Files of ``fedpriv sweep``."""
+
+    name: ClassVar[str] = "base"
+    command: ClassVar[str] = "fedpriv sweep"
+    kept_as: ClassVar[str] = "sweep.json"
+    report: ClassVar[str] = "fedpriv.sweep.report:write_sweep_report"
+
+    @staticmethod
+    @overriding
+    def load(path: Path, overrides: Sequence[str] = ()) -> Section:
+        raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
 
 
 def _read(path: Path) -> dict[str, Any]:

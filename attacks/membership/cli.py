@@ -10,6 +10,7 @@ from rich.table import Table
 from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.names import Adjacency
+from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
     from fedpriv.attacks.membership.records import Membership, MembershipAttack
@@ -172,3 +173,10 @@ def _about_answers(audit: "AnswersAudit") -> list[str]:
     if audit.recovered is not None:
         lines.append(f"Two answers give away the exact probabilities of {audit.recovered:.1%} of the questions.")
     return lines
+
+
+VERBS = (
+    Verb(
+        "audit", audit, place=40, epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64"
+    ),
+)

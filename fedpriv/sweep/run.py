@@ -29,9 +29,11 @@ from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.settings import ServiceConfig
-from fedpriv.sweep import AuditConfig, Sweep, SweepFolder, SweepProgress, Trial, TrialRecord, read_record
-from fedpriv.sweep.file import Refused, refuse_trials
-from fedpriv.sweep.record import failed_record
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.progress import SweepProgress
+from fedpriv.sweep.record import TrialRecord, failed_record, read_record
+from fedpriv.sweep.settings import AuditConfig, Refused, Sweep, refuse_trials
+from fedpriv.sweep.trial import Trial
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20

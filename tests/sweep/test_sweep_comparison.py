@@ -15,8 +15,7 @@ from test_report_page import parse
 
 from benchmarks.comparison import synthetic_records as synthetic
 from fedpriv.core.errors import InputError
-from fedpriv.core.report import write_comparison
-from fedpriv.core.report.comparison import (
+from fedpriv.sweep.comparison import (
     Chosen,
     choose_attacks,
     columns_of,
@@ -25,9 +24,9 @@ from fedpriv.core.report.comparison import (
     settings_of,
     sources_of,
 )
-from fedpriv.core.report.comparison_page import render_comparison
-from fedpriv.core.report.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
-from fedpriv.sweep import TrialRecord
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.report import render_comparison, write_comparison
+from fedpriv.sweep.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
 
 CHOSEN = Chosen("iga", {"membership": "lira-online"})
 

@@ -13,7 +13,9 @@ from fedpriv.core.figure import Interval
 from fedpriv.core.files import write_whole
 from fedpriv.core.finding import Part
 from fedpriv.core.registry import ATTACKS
-from fedpriv.core.report.comparison import (
+from fedpriv.core.report.drawing import Plot
+from fedpriv.core.report.filters import plain, template
+from fedpriv.sweep.comparison import (
     Chosen,
     Setting,
     choose_attacks,
@@ -23,10 +25,9 @@ from fedpriv.core.report.comparison import (
     settings_of,
     sources_of,
 )
-from fedpriv.core.report.drawing import Plot
-from fedpriv.core.report.filters import plain, template
-from fedpriv.core.report.tradeoffs import Tradeoff, series_name, tradeoff_plot, tradeoffs
-from fedpriv.sweep import SweepFolder, TrialRecord
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.tradeoffs import Tradeoff, series_name, tradeoff_plot, tradeoffs
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 # Tables longer than this are folded.
@@ -116,7 +117,7 @@ def render_comparison(
 def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
-        "comparison.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
+        "sweep/report.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
     )
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
 from fedpriv.core.config import load_run
 from fedpriv.core.errors import InputError
+from fedpriv.core.verb import Verb
 from fedpriv.service.settings import ServiceConfig
 
 if TYPE_CHECKING:
@@ -248,3 +249,15 @@ def _own_images(path: Path | None) -> "Tensor":
     if array.dtype.name not in ("uint8", "float32", "float64"):
         raise InputError(f"{path}: images of {array.dtype}; uint8, or float32 or float64 on [0, 1] is wanted")
     return torch.from_numpy(array)
+
+
+VERBS = (
+    Verb(
+        "serve",
+        serve,
+        place=60,
+        epilog="Examples:\n\n  fedpriv serve runs/quickstart-20260101-120000 --set service.method=rounded:2\n\n"
+        "  fedpriv serve runs/quickstart-20260101-120000 --status",
+    ),
+    Verb("query", query, place=80, epilog="Example:\n\n  fedpriv query runs/quickstart-20260101-120000 --test 0:10"),
+)

@@ -16,8 +16,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.finding import Column, chosen_attack
 from fedpriv.core.records import CONFIDENCE, Interval
 from fedpriv.core.runs import RunFolder
-from fedpriv.sweep import SweepFolder, TrialRecord, read_record
-from fedpriv.sweep.record import columned
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.record import TrialRecord, columned, read_record
 
 # From so many seeds on their spread is shown; from fewer, what each run knows about its own figure.
 SEEDS_FOR_SPREAD = 3

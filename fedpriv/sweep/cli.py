@@ -12,6 +12,7 @@ import typer
 from fedpriv.core.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_sentences, print_warning
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing, writing_to
+from fedpriv.core.verb import Verb
 
 # In the heading of a comparison.
 _MOST_NAMES = 4
@@ -52,16 +53,17 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every trial of FILE. The same command again keeps finished trials and runs the rest."""
-    from fedpriv.sweep.file import load_sweep
+    from fedpriv.sweep.settings import load_sweep
 
     asked = load_sweep(file, scale)
     if inline:
         asked = replace(asked, resources=asked.resources.model_copy(update={"engine": "inline"}))
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
-    from fedpriv.core.cli.sweep_display import SweepDisplay
-    from fedpriv.core.lab.sweep import check_resources, check_trials, run_sweep
-    from fedpriv.core.report import write_sweep_report
-    from fedpriv.sweep import SweepFolder, SweepProgress
+    from fedpriv.sweep.display import SweepDisplay
+    from fedpriv.sweep.folder import SweepFolder
+    from fedpriv.sweep.progress import SweepProgress
+    from fedpriv.sweep.report import write_sweep_report
+    from fedpriv.sweep.run import check_resources, check_trials, run_sweep
 
     silent = quiet or as_json
     warnings = check_trials(asked)
@@ -99,8 +101,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Set the trials of sweeps and single runs side by side: a table, and a report with trade-offs."""
-    from fedpriv.core.report import write_comparison
-    from fedpriv.core.report.comparison import read_folders, sources_of
+    from fedpriv.sweep.comparison import read_folders, sources_of
+    from fedpriv.sweep.report import write_comparison
 
     records = read_folders(folders)
     with writing_to(out_file):
@@ -125,7 +127,7 @@ def _write_trial_reports(folder: Path, records: Any) -> None:
 
 
 def _list(trials: Any, as_json: bool) -> None:
-    from fedpriv.sweep.file import plain_settings
+    from fedpriv.sweep.settings import plain_settings
 
     if as_json:
         rows = [{"trial": trial.number, "settings": dict(trial.settings), "seed": trial.seed} for trial in trials]
@@ -136,8 +138,8 @@ def _list(trials: Any, as_json: bool) -> None:
 
 
 def _estimate(sweep: Any, as_json: bool) -> None:
-    from fedpriv.core.cli.sweep_display import cost_sentences, cost_table
-    from fedpriv.core.lab.estimate import estimate, untimed
+    from fedpriv.sweep.cost import estimate, untimed
+    from fedpriv.sweep.display import cost_sentences, cost_table
 
     kinds = list(estimate(sweep))
     if as_json:
@@ -167,7 +169,7 @@ def _title(folders: list[Path]) -> str:
 
 
 def _print(records: Any, as_json: bool, **more: str) -> None:
-    from fedpriv.core.cli.sweep_display import result_table
+    from fedpriv.sweep.display import result_table
 
     if as_json:
         print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})
@@ -194,3 +196,20 @@ def _refuse_faults(records: Any) -> None:
             f"{len(failed)} of {len(records)} trials failed ({numbers}), which --retry makes again; the first: "
             f"{failed[0].reason}"
         )
+
+
+VERBS = (
+    Verb(
+        "sweep",
+        sweep,
+        place=90,
+        epilog="Examples:\n\n  fedpriv sweep configs/paper/table2.toml --list\n\n"
+        "  fedpriv sweep configs/paper/table2.toml --scale small",
+    ),
+    Verb(
+        "compare",
+        compare,
+        place=100,
+        epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000",
+    ),
+)

@@ -24,6 +24,7 @@ from fedpriv.core.cli.terminal import (
     print_summary,
 )
 from fedpriv.core.errors import InputError
+from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
@@ -148,7 +149,7 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
-    from fedpriv.core.cli.probe import about_probes, print_probes
+    from fedpriv.attacks.endpoint.cli import about_probes, print_probes
     from fedpriv.core.registry import ATTACKS
 
     if as_json:
@@ -300,3 +301,6 @@ def _results(results: "Sequence[AttackResult]") -> Table:
             "n/a" if result.label_accuracy is None or result.picked else f"{result.label_accuracy:.0%}",
         )
     return table
+
+
+VERBS = (Verb("attack", attack_app, place=20),)

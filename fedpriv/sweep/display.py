@@ -11,10 +11,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.lab.estimate import Kind
-from fedpriv.core.report.comparison import choose_attacks, columns_of
-from fedpriv.sweep import SweepFolder, SweepProgress, Trial, TrialRecord
-from fedpriv.sweep.file import plain_settings
+from fedpriv.sweep.comparison import choose_attacks, columns_of
+from fedpriv.sweep.cost import Kind
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.progress import SweepProgress
+from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.settings import plain_settings
+from fedpriv.sweep.trial import Trial
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0

@@ -4,19 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpriv.core.cli.account.commands import account_app
 from fedpriv.core.cli.terminal import Json, print_json
 from fedpriv.core.errors import InputError
+from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
     from fedpriv.accounting.response import Response
 
 
-@account_app.command(
-    epilog="Examples:\n\n  fedpriv account response --epsilon 1 --answers 10\n\n"
-    "  fedpriv account response --coin 0.5 --examples 2000 --share 0.1\n\n"
-    "  fedpriv account response --keep 0.75 --json"
-)
 def response(
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="Pure, of one answer.")] = None,
     keep: Annotated[
@@ -85,3 +80,16 @@ def _error(law: "Response", share: float, examples: int | None) -> float | None:
     if examples < 1:
         raise InputError(key="--examples", given=examples, allowed="allowed are whole numbers from 1")
     return law.standard_error(share, examples)
+
+
+VERBS = (
+    Verb(
+        "response",
+        response,
+        place=30,
+        group="account",
+        epilog="Examples:\n\n  fedpriv account response --epsilon 1 --answers 10\n\n"
+        "  fedpriv account response --coin 0.5 --examples 2000 --share 0.1\n\n"
+        "  fedpriv account response --keep 0.75 --json",
+    ),
+)

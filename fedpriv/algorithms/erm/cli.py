@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.core.cli.account.commands import Delta, account_app
+from fedpriv.core.cli.account.commands import Delta
 from fedpriv.core.cli.terminal import Json, print_json
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
+from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
     from fedpriv.accounting.convex_models import Problem
@@ -22,10 +23,6 @@ _NOTES = (
 )
 
 
-@account_app.command(
-    epilog="Examples:\n\n  fedpriv account erm --examples 10000 --features 109 --regularisation 0.01 --epsilon 1\n\n"
-    "  fedpriv account erm --examples 1437 --features 65 --classes 10 --regularisation 0.01 --epsilon 8"
-)
 def erm(
     examples: Annotated[int, typer.Option("--examples", help="Examples that one client holds.")],
     features: Annotated[int, typer.Option("--features", help="Features of an example, the constant 1 among them.")],
@@ -105,3 +102,16 @@ def _values(
 ) -> dict[str, Any]:
     asked = {**vars(problem), "epsilon": epsilon, "delta": delta, "adjacency": _ADJACENCY, "theorem": theorem}
     return asked | {name.replace(" ", "_"): value for name, value, _ in rows}
+
+
+VERBS = (
+    Verb(
+        "erm",
+        erm,
+        place=20,
+        group="account",
+        epilog="Examples:\n\n"
+        "  fedpriv account erm --examples 10000 --features 109 --regularisation 0.01 --epsilon 1\n\n"
+        "  fedpriv account erm --examples 1437 --features 65 --classes 10 --regularisation 0.01 --epsilon 8",
+    ),
+)

@@ -8,6 +8,7 @@ from rich.table import Table
 from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.core.config import validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.verb import Verb
 from fedpriv.robustness.settings import CertifyConfig, RobustnessConfig
 
 if TYPE_CHECKING:
@@ -114,3 +115,14 @@ def _sentences(robustness: "Robustness", norm: str) -> list[str]:
     if noise.epsilon is not None:
         lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")
     return lines
+
+
+VERBS = (
+    Verb(
+        "certify",
+        certify,
+        place=50,
+        epilog="Examples:\n\n  fedpriv certify runs/robust --examples 200\n\n"
+        "  fedpriv certify runs/quickstart-20260101-120000 --noise 0.25 --place input",
+    ),
+)

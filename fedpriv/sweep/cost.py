@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab.run import start_run
-from fedpriv.core.lab.sweep import kinds_of
 from fedpriv.core.progress import Silent
 from fedpriv.service.settings import ServiceConfig
-from fedpriv.sweep import Sweep, Trial
+from fedpriv.sweep.run import kinds_of
+from fedpriv.sweep.settings import Sweep
+from fedpriv.sweep.trial import Trial
 
 
 @dataclass(frozen=True)

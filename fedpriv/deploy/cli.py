@@ -27,6 +27,7 @@ from fedpriv.core.cli.terminal import (
 )
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.deploy.up import ProcessStatus
@@ -67,7 +68,7 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Start SuperLink, SuperNodes and their executors on this machine, and wait until they are connected."""
-    from fedpriv.deploy import up as start
+    from fedpriv.deploy.up import up as start
 
     _warn(insecure)
     record = start(folder, nodes, port, insecure, _teller(quiet), listens, [name for name in gpus.split(",") if name])
@@ -94,7 +95,8 @@ def run(
     from fedpriv.core.cli.display import shown
     from fedpriv.core.lab import Engine, start_run
     from fedpriv.core.report import reported
-    from fedpriv.deploy import DeploymentFolder, federate, for_deployment
+    from fedpriv.deploy.folder import DeploymentFolder
+    from fedpriv.deploy.run import federate, for_deployment
 
     experiment = for_deployment(experiment, folder)
     insecure = DeploymentFolder(folder).read().insecure
@@ -109,7 +111,7 @@ def run(
 @deploy_app.command()
 def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
     """Say which processes run, how many SuperNodes are connected, and the state of each run."""
-    from fedpriv.deploy import look
+    from fedpriv.deploy.up import look
 
     state = look(folder)
     if as_json:
@@ -128,7 +130,7 @@ def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
 @deploy_app.command()
 def restart(folder: Folder = _DEFAULT) -> None:
     """Restart the processes that have died."""
-    from fedpriv.deploy import restart as start_again
+    from fedpriv.deploy.up import restart as start_again
 
     started = start_again(folder)
     print_line(f"Started again: {', '.join(started)}" if started else "All processes run: nothing to start")
@@ -150,7 +152,7 @@ def prepare(
     folder: Folder = _DEFAULT,
 ) -> None:
     """Make certificates and keys for containers or several machines; what is there and valid is kept."""
-    from fedpriv.deploy import prepare as make
+    from fedpriv.deploy.containers import prepare as make
 
     _warn(insecure)
     made = make(folder, volumes, nodes, port, insecure, [name for name in names or () if name])
@@ -165,7 +167,7 @@ def admit(
     ] = Path("keys/admission"),
 ) -> None:
     """Admit the SuperNodes whose public keys are in DIR."""
-    from fedpriv.deploy import admit as let_in
+    from fedpriv.deploy.containers import admit as let_in
 
     _host_and_port(server)
     admission = let_in(server, keys)
@@ -200,7 +202,7 @@ def listen(
 @deploy_app.command()
 def down(folder: Folder = _DEFAULT) -> None:
     """Stop what `up` started, and only that; keys are deleted, logs and runs stay."""
-    from fedpriv.deploy import take_down
+    from fedpriv.deploy.up import take_down
 
     stopped = take_down(folder)
     print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process was running")
@@ -230,3 +232,6 @@ def _processes(processes: "Sequence[ProcessStatus]") -> Table:
         # What a process said is no markup, whatever brackets it has.
         table.add_row(process.name, str(process.pid), "yes" if process.alive else "no", Text(process.last_words))
     return table
+
+
+VERBS = (Verb("deploy", deploy_app, place=40),)

@@ -1,0 +1,98 @@
+"""The command ``fedpriv account votes``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpriv.core.cli.account.commands import Delta
+from fedpriv.core.cli.terminal import Json, out, print_json
+from fedpriv.core.verb import Verb
+
+if TYPE_CHECKING:
+    from fedpriv.algorithms.pate.poll_cost import PollAnswer
+
+
+def votes(
+    sigma: Annotated[
+        float | None, typer.Option("--sigma", help="Deviation of normal noise on each count, in votes.")
+    ] = None,
+    threshold_sigma: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold-sigma", help="Confident answers: deviation of the noise on the largest count, in votes."
+        ),
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option("--scale", help="Scale of Laplace noise on each count, in votes.")
+    ] = None,
+    answers: Annotated[int | None, typer.Option("--answers", help="Questions that are answered.")] = None,
+    asked: Annotated[
+        int | None, typer.Option("--asked", help="Questions, for confident answers; by default all are answered.")
+    ] = None,
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option("--target-epsilon", help="Finds how many answers it allows; with --answers the least noise."),
+    ] = None,
+    votes_per_client: Annotated[
+        int, typer.Option("--votes-per-client", help="Votes of the one client who is protected.")
+    ] = 1,
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--sampling-rate", help="Share of the voters that is drawn for each answer, always the same number."
+        ),
+    ] = None,
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Noisy answers by vote, as PATE and prompts give them: what they prove, or how many of them a target allows."""
+    # Imported here: scipy takes time that --help and a mistyped option need not wait for.
+    from fedpriv.algorithms.pate.poll_cost import Poll, answered_poll
+
+    poll = Poll(sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate)
+    result = answered_poll(poll)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _print(result)
+
+
+def _print(answer: "PollAnswer") -> None:
+    """Print the figures first, then what they rest on."""
+    from fedpriv.core.cli.account.text import bold, columns, number, print_grounds
+
+    poll = answer.poll
+    figures = columns("left", "right", "left")
+    for name, value, meaning in (
+        ("sigma", poll.sigma, "deviation of the noise on each count, in votes"),
+        ("threshold sigma", poll.threshold_sigma, "deviation of the noise on the largest count, in votes"),
+        ("scale", poll.scale, "of the noise on each count, in votes"),
+    ):
+        if value is not None:
+            figures.add_row(name, bold(value), meaning)
+    figures.add_row("questions", f"{poll.asked:,}", f"{poll.answers:,} of them answered")
+    figures.add_row("epsilon", bold(answer.epsilon), f"proven, whatever is answered, at delta = {poll.delta:g}")
+    if poll.answers != poll.asked:
+        figures.add_row("", bold(answer.epsilon_answered), "of the answers given, where a budget was fixed beforehand")
+    measure = "pure epsilon" if answer.is_pure else "mu"
+    figures.add_row(measure, number(answer.spent), "of the answers given")
+    out.print(figures)
+    setting = {"aggregator": answer.aggregator, "adjacency": answer.adjacency, "votes of one voter": f"{poll.votes:,}"}
+    if poll.sampling_rate is not None:
+        setting["sampling"] = f"fixed, rate {poll.sampling_rate:.6g}"
+    print_grounds(setting, [answer.theorem], answer.notes)
+
+
+VERBS = (
+    Verb(
+        "votes",
+        votes,
+        place=40,
+        group="account",
+        epilog="Examples:\n\n  fedpriv account votes --sigma 40 --answers 286\n\n"
+        "  fedpriv account votes --sigma 40 --threshold-sigma 150 --asked 640 --answers 286\n\n"
+        "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
+        "  fedpriv account votes --answers 100 --target-epsilon 1\n\n"
+        "  fedpriv account votes --answers 500 --target-epsilon 1 --sampling-rate 0.0073368 --delta 1e-4",
+    ),
+)
