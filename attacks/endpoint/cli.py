@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.records import Probe
     from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
-    from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
     from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
@@ -299,17 +298,11 @@ def _print_probe(probe: "Probe", worst: "Guarantee") -> None:
             table.add_column(heading, justify="right" if heading else "left")
         for figure in result.figures:
             known = (figure.guess, figure.measured.value, figure.reference)
-            shown = [_number(figure, value) or "-" for value in known]
-            bound = figure.near_one or _number(figure, figure.ceiling) or "nothing proven"
+            shown = [figure.text(value, "-") for value in known]
+            bound = figure.near_one or figure.text(figure.ceiling, "nothing proven")
             table.add_row(f"  {figure.what}", *shown, bound)
         out.print(table)
         print_sentences(result.sentences)
-
-
-def _number(figure: "Figure", value: float | None) -> str:
-    if value is None:
-        return ""
-    return {"share": f"{value:.1%}", "dB": f"{value:.1f} dB"}.get(figure.unit, f"{value:.3g}")
 
 
 def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> EvadeConfig:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.attacks.membership.records import Membership, MembershipAttack
 from fedpriv.core.figure import Figure, Interval
@@ -57,8 +58,8 @@ class MembershipColumns(Columns):
     refuted: bool = Field(False, description="whether that bound is above the proven figure: an error")
 
     @property
+    @override
     def alarm(self) -> str:
-        """What the canaries show, where it is above the proven figure."""
         if not self.refuted or self.epsilon_bound is None or self.bound_confidence is None:
             return ""
         return f"ε of at least {figure(self.epsilon_bound)} with confidence {percent(self.bound_confidence, 0)}"
@@ -73,12 +74,12 @@ class MembershipFinding(RecordFinding[Membership]):
     record: ClassVar[type[Membership]] = Membership
     columns: ClassVar[type[Columns] | None] = MembershipColumns
 
+    @override
     def figures(self, found: Membership) -> tuple[Figure, ...]:
-        """Return the bound on epsilon, then the area under each attack's curve."""
         return (found.figure, *(_area(attack) for attack in found.attacks))
 
+    @override
     def section(self, found: Membership, view: RunView) -> Section:
-        """Return the attacks, their curves, and the bound on epsilon next to what is proven."""
         columns = [("auc", 3), ("tpr_at_1_percent", 3), ("tpr_at_01_percent", 4), ("advantage", 3)]
         values = {
             "membership": found,
@@ -88,8 +89,8 @@ class MembershipFinding(RecordFinding[Membership]):
         }
         return Section("membership", "Membership", values)
 
+    @override
     def tiles(self, found: Membership | None, view: RunView) -> tuple[Tile, ...]:
-        """Return the strongest attack."""
         strongest = found.strongest if found else None
         if found is None or strongest is None:
             return ()
@@ -112,8 +113,8 @@ class MembershipFinding(RecordFinding[Membership]):
             ),
         )  # fmt: skip
 
+    @override
     def trial(self, found: Membership) -> Mapping[str, Any]:
-        """Return every attack's figures, and the bound."""
         return {
             "memberships": tuple(_member(attack) for attack in found.attacks),
             "epsilon_bound": found.epsilon_bound.epsilon,
@@ -121,13 +122,13 @@ class MembershipFinding(RecordFinding[Membership]):
             "refuted": found.figure.exceeded,
         }
 
+    @override
     def choose(self, trials: Sequence[MembershipColumns], asked: str = "") -> str:
-        """Return the attack with the largest area."""
         areas = [{each.attack: each.auc for each in trial.memberships} for trial in trials]
         return chosen_attack(areas, "membership attack", asked)
 
+    @override
     def table(self, trials: Sequence[MembershipColumns], chosen: str) -> tuple[Column, ...]:
-        """Return the bound on epsilon, and the area of the chosen attack; in the terminal each trial's largest area."""
         bounds = [trial.epsilon_bound for trial in trials]
         areas = [[each.auc for each in trial.memberships] for trial in trials]
         bound = Column(

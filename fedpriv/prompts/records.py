@@ -1,6 +1,6 @@
 """icl.json: private in-context learning, what it is worth and what its prompts give away."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records.reading import Model, Record
@@ -112,8 +112,9 @@ class Prompts(Model):
         )
 
     @property
-    def exceeded(self) -> tuple[str, ...]:
-        """Figures that are above what is claimed to be proven."""
-        return tuple(
-            f"{leak.title}: {figure.what}" for leak in self.leaks for figure in leak.figures if figure.exceeded
+    def alarms(self) -> tuple[str, ...]:
+        """What exceeds what is claimed to be proven."""
+        figures = (
+            replace(figure, what=f"{leak.title}: {figure.what}") for leak in self.leaks for figure in leak.figures
         )
+        return tuple(figure.refutation for figure in figures if figure.exceeded)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Section, Tile
@@ -306,8 +307,8 @@ class RobustColumns(Columns):
     broken: int | None = Field(None, description="certificates that evasion attacks broke: an error if there are any")
 
     @property
+    @override
     def alarm(self) -> str:
-        """How many certificates are broken."""
         return f"attacks broke {self.broken} of them" if self.broken else ""
 
 
@@ -320,24 +321,24 @@ class RobustFinding(Finding[Robust]):
     refuted: ClassVar[str] = "Certificates are broken"
     columns: ClassVar[type[Columns] | None] = RobustColumns
 
+    @override
     def read(self, folder: RunFolder) -> Robust | None:
-        """Return what there is; ``None``: nothing was certified, and nothing attacked."""
         robustness, evasion = folder.read(Robustness), folder.read(Evasion)
         if robustness is None and evasion is None:
             return None
         return Robust(robustness, read_certificates(folder), evasion, read_attempts(folder))
 
+    @override
     def records(self, found: Robust) -> dict[str, Model]:
-        """Return both records."""
         both = {"robustness": found.robustness, "evasion": found.evasion}
         return {key: record for key, record in both.items() if record is not None}
 
+    @override
     def figures(self, found: Robust) -> tuple[Figure, ...]:
-        """Return the share that attacks turned at each size, and how many certificates they broke."""
         return () if found.evasion is None else found.evasion.figures
 
+    @override
     def section(self, found: Robust, view: RunView) -> Section:
-        """Return what is proven, and what attacks left right, by the size of the change."""
         from fedpriv.robustness.sandwich import sandwich_plot
 
         robustness, evasion = found.robustness, found.evasion
@@ -356,15 +357,15 @@ class RobustFinding(Finding[Robust]):
         }
         return Section("robustness", "Robustness", values)
 
+    @override
     def tiles(self, found: Robust | None, view: RunView) -> tuple[Tile, ...]:
-        """Return what is proven, and what attacks left right, at the middle size."""
         if found is None:
             return ()
         certified = [] if found.robustness is None else _certified(found.robustness)
         return (*certified, *([] if found.evasion is None else [_attacked(found.evasion)]))
 
+    @override
     def trial(self, found: Robust) -> Mapping[str, Any]:
-        """Return shares by size."""
         figures: dict[str, Any] = {}
         if found.robustness is not None:
             voted, curve = found.robustness.voted, found.robustness.curve
@@ -387,8 +388,8 @@ class RobustFinding(Finding[Robust]):
             figures["broken"] = None if evasion.certified is None else evasion.broken
         return figures
 
+    @override
     def table(self, trials: Sequence[RobustColumns], chosen: str) -> tuple[Column, ...]:
-        """Return what is proven at one size, and what all attacks up to another left right."""
         proven, attacked = certified_size(trials), right_size(trials)
         certified = [certified_at(trial, proven) for trial in trials]
         right = [right_at(trial, attacked) for trial in trials]

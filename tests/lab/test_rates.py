@@ -14,8 +14,9 @@ from scipy.special import ndtr, ndtri
 from fedpriv.attacks.referee import missed
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.errors import RunFailedError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import attack_run, rates, start_run
-from fedpriv.core.lab.rates import leakage_rates, recovery_rates, refuse_exceeded
+from fedpriv.core.lab.rates import leakage_rates, recovery_rates
 from fedpriv.core.lab.victims import Target, candidates, truth
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Ceiling, LeakageRate, Score
@@ -120,10 +121,10 @@ def test_what_is_above_its_ceiling_is_an_error() -> None:
         chance = stats.binom.sf(hits - 1, 8, rate.ceiling)
         assert rate.exceeded == (chance < 0.001)
         if rate.exceeded:
-            with pytest.raises(RunFailedError, match=f"picked out of 100: iga is right on {hits} of 8 images, and no"):
-                refuse_exceeded([rate])
+            with pytest.raises(RunFailedError, match=f"picked out of 100, by iga: {hits / 8:.1%} .*claimed: at most"):
+                refuse_exceeded([rate.figure])
         else:
-            refuse_exceeded([rate])
+            refuse_exceeded([rate.figure])
 
 
 def test_images_with_common_noise_count_once() -> None:

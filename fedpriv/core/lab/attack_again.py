@@ -18,12 +18,12 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import Experiment, load_run
 from fedpriv.core.config.texts import unsuited
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.files import is_empty, locked, target_error, writing
 from fedpriv.core.finding import all_found
 from fedpriv.core.finished import rebuilt_world
 from fedpriv.core.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.core.lab.preflight import attack_warnings
-from fedpriv.core.lab.rates import refuse_exceeded
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import verdict
 from fedpriv.core.lab.victims import Target, chosen, read_target, targets
@@ -279,5 +279,5 @@ def write_attacked(
     }
     summary = earlier.model_copy(update=changes)
     folder.write_summary(summary)
-    refuse_exceeded(summary.rates)
+    refuse_exceeded(rate.figure for rate in summary.rates)
     return summary

@@ -16,11 +16,11 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.files import locked, stopped, writing
 from fedpriv.core.finding import all_found, findings, records_found
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.core.lab.preflight import warnings_for
-from fedpriv.core.lab.rates import refuse_exceeded
 from fedpriv.core.lab.rehearsal import rehearse
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import early_end, verdict, versions
@@ -170,7 +170,7 @@ def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress
         raise RunInterruptedError(reason) from None
     with writing(folder.to_resume):
         summary = close(COMPLETED, None, leakage)
-    refuse_exceeded(summary.rates)
+    refuse_exceeded(rate.figure for rate in summary.rates)
     return summary
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from fedpriv.core.figure import CONFIDENCE, Interval
+from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.records.reading import Record
 from fedpriv.core.records.rows import RowResult, RowScore
 from fedpriv.core.records.texts import SentenceResult, SentenceScore
@@ -264,6 +264,19 @@ class LeakageRate(Record):
     def share(self) -> float:
         """Of the images."""
         return self.hits / self.images
+
+    @property
+    def figure(self) -> Figure:
+        """The rate between what a guess does and what no attack can exceed."""
+        return Figure(
+            f"{self.success}, by {self.attack}",
+            Interval(self.share, *self.interval),
+            self.chance,
+            None if self.best is None else self.best.value,
+            self.ceiling,
+            self.theorem,
+            holds=not self.exceeded,
+        )
 
     @property
     def success(self) -> str:
