@@ -5,7 +5,7 @@ any order. Printed are one row for each kind of block and nominal epsilon, small
 each kind is from the paper's column. ``--plot FILE.svg`` draws all of it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from fedpriv.core.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.equal_privacy import with_interval
 from studies.kept import beside_noise, records_of
 from studies.paper import PAPER, ROWS
+from studies.tables import in_percent, markdown, with_interval
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
 MIA_R = "attack-r"
@@ -104,11 +104,8 @@ def table(study: Study) -> list[str]:
     heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC, %" for attack in study.membership)]
     heads += ["audited: accuracy, %"]
     heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
-    for key in [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]:
-        if key in study.accuracy:
-            lines.append(f"| {' | '.join(_cells(study, key))} |")
-    return lines
+    keys = [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]
+    return markdown(heads, "lr", [_cells(study, key) for key in keys if key in study.accuracy])
 
 
 def _cells(study: Study, key: Key) -> list[str]:
@@ -121,7 +118,7 @@ def _cells(study: Study, key: Key) -> list[str]:
         with_interval(trained.accuracy, 100, 1),
         "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
         *(with_interval(_of(settings, key, "AUC"), 100, 1) for settings in study.membership.values()),
-        _percent(_accuracy_of(study.membership[MIA_R], key)),
+        in_percent(_accuracy_of(study.membership[MIA_R], key)),
         *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
         "" if attacked is None else f"{guess(attacked):.3f}",
     ]
@@ -134,26 +131,29 @@ def small_tables(study: Study) -> list[list[str]]:
     left out.
     """
     return [
-        _small(study, {"": lambda key: _percent(study.accuracy[key].accuracy)}) + distances(study),
+        _small(study, {"": lambda key: in_percent(study.accuracy[key].accuracy)}, distances(study)),
         _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),
         _small(study, {f", {name}": partial(_area, settings) for name, settings in study.membership.items()}),
         _small(study, {f", {name}": partial(_error, study.uploads[name], attack=name) for name in (MAP, IGA)}),
     ]
 
 
-def _small(study: Study, figures: Mapping[str, Callable[[Key], str]]) -> list[str]:
+def _small(study: Study, figures: Mapping[str, Callable[[Key], str]], more: Iterable[Sequence[str]] = ()) -> list[str]:
     """A row for each level and figure, by what its name ends with."""
-    lines = [f"| numbers in a block | {' | '.join(map(names_of, BLOCKS))} |", f"| --- |{' --: |' * len(BLOCKS)}"]
-    for level in levels(study):
-        for name, figure in figures.items():
-            cells = [figure((blocks, level)) for blocks in BLOCKS]
-            if any(cells):
-                lines.append(f"| ε_V = {level:g}{name} | {' | '.join(cells)} |")
-    return lines
+    rows = [
+        [f"ε_V = {level:g}{name}", *(figure((blocks, level)) for blocks in BLOCKS)]
+        for level in levels(study)
+        for name, figure in figures.items()
+    ]
+    return markdown(["numbers in a block", *map(names_of, BLOCKS)], "lr", [*filter(_is_measured, rows), *more])
+
+
+def _is_measured(row: Sequence[str]) -> bool:
+    return any(row[1:])
 
 
 def _area(settings: Mapping[Key, Setting], key: Key) -> str:
-    return _percent(_of(settings, key, "AUC"))
+    return in_percent(_of(settings, key, "AUC"))
 
 
 def _error(settings: Mapping[Key, Setting], key: Key, attack: str) -> str:
@@ -163,10 +163,6 @@ def _error(settings: Mapping[Key, Setting], key: Key, attack: str) -> str:
         return ""
     recovered = sum(line.recovered for line in settings[key].first.reconstruction if line.attack == attack)
     return f"{estimate.value:.3f} ({recovered})"
-
-
-def _percent(estimate: Interval | None) -> str:
-    return "" if estimate is None else f"{100 * estimate.value:.1f}"
 
 
 def _significant(value: float | None) -> str:
@@ -198,8 +194,8 @@ def guess(setting: Setting) -> float:
     return min(line.mse for line in setting.first.guesses if line.mse is not None)
 
 
-def distances(study: Study) -> list[str]:
-    """Return two rows in Markdown: how far each kind of block is from the paper's column, in points of accuracy.
+def distances(study: Study) -> list[tuple[str, ...]]:
+    """Return two rows: how far each kind of block is from the paper's column, in points of accuracy.
 
     The second figure compares what noise costs, accuracy without a mechanism minus accuracy with it, so that a network
     that is smaller or trained for less does not count as noise.
@@ -220,7 +216,7 @@ def distances(study: Study) -> list[str]:
         cost = fmean(abs((_accuracy(bare) - here[level]) - (column[0] - printed[level])) for level in here)
         columns.append((f"{plain:.1f}", f"{cost:.1f}"))
     rows = zip(("distance from the paper", "distance of what noise costs"), *columns, strict=True)
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return list(rows)
 
 
 def _accuracy(setting: Setting) -> float:

@@ -11,12 +11,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Interval
 from fedpriv.core.report.drawing import LIGHT, dress, to_svg
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep.tradeoffs import series_name
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
+from studies.tables import markdown, with_interval
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 ASKED = {"training.batch_size", "training.learning_rate"}
@@ -53,11 +53,11 @@ def _rate(setting: Setting) -> float:
 
 def table(settings: Sequence[Setting]) -> list[str]:
     """One row a setting."""
-    return [f"| {' | '.join(HEAD)} |", f"| --: | --- |{' --: |' * 3} --- |", *map(_row, settings)]
+    return markdown(HEAD, "rlrrrl", map(_row, settings))
 
 
-def _row(setting: Setting) -> str:
-    cells = (
+def _row(setting: Setting) -> tuple[str, ...]:
+    return (
         f"{_batch(setting)}",
         series_name(setting.series),
         "" if setting.first.noise is None else f"{setting.first.noise:.4g}",
@@ -65,17 +65,6 @@ def _row(setting: Setting) -> str:
         f"{_rate(setting):g}",
         with_interval(setting.accuracy, 100, 1),
     )
-    return f"| {' | '.join(cells)} |"
-
-
-def with_interval(estimate: Interval | None, factor: float, places: int) -> str:
-    """Return an estimate times a factor, with its interval where there is one; empty without an estimate."""
-    if estimate is None:
-        return ""
-    text = f"{factor * estimate.value:.{places}f}"
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} ({factor * estimate.low:.{places}f} to {factor * estimate.high:.{places}f})"
 
 
 def drawn(settings: Sequence[Setting]) -> Figure:

@@ -12,31 +12,747 @@ its two marks; without anything to measure (--attacks "") that is all it does.
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from pydantic import TypeAdapter, ValidationError
+from scipy.stats import binomtest
+from torch import Tensor
+
+from fedpriv.accounting import ceilings
+from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.intervals import best_interval
+from fedpriv.attacks.methods.candidate import CandidateSettings
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.map import MapSettings
+from fedpriv.attacks.observation import Observation
+from fedpriv.attacks.reconstruction import AttackJob, best_decisions
+from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.truth import Truth
+from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import parse_json
+from fedpriv.core.lab.results import attack_results
+from fedpriv.core.lab.summary import versions
+from fedpriv.core.lab.victims import Target, candidates, truth
+from fedpriv.core.numbers import decimal, figure, percent
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records import CONFIDENCE, AttackResult, Interval, Score, parse_json
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.settings import wrong_value
+from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import State, World, build_world
+from fedpriv.mechanisms import mechanism_settings, recorded_mechanism
+from fedpriv.server.evaluation import evaluate
+from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import StudyParser, listed, whole
-from studies.leakage_cells import (
-    DATA,
-    MODELS,
-    NETWORKS,
-    ROW,
-    SCALES,
-    Batch,
-    Cell,
-    Row,
-    failed,
-    measure,
-    mechanism_of,
-)
-from studies.leakage_page import line, write_page
-from studies.leakage_pictures import compose, save_strip
+from studies.tables import markdown
+from studies.uploads import FIRST, heard, sent
 
-ATTACKS = tuple(SCALES["full"].settings)
+
+def with_candidates(truths: Sequence[Truth], uploads: Sequence[Observation]) -> tuple[Observation, ...]:
+    """Give the adversary for each image the list from which it is to be picked; client k sent upload k."""
+    return tuple(replace(upload, candidates=known.candidates) for upload, known in zip(uploads, truths, strict=True))
+
+
+def listed_truth(world: World, client: int) -> Truth:
+    """Return what the client sent in the first round, and the list among which it is."""
+    target = Target(FIRST, (client,))
+    known = truth(world, target)
+    return replace(known, candidates=candidates(world, target, known))
+
+
+def best_decision(world: World, truths: Sequence[Truth], uploads: Sequence[Observation], seed: int) -> Interval | None:
+    """Return how often the best decision is right, over all uploads; ``None`` without a mechanism."""
+    if recorded_mechanism(uploads[0].settings.mechanism).name == "none":
+        return None
+    optima = [
+        optimum
+        for upload, known in zip(uploads, truths, strict=True)
+        if upload.candidates is not None
+        for optimum in best_decisions(world.model, upload, upload.candidates, known.images, known.labels, seed)
+    ]
+    return best_interval(sum(each.right for each in optima), sum(each.draws for each in optima))
+
+
+# The cells of the leakage table: one attack on single images' uploads of one network behind one mechanism.
+#
+# What is measured is what a run measures: the uploads are the clients' own, the adversary gets what the tap hears, and
+# the referee scores. All mechanisms of a network go through an attack as one batch, which changes no figure.
+
+
+GUESS = "guess-mean"
+
+DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "lfw")
+NETWORKS = ("untrained", "trained")
+BY_OPTIMISATION = ("dlg", "idlg", "iga", "map")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network, and the attacks that apply to it."""
+
+    settings: Mapping[str, Any]
+    attacks: tuple[str, ...] = (*BY_OPTIMISATION, "candidate")
+
+
+MODELS = {
+    "lenet": Model({"name": "lenet"}),
+    "mlp": Model({"name": "mlp", "hidden": (256,)}, ("closed_form", *BY_OPTIMISATION, "candidate")),
+    "convnet": Model({"name": "convnet"}),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is computed: victims a cell, mechanisms, and the attacks' settings."""
+
+    victims: int
+    mechanisms: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+MECHANISMS = ("none", "gaussian:0.001", "gaussian:0.01", "gaussian:0.1", "vmf:1e6", "vmf:1e5", "vmf:1e4", "vmf:500")
+KINDS = (ClosedFormSettings, DlgSettings, IdlgSettings, IgaSettings, MapSettings, CandidateSettings)
+DEFAULTS = {kind.name: kind() for kind in KINDS}
+FASTER = {
+    "dlg": DlgSettings(iterations=150, restarts=2),
+    "idlg": IdlgSettings(iterations=150, restarts=1),
+    "iga": IgaSettings(iterations=800, tv_start=0.0),  # as documented; the weight has fallen by default since
+}
+SCALES = {
+    "small": Scale(8, MECHANISMS, {**DEFAULTS, **FASTER}),
+    "full": Scale(32, (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"), DEFAULTS),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one line of figures is about; two lines about the same are measurements of the same.
+
+    Attributes:
+        data: the data set.
+        model: a key of :data:`MODELS`; empty for the guess, which sees no network.
+        network: untrained, or trained for one round; empty for the guess.
+        mechanism: as :func:`mechanism_of` reads it; empty for the guess.
+        attack: its name.
+        settings: the attack's, as ``key=value``.
+        victims: how many clients upload one image's gradient each.
+        seed: of the experiment.
+    """
+
+    data: str
+    model: str
+    network: str
+    mechanism: str
+    attack: str
+    settings: str
+    victims: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the JSON file.
+
+    Attributes:
+        cell: what it is about.
+        result: the figures; ``None`` where the attack failed on every upload.
+        failure: why; of some victims too. Empty where there is nothing to say.
+        cosine: median over the victims of the cosine between what was sent and the gradient itself.
+        epsilon: proven for one participation at delta 1e-5; ``None`` where nothing is.
+        accuracy: the network's on the test images.
+        seconds: wall time, divided by the number of cells that were attacked together.
+        commit: of the code.
+        best: how often the best decision among 100 candidates is right; computed with the attack that makes it.
+        ceiling: no attack tells one image among 100 more often from this upload; ``None`` without a mechanism.
+        date: of the measurement.
+        versions: of what computed it.
+    """
+
+    cell: Cell
+    result: AttackResult | None
+    failure: str
+    cosine: float | None
+    epsilon: float | None
+    accuracy: float | None
+    seconds: float
+    commit: str
+    date: str
+    versions: Mapping[str, str]
+    best: Interval | None = None
+    ceiling: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object as JSON types."""
+        return asdict(self)
+
+
+ROW = TypeAdapter(Row)
+
+Pictures = Callable[[str, Tensor], None]
+"""Told the name of a strip and the victims' images (V, C, H, W) on [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cells that differ in the mechanism alone, and are attacked together."""
+
+    data: str
+    model: str
+    network: str
+    attack: str
+    config: Any
+    mechanisms: tuple[str, ...]
+    victims: int
+    seed: int
+    device: str = "auto"
+
+    def cell(self, mechanism: str) -> Cell:
+        """Return the cell of one mechanism."""
+        values = self.config.model_dump().items()
+        settings = ",".join(f"{key}={value if isinstance(value, str) else format(value, 'g')}" for key, value in values)
+        return Cell(self.data, self.model, self.network, mechanism, self.attack, settings, self.victims, self.seed)
+
+    def of(self, mechanisms: tuple[str, ...]) -> "Batch":
+        """Return the part of it that is about these mechanisms."""
+        return replace(self, mechanisms=mechanisms)
+
+    def guess(self) -> Cell:
+        """Return the cell of the guess that saw no upload."""
+        return Cell(self.data, "", "", "", GUESS, "", self.victims, self.seed)
+
+
+def mechanism_of(name: str) -> dict[str, Any]:
+    """Return a mechanism's settings from a name such as none, gaussian:0.01, vmf:1e5, vmf-layer:1e5."""
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "gaussian": ("sigma", {"name": "gaussian", "clip_norm": 1.0}),
+        "laplace": ("scale", {"name": "laplace", "clip_norm": 1.0}),
+        "vmf": ("kappa", {"name": "vmf", "blocks": "whole"}),
+        "vmf-layer": ("kappa", {"name": "vmf", "blocks": "layer"}),
+    }
+    kind, _, strength = name.partition(":")
+    if name == "none":
+        return {"name": "none"}
+    if kind not in kinds:
+        raise InputError(
+            f"mechanism {name!r} is not known; allowed: none, or one of {', '.join(kinds)} with a strength"
+        )
+    key, settings = kinds[kind]
+    try:
+        return mechanism_settings({**settings, key: float(strength)}).model_dump()
+    except ValidationError as error:
+        raise wrong_value(error.errors()[0]).replaced(where=f"mechanism {name!r}") from None
+    except ValueError:
+        raise InputError(f"mechanism {name!r}: {key} = {strength!r} is no number; such as {kind}:1e4") from None
+
+
+def measure(batch: Batch, pictures: Pictures) -> list[Row]:
+    """Attack the cells of a batch and score them; the last row is the guess's."""
+    with cpu_threads(1):
+        scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
+        uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}
+        picks = ATTACKS[batch.attack].picks()
+        if picks:
+            uploads = {name: with_candidates(scene.truths, heard) for name, heard in uploads.items()}
+        began = time.perf_counter()
+        reconstructions, failures = _attacked(batch, scene, uploads)
+        seconds = (time.perf_counter() - began) / len(batch.mechanisms)
+        pictures(f"{batch.data}-original", torch.cat([known.images for known in scene.truths]))
+        pictures(f"{batch.data}-{GUESS}", torch.stack([scene.public[0].image] * batch.victims))
+        rows = []
+        for name in batch.mechanisms:
+            cell = batch.cell(name)
+            scores = _scored(scene, reconstructions[name], "unprotected" if name == "none" else "protected")
+            nothing = torch.zeros(scene.world.dataset.shape)
+            images = [nothing if made is None else made.images[0] for made in reconstructions[name]]
+            if not picks:
+                pictures(f"{cell.data}-{cell.model}-{cell.network}-{cell.attack}-{name}", torch.stack(images))
+            plan = _behind(scene, name).plans[0]
+            row = _stamped(
+                cell,
+                _result(cell, scene, scores),
+                failures[name],
+                cosine=statistics.median(_cosine(*pair) for pair in zip(uploads[name], scene.bare, strict=True)),
+                epsilon=plan.guarantee([FIRST]).epsilon,
+                best=best_decision(scene.world, scene.truths, uploads[name], batch.seed)
+                if ATTACKS[batch.attack].picks()
+                else None,
+                ceiling=ceilings(replace(plan.accounted([FIRST]), sampling="full", rate=1.0), [1 / 100])[0].gamma,
+                accuracy=scene.accuracy,
+                seconds=seconds,
+            )
+            rows.append(row)
+    return [*rows, _stamped(batch.guess(), _result(batch.guess(), scene, []), "")]
+
+
+def failed(cell: Cell, failure: str) -> Row:
+    """Return the row of a cell that could not be measured."""
+    return _stamped(cell, None, failure)
+
+
+def _stamped(cell: Cell, result: AttackResult | None, failure: str, **figures: Any) -> Row:
+    """A row that says when and with what it was measured."""
+    given = {"cosine": None, "epsilon": None, "accuracy": None, "seconds": 0.0, **figures}
+    return Row(cell, result, failure, **given, commit=commit(), date=time.strftime("%Y-%m-%d"), versions=versions())
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """A network, whose uploads are attacked, and what the referee knows."""
+
+    world: World
+    state: State
+    accuracy: float
+    truths: tuple[Truth, ...]
+    public: tuple[Any, ...]
+    guessed: tuple[Score, ...]
+    bare: tuple[Observation, ...]
+
+
+@lru_cache(maxsize=1)
+def _scene(data: str, model: str, network: str, victims: int, seed: int, device: str) -> _Scene:
+    experiment = _experiment(data, model, victims, seed, device)
+    world = build_world(experiment)
+    state = world.initial if network == "untrained" else _one_round(experiment)
+    truths = tuple(listed_truth(world, client) for client in range(victims))
+    public = guesses(world.dataset.x_test.float() / 255)
+    std = world.dataset.std
+    guessed = [line for known in truths for line in score_guesses(public, known, std, perceptual=False).scores]
+    return _Scene(world, state, evaluate(world, state)[1], truths, public, tuple(guessed), heard(world, state))
+
+
+def _experiment(data: str, model: str, victims: int, seed: int, device: str) -> Experiment:
+    """Clients who share the training data and upload the gradient of one image each; no mechanism."""
+    return validated(
+        Experiment,
+        {
+            "noise": "reproducible",
+            "seed": seed,
+            "data": {"name": data, "download": False},
+            "model": dict(MODELS[model].settings),
+            "federation": {"clients": victims, "rounds": 1},
+            "training": {"batch_size": 1},
+            "adversary": {"victims": victims, "attacks": []},
+            "engine": {"device": device},
+        },
+        "these arguments",
+    )
+
+
+def _one_round(experiment: Experiment) -> State:
+    """The network after one round of federated averaging, a pass of Adam over each client's data, unprotected."""
+    tree = experiment.model_dump()
+    tree["federation"] |= {"algorithm": "fedavg"}
+    tree["training"] |= {"batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
+    world = build_world(Experiment.model_validate(tree))
+    change = mean_upload(sent(world), "examples").parameters
+    parameters = {name: value + change[name] for name, value in world.initial.parameters.items()}
+    return State(parameters, world.initial.buffers)
+
+
+def _behind(scene: _Scene, mechanism: str) -> World:
+    """The same experiment with a mechanism."""
+    tree = scene.world.experiment.model_dump() | {"mechanism": mechanism_of(mechanism)}
+    return build_world(Experiment.model_validate(tree))
+
+
+def _attacked(
+    batch: Batch, scene: _Scene, uploads: Mapping[str, Sequence[Observation]]
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """Reconstructions by mechanism, ``None`` where there is none, and why there are none."""
+    together = [observation for observations in uploads.values() for observation in observations]
+    seed = torch_stream(batch.seed, "adversary").initial_seed()
+    public = scene.world.dataset.x_test.float() / 255
+    job = AttackJob(batch.attack, together, scene.world.model, batch.config, seed, public_images=public)
+    campaign = attack_each(job)
+    reconstructions: dict[str, list[Any]] = {}
+    failures: dict[str, str] = {}
+    first = 0
+    for name, observations in uploads.items():
+        numbers = range(first, first + len(observations))
+        first = numbers.stop
+        reconstructions[name] = [campaign.found.get(number) for number in numbers]
+        reasons = [campaign.failures[number] for number in numbers if number in campaign.failures]
+        failures[name] = "; ".join(dict.fromkeys(reasons))
+    return reconstructions, failures
+
+
+def _scored(scene: _Scene, made: Sequence[Any], kind: str) -> list[Score]:
+    std, threshold = scene.world.dataset.std, scene.world.experiment.adversary.success_ssim
+    scores: list[Score] = []
+    for reconstruction, known in zip(made, scene.truths, strict=True):
+        if reconstruction is not None:
+            scored = score(reconstruction, kind, known, scene.public, std, threshold, perceptual=False)
+            scores += scored.scores
+    return scores
+
+
+def _result(cell: Cell, scene: _Scene, scores: Sequence[Score]) -> AttackResult | None:
+    """Condense the scores, with those of the guesses, as a run's summary does."""
+    threshold = scene.world.experiment.adversary.success_ssim
+    results = attack_results((*scores, *scene.guessed), threshold, None, cell.seed)
+    return next((result for result in results if result.attack == cell.attack), None)
+
+
+def _cosine(noisy: Observation, bare: Observation) -> float:
+    upload, gradient = (
+        torch.cat([part.upload[name].flatten().double() for name in bare.upload]) for part in (noisy, bare)
+    )
+    return float(F.cosine_similarity(upload, gradient, dim=0))
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """The commit of the code, with -dirty where files differ from it; ``unknown`` outside a clone."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=9"]
+    try:
+        described = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"
+CHANCE = 0.01  # what chance does more rarely than this counts as identified
+
+Group = tuple[str, str, str]
+"""(data, model, network)."""
+
+
+def line(row: Row) -> str:
+    """Return a row for a terminal."""
+    cell = row.cell
+    where = " ".join(name for name in (cell.data, cell.model, cell.network, cell.mechanism, cell.attack) if name)
+    if row.result is None:
+        return f"{where}: failed: {row.failure}"
+    result = row.result
+    said = f"{where}: PSNR {decimal(result.psnr, 1)} dB, MSE {result.mse:.3g}, SSIM {decimal(result.ssim, 2)}"
+    said += f", recovered {result.recovered} of {result.victims}, identified {result.identified} of {result.victims}"
+    return f"{said}, {row.seconds:.0f} s" + (f"; {row.failure}" if row.failure else "")
+
+
+def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
+    """The rows of each data set, model and network, without the guesses."""
+    members: dict[Group, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: _order(row.cell.mechanism)):
+        if row.cell.model:
+            members.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
+    return dict(sorted(members.items()))
+
+
+def _order(mechanism: str) -> tuple[bool, str, float]:
+    """No mechanism first, then each kind from little noise to much."""
+    kind, _, strength = mechanism.partition(":")
+    noise = float(strength or 0)
+    return kind != "none", kind, -noise if kind.startswith("vmf") else noise
+
+
+def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
+    """For each mechanism the row that recovers most, then identifies most, then has the lowest median MSE.
+
+    The MSE alone would prefer the mean of all images to a picture that shows whose it is. ``None``: all attacks failed.
+    """
+    best: dict[str, Row | None] = {}
+    for row in rows:
+        other = best.setdefault(row.cell.mechanism, None)
+        if (
+            row.result is not None
+            and not row.result.picked
+            and (other is None or other.result is None or _strength(row.result) > _strength(other.result))
+        ):
+            best[row.cell.mechanism] = row
+    return best
+
+
+def _strength(result: AttackResult) -> tuple[int, int, float]:
+    return result.recovered, result.identified or 0, -result.error
+
+
+def write_page(path: Path, rows: Sequence[Row]) -> None:
+    """Write the tables between the page's marks, in place of what stands there."""
+    try:
+        before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InputError(f"{path}: the marks {BEGIN} and {END} are wanted")
+    path.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Return what stands between the marks: terms, strongest attacks, what they mean, and every cell."""
+    guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
+    by_group = groups(rows)
+    parts = ["## Terms", _terms(rows), "## The strongest attack behind each mechanism", _summary(by_group, guessed)]
+    parts += ["## Picked out of 100", _picked(by_group), "## What stops attacks that reconstruct pictures"]
+    by_group = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
+    parts += [_outcomes(by_group), "## Every cell"]
+    parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
+    return "\n\n".join(["", *parts, ""])
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(markdown(heads, "l", rows))
+
+
+def _terms(rows: Sequence[Row]) -> str:
+    measured = [row for row in rows if row.result is not None]
+    dates, commits = sorted({row.date for row in measured}), sorted({row.commit for row in measured})
+    programs = {"Python": "python", "torch": "torch", "NumPy": "numpy"}
+    versions = [
+        f"{name} {', '.join(sorted({row.versions[key] for row in measured}))}" for name, key in programs.items()
+    ]
+    terms = {
+        "measured": f"{_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}",
+        "figures": f"medians over the victims, in brackets their {CONFIDENCE:.0%} bootstrap intervals",
+        "cosine": "between what was sent and the gradient itself",
+        "epsilon": "proven at delta 1e-5 for this upload (replace-one, one participation, no amplification; "
+        "[theorems](privacy.md))",
+        "guess": "the PSNR of the mean of the public images",
+        "recovered": "SSIM of 0.6 or more and a lower MSE than every guess",
+        "identified": "of 100 images the original is the nearest to the picture; chance is 1 in 100. Before 2026-11-23 "
+        "the others included test images",
+        "by pictures": "identified by the strongest attack that reconstructs",
+        "by `candidate`": "the attack that holds the 100 images and their labels, and picks the most probable",
+        "best decision": "how often the best decision on these images is right; no attack is right more often "
+        "([ceilings](ceilings.md))",
+        "ceiling": "no attack exceeds it, on any network",
+        "strongest": "the attack that recovers most images; among equals the one that identifies most, then the one "
+        "with the lowest MSE",
+        "steps": "iterations x restarts of the attack",
+    }
+    return _table(("term", "meaning"), terms.items())
+
+
+def _span(dates: Sequence[str]) -> str:
+    if not dates:
+        return "never"
+    return f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
+
+
+def _summary(
+    by_group: Mapping[Group, Sequence[Row]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
+) -> str:
+    lines: list[tuple[str, ...]] = []
+    for group, cells in by_group.items():
+        for mechanism, row in strongest(cells).items():
+            if row is None or row.result is None:
+                lines.append((group[0], _network(group), mechanism, "", "", "every attack failed", *[""] * 5))
+                continue
+            guess = guessed.get((row.cell.data, row.cell.victims, row.cell.seed))
+            lines.append(
+                (
+                    group[0],
+                    _network(group),
+                    mechanism,
+                    "" if row.cosine is None else decimal(row.cosine, 3),
+                    "none" if row.epsilon is None else figure(row.epsilon, 3),
+                    row.cell.attack,
+                    _interval(row.result, "psnr", 1),
+                    "" if guess is None else decimal(guess.psnr, 1),
+                    *_counts(row.result),
+                )
+            )
+    heads = ("data", "network", "mechanism", "cosine", "epsilon", "strongest", "PSNR, dB", "guess", *_COUNTS)
+    return _table(heads, lines)
+
+
+def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int, int], AttackResult | None]) -> str:
+    lines: list[tuple[str, ...]] = []
+    for key in dict.fromkeys((row.cell.data, row.cell.victims, row.cell.seed) for row in cells):
+        if (guess := guessed.get(key)) is not None:
+            lines.append(("", "public mean", "", *_figures(guess), *_counts(guess), ""))
+    order = list(dict.fromkeys(row.cell.mechanism for row in cells))
+    for row in sorted(cells, key=lambda row: order.index(row.cell.mechanism)):
+        named = (row.cell.mechanism, row.cell.attack, _steps(row))
+        if row.result is None:
+            lines.append((*named, f"failed: {row.failure}", *[""] * 6))
+        else:
+            lines.append((*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
+    accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
+    title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
+    heads = ("mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM", *_COUNTS, "seconds")
+    return f"### {title}\n\n" + _table(heads, lines)
+
+
+def _picks(row: Row) -> bool:
+    return row.cell.attack in ATTACKS and bool(ATTACKS[row.cell.attack].picks())
+
+
+def _picked(by_group: Mapping[Group, Sequence[Row]]) -> str:
+    """One line a mechanism: guess, what pictures identify and ``candidate`` picks, the best decision, the ceiling."""
+    lines: list[tuple[str, ...]] = []
+    for group, cells in by_group.items():
+        pictures = strongest(cells)
+        for row in cells:
+            if not _picks(row) or row.result is None:
+                continue
+            shown = pictures.get(row.cell.mechanism)
+            lines.append(
+                (
+                    group[0],
+                    _network(group),
+                    row.cell.mechanism,
+                    percent(1 / (row.result.candidates or 1)),
+                    "" if shown is None or shown.result is None else _counts(shown.result)[1],
+                    _counts(row.result)[1],
+                    "" if row.best is None else percent(row.best.value),
+                    "none" if row.ceiling is None else percent(row.ceiling),
+                )
+            )
+    heads = ("data", "network", "mechanism", "guess", "by pictures", "by `candidate`", "best decision", "ceiling")
+    return _table(heads, lines)
+
+
+def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:
+    heads = (
+        "data",
+        "network",
+        "images are recovered",
+        "not recovered, but identified more often than by chance",
+        "counted as recovered, but identified no more often than by chance",
+        "neither",
+        "every label is inferred",
+    )
+    return _table(heads, [_outcome(group, cells) for group, cells in by_group.items()])
+
+
+def _outcome(group: Group, cells: Sequence[Row]) -> tuple[str, ...]:
+    """One line a network: behind which mechanisms any of the attacks recovers or identifies images."""
+    attacks = len({row.cell.attack for row in cells})
+    columns: list[list[str]] = [[], [], [], [], []]
+    for mechanism in dict.fromkeys(row.cell.mechanism for row in cells):
+        results = [row.result for row in cells if row.cell.mechanism == mechanism and row.result is not None]
+        known = [result for result in results if _is_identified(result, attacks)]
+        recovers, recovers_known = (any(result.recovered for result in scored) for scored in (results, known))
+        if results:
+            columns[(recovers_known, bool(known), recovers, True).index(True)].append(mechanism)
+        if any(result.label_accuracy == 1 for result in results):
+            columns[4].append(mechanism)
+    return group[0], _network(group), *map(_names, columns)
+
+
+def _is_identified(result: AttackResult, attacks: int) -> bool:
+    """Whether more originals are identified than by chance; each of several attacks has its own chance to be lucky."""
+    if result.identified is None or result.candidates is None:
+        return False
+    chance = binomtest(result.identified, result.victims, 1 / result.candidates, alternative="greater").pvalue
+    return bool(attacks * chance < CHANCE)
+
+
+_COUNTS = ("recovered", "identified", "labels")
+
+
+def _counts(result: AttackResult) -> tuple[str, str, str]:
+    identified = "" if result.identified is None else f"{result.identified} of {result.victims}"
+    labels = "" if result.label_accuracy is None else percent(result.label_accuracy)
+    missing = f" ({result.missing} failed)" if result.missing else ""
+    return f"{result.recovered} of {result.victims}{missing}", identified, labels
+
+
+def _figures(result: AttackResult) -> tuple[str, str, str]:
+    low_high = result.intervals.get("mse")
+    interval = "" if low_high is None else f" ({low_high[0]:.2g} to {low_high[1]:.2g})"
+    return f"{result.mse:.2g}{interval}", _interval(result, "psnr", 1), _interval(result, "ssim", 2)
+
+
+def _interval(result: AttackResult, name: str, places: int) -> str:
+    value = decimal(getattr(result, name), places)
+    if name not in result.intervals:
+        return value
+    low, high = (decimal(end, places) for end in result.intervals[name])
+    return f"{value} ({low} to {high})"
+
+
+def _steps(row: Row) -> str:
+    settings = dict(part.split("=") for part in row.cell.settings.split(",") if part)
+    if "iterations" not in settings:
+        return ""
+    restarts = settings.get("restarts", "1")
+    return settings["iterations"] + (f" x {restarts}" if restarts != "1" else "")
+
+
+def _network(group: Group) -> str:
+    return f"{group[1]}, {group[2]}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+SHOWN, TILE, GAP, LABEL, TEXT = 6, 64, 4, 220, 13
+WITHHELD = ("lfw",)  # faces of real people, whose names are known
+
+
+def save_strip(folder: Path, name: str, images: Tensor) -> None:
+    """Write images (V, C, H, W) on [0, 1] side by side; none of a data set of faces."""
+    if name.startswith(WITHHELD):
+        return
+    path = _strip(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = (images.clamp(0, 1) * 255).round().byte().permute(2, 0, 3, 1).flatten(1, 2).numpy()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(path)
+
+
+def compose(folder: Path, rows: Sequence[Row]) -> None:
+    """Write one picture a data set and network, from strips that are there."""
+    for (data, model, network), cells in groups(rows).items():
+        lines = [("original", f"{data}-original"), ("guess: the public mean", f"{data}-{GUESS}")]
+        for mechanism, row in strongest(cells).items():
+            if row is not None and row.result is not None:
+                label = f"{row.cell.attack}, {decimal(row.result.psnr, 1)} dB"
+                lines.append((f"{mechanism}\n{label}", f"{data}-{model}-{network}-{row.cell.attack}-{mechanism}"))
+        there = [(label, _strip(folder, name)) for label, name in lines if _strip(folder, name).is_file()]
+        if len(there) > 2:
+            _stack(there).save(folder / f"leakage-{data}-{model}-{network}.png", optimize=True)
+
+
+def _stack(lines: Sequence[tuple[str, Path]]) -> Image.Image:
+    """The strips below each other, each with its label."""
+    strips = [_cut(path) for _, path in lines]
+    height = len(strips) * (TILE + GAP) + GAP
+    sheet = Image.new("RGB", (LABEL + max(strip.width for strip in strips) + GAP, height), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    for number, ((label, _), strip) in enumerate(zip(lines, strips, strict=True)):
+        top = GAP + number * (TILE + GAP)
+        draw.multiline_text((GAP, top + TILE // 2), label, "black", font, anchor="lm")
+        sheet.paste(strip, (LABEL, top))
+    return sheet
+
+
+def _cut(path: Path) -> Image.Image:
+    """The first images of a strip, enlarged without smoothing, with gaps between them."""
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    side = picture.height
+    shown = min(SHOWN, picture.width // side)
+    strip = Image.new("RGB", (shown * (TILE + GAP), TILE), "white")
+    for number in range(shown):
+        tile = picture.crop((number * side, 0, (number + 1) * side, side))
+        strip.paste(tile.resize((TILE, TILE), Image.Resampling.NEAREST), (number * (TILE + GAP), 0))
+    return strip
+
+
+def _strip(folder: Path, name: str) -> Path:
+    return folder / "cells" / f"{name.replace(':', '_')}.png"
+
+
+ATTACK_NAMES = tuple(SCALES["full"].settings)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -135,8 +851,8 @@ def _parser() -> StudyParser:
     parser.add_argument("--models", type=listed(tuple(MODELS)), default=("lenet", "mlp"))
     parser.add_argument("--networks", type=listed(NETWORKS), default=("untrained",))
     parser.add_argument("--mechanisms", type=_mechanisms, default=(), help="default: the scale's")
-    parser.add_argument("--attacks", type=listed(ATTACKS, 0), default=ATTACKS)
-    parser.add_argument("--again", type=listed(ATTACKS, 0), default=(), help="attacks to measure anew")
+    parser.add_argument("--attacks", type=listed(ATTACK_NAMES, 0), default=ATTACK_NAMES)
+    parser.add_argument("--again", type=listed(ATTACK_NAMES, 0), default=(), help="attacks to measure anew")
     parser.add_argument("--victims", type=whole(2), help="default: the scale's")  # intervals need two
     parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")

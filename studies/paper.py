@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from fedpriv.core.errors import InputError
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from studies.arguments import StudyParser, listed
-from studies.equal_privacy import with_interval
 from studies.kept import records_of
+from studies.tables import in_percent, markdown, published, with_interval
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
@@ -24,53 +24,14 @@ ROWS = (("none", None), *(("gaussian", level) for level in GAUSSIAN), *(("vmf", 
 
 # (table, data set, network) -> the paper's column in the order of ROWS.
 PAPER: dict[tuple[str, str, str], tuple[float, ...]] = {
-    ("table2", "fashion-mnist", "lenet"): (
-        87.7, 81.2, 81.7, 82.3, 83.1, 83.9, 85.1, 81.5, 81.3, 81.8, 81.9, 82.9, 83.9,
-    ),
-    ("table2", "fashion-mnist", "mlp"): (
-        84.7, 79.6, 79.8, 81.2, 81.7, 82.9, 84.1, 84.9, 84.2, 84.4, 84.5, 85.1, 85.3,
-    ),
-    ("table2", "cifar10", "lenet"): (52.2, 36.7, 37.4, 41.5, 43.2, 46.6, 48.9, 50.7, 51.3, 50.5, 51.4, 51.4, 51.6),
-    ("table2", "cifar10", "mlp"): (45.8, 32.0, 32.7, 34.6, 35.3, 36.9, 39.1, 42.1, 41.9, 42.3, 42.9, 43.3, 44.8),
-    ("table2", "cifar100", "lenet"): (24.4, 4.9, 5.5, 7.8, 9.0, 12.0, 15.3, 21.4, 20.7, 21.0, 21.2, 22.2, 25.8),
-    ("table2", "cifar100", "mlp"): (16.5, 5.6, 5.9, 7.0, 7.7, 8.9, 10.6, 13.4, 13.6, 13.8, 14.6, 15.8, 17.0),
-    ("table2", "lfw", "lenet"): (32.0, 8.9, 9.6, 8.7, 8.7, 13.2, 15.2, 11.8, 11.2, 11.2, 13.0, 13.9, 14.3),
-    ("table2", "lfw", "mlp"): (15.6, 10.5, 10.5, 10.3, 9.4, 9.6, 10.7, 14.3, 15.2, 14.7, 15.2, 18.3, 27.1),
-    ("table3", "fashion-mnist", "lenet"): (
-        54.8, 49.2, 49.3, 50.1, 49.9, 50.5, 50.4, 49.5, 48.9, 49.3, 49.8, 50.4, 51.8,
-    ),
-    ("table3", "fashion-mnist", "mlp"): (
-        61.1, 49.8, 49.9, 50.4, 51.1, 51.8, 52.6, 49.2, 48.7, 49.2, 49.7, 52.3, 55.1,
-    ),
-    ("table3", "cifar10", "lenet"): (78.5, 50.9, 51.1, 51.3, 51.2, 51.6, 51.7, 50.8, 50.5, 50.4, 50.8, 57.1, 66.0),
-    ("table3", "cifar10", "mlp"): (82.0, 50.5, 50.5, 51.0, 51.4, 52.0, 53.9, 50.3, 50.2, 50.6, 51.9, 58.9, 74.3),
-    ("table4", "fashion-mnist", "lenet"): (
-        0.65, 1.60, 1.61, 1.60, 1.62, 1.58, 1.17, 1.80, 1.79, 1.67, 1.66, 1.05, 0.58,
-    ),
-    ("table4", "fashion-mnist", "mlp"): (
-        0.37, 1.53, 1.53, 1.54, 1.53, 1.52, 1.45, 1.54, 1.55, 1.52, 1.52, 1.47, 0.91,
-    ),
-    ("table4", "cifar10", "lenet"): (0.36, 1.30, 1.28, 1.25, 1.24, 1.24, 0.79, 1.46, 1.48, 1.45, 1.39, 0.77, 0.37),
-    ("table4", "cifar10", "mlp"): (0.18, 0.89, 0.90, 0.88, 0.88, 0.87, 0.85, 0.91, 0.91, 0.90, 0.89, 0.86, 0.50),
-    ("table4", "lfw", "lenet"): (0.68, 1.51, 1.51, 0.49, 1.51, 1.39, 1.09, 1.51, 1.56, 1.53, 1.29, 1.07, 0.75),
-    ("table4", "lfw", "mlp"): (0.31, 1.37, 1.38, 1.37, 1.37, 1.36, 1.32, 1.38, 1.39, 1.36, 1.38, 1.33, 0.86),
-}  # fmt: skip
-
+    (name, data, model): tuple(map(float, figures))
+    for name, data, model, *figures in (row.values() for row in published("directional-noise"))
+}
 # Table 5: (data set, network, level) -> differences of MIA-R's AUC in percent and of IGA's MSE. Its caption says
 # Gaussian minus VMF for both; by Tables 3 and 4 it is VMF minus Gaussian, and so is ours. LFW has no Table 3.
 DIFFERENCES = {
-    ("fashion-mnist", "lenet", 1.0): (0.2, 0.19),
-    ("fashion-mnist", "lenet", 50.0): (-0.6, 0.49),
-    ("fashion-mnist", "mlp", 1.0): (-0.7, 0.01),
-    ("fashion-mnist", "mlp", 50.0): (-2.9, 0.07),
-    ("cifar10", "lenet", 1.0): (-0.3, 0.18),
-    ("cifar10", "lenet", 50.0): (-0.9, 0.6),
-    ("cifar10", "mlp", 1.0): (-0.2, 0.01),
-    ("cifar10", "mlp", 50.0): (-2.0, 0.04),
-    ("lfw", "lenet", 1.0): (math.nan, 0.0),
-    ("lfw", "lenet", 50.0): (math.nan, 0.2),
-    ("lfw", "mlp", 1.0): (math.nan, 0.0),
-    ("lfw", "mlp", 50.0): (math.nan, 0.06),
+    (row["data"], row["model"], float(row["level"])): (float(row["auc"]), float(row["mse"]))
+    for row in published("directional-noise-differences")
 }
 TABLES = ("table2", "table3", "table4", "table5")
 SIGMA = {1.236: 0.8, 1.076: 1.0, 0.7724: 2.0, 0.6768: 3.0, 0.5231: 8.0, 0.339: 50.0}
@@ -114,36 +75,30 @@ def main() -> None:
 
 def table(name: str, settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines: a head, then the rows of every network and data set in the paper's order."""
-    lines = [
-        "| network, data | noise | m | kappa or sigma | nominal epsilon | proven epsilon | paper | here |",
-        "| --- | --- | --: | --: | --: | --: | --: | --- |",
-    ]
+    heads = ("network, data", "noise", "m", "kappa or sigma", "nominal epsilon", "proven epsilon", "paper", "here")
+    lines = []
     for facet in _facets(name, settings):
         column = _column(name, facet)
         rows = sorted(_rows([setting for setting in settings if setting.facet == facet]), key=_order)
         for row in rows:
             paper = "" if column is None else f"{column[row.place]:g}"
-            lines.append(f"{_head(row.setting)} | {paper} | {_figure(name, row.setting)} |")
-    return lines
+            lines.append([*_noise(row.setting), paper, _figure(name, row.setting)])
+    return markdown(heads, "llrrrrrl", lines)
 
 
 def brief(name: str, settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines as the paper prints them, a row a level and a column a network: its figure / ours."""
     facets = _facets(name, settings)
-    rows = [
-        f"| noise | {' | '.join(f'{model}, {data}' for data, model in facets)} |",
-        f"| --- |{' --- |' * len(facets)}",
-    ]
+    rows = []
     if name == "table4":
         guesses = [
             _normalised([setting for setting in settings if setting.facet == facet], "guess-mean") for facet in facets
         ]
-        rows.append(f"| guess: the mean public image | {' | '.join(f'{guess:.2f}' for guess in guesses)} |")
+        rows.append(["guess: the mean public image", *(f"{guess:.2f}" for guess in guesses)])
     by_name = _by_name(settings)
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
-        cells = [_beside(name, by_name.get((facet, label))) for facet in facets]
-        rows.append(f"| {label} | {' | '.join(cells)} |")
-    return rows
+        rows.append([label, *(_beside(name, by_name.get((facet, label))) for facet in facets)])
+    return markdown(["noise", *(f"{model}, {data}" for data, model in facets)], "l", rows)
 
 
 def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
@@ -151,26 +106,18 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
 
     A cell is empty where a level is missing; a reading of which all are is left out.
     """
-    lines = [
-        f"| network, data | blocks | {' | '.join(f'ε_V = {level:g}' for level in VMF)} |",
-        f"| --- | --- |{' --: |' * len(VMF)}",
-    ]
+    lines = []
     by_name = _by_name(settings)
     readings = sorted({setting.series[1] for setting in settings if setting.series[0] == "vmf"}, key=_size)
     for facet in _facets(name, settings):
-        column = _column(name, facet)
+        column, where = _column(name, facet), ", ".join(reversed(facet))
         if column is not None:
-            lines.append(_line(facet, "the paper", [f"{figure:g}" for figure in column[-len(VMF) :]]))
+            lines.append([where, "the paper", *(f"{figure:g}" for figure in column[-len(VMF) :])])
         for blocks in readings:
             found = [by_name.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
             if any(found):
-                lines.append(_line(facet, blocks, ["" if each is None else _plain(name, each) for each in found]))
-    return lines
-
-
-def _line(facet: tuple[str, str], blocks: str, cells: Sequence[str]) -> str:
-    data, model = facet
-    return f"| {model}, {data} | {blocks} | {' | '.join(cells)} |"
+                lines.append([where, blocks, *("" if each is None else _plain(name, each) for each in found)])
+    return markdown(["network, data", "blocks", *(f"ε_V = {level:g}" for level in VMF)], "llr", lines)
 
 
 SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
@@ -229,16 +176,13 @@ def _plain(name: str, setting: Setting) -> str:
     if name == "table4":
         error = _normalised([setting])
         return "" if math.isnan(error) else f"{error:.2f}"
-    estimate = setting.accuracy if name == "table2" else setting.figures["AUC"]
-    return "" if estimate is None else f"{100 * estimate.value:.1f}"
+    return in_percent(setting.accuracy if name == "table2" else setting.figures["AUC"])
 
 
 def differences(settings: Sequence[Setting]) -> list[str]:
     """Return Markdown lines of VMF minus Gaussian, in AUC (percent) and in MSE."""
-    lines = [
-        "| network, data | level | blocks | AUC, paper | AUC, here | MSE, paper | MSE, here |",
-        "| --- | --: | --- | --: | --: | --: | --: |",
-    ]
+    heads = ("network, data", "level", "blocks", "AUC, paper", "AUC, here", "MSE, paper", "MSE, here")
+    lines = []
     alike: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in settings:
         alike.setdefault((setting.facet, _level(setting), setting.series), []).append(setting)
@@ -250,15 +194,9 @@ def differences(settings: Sequence[Setting]) -> list[str]:
         if series[0] != "vmf" or printed is None or others is None:
             continue
         auc, mse = _auc(settings_here) - _auc(others), _normalised(settings_here) - _normalised(others)
-        cells = (
-            facet[1] + ", " + facet[0],
-            f"{level:g}",
-            series[1],
-            *_pair(printed[0], auc, 1),
-            *_pair(printed[1], mse, 2),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        figures = (*_pair(printed[0], auc, 1), *_pair(printed[1], mse, 2))
+        lines.append([", ".join(reversed(facet)), f"{level:g}", series[1], *figures])
+    return markdown(heads, "lrlr", lines)
 
 
 def _pair(paper: float, here: float, places: int) -> tuple[str, ...]:
@@ -295,9 +233,10 @@ def _name(setting: Setting) -> str:
     return f"VMF {level:g}, {blocks}" if mechanism == "vmf" else f"Gaussian {level:g}"
 
 
-def _head(setting: Setting) -> str:
+def _noise(setting: Setting) -> list[str]:
+    """What the first columns of a row say: network and data, and the noise."""
     first = setting.first
-    cells = [
+    return [
         f"{first.model}, {first.data}",
         _name(setting),
         "" if first.draws is None else f"{first.draws:,}",
@@ -305,7 +244,6 @@ def _head(setting: Setting) -> str:
         "" if first.nominal_epsilon is None else f"{first.nominal_epsilon:.4g}",
         "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
     ]
-    return "| " + " | ".join(cells)
 
 
 def _figure(name: str, setting: Setting) -> str:

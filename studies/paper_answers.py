@@ -24,6 +24,7 @@ from fedpriv.service.report import ServedColumns
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
+from studies.tables import markdown
 
 Array = NDArray[np.float64]
 
@@ -47,28 +48,27 @@ def table(records: Sequence[TrialRecord]) -> list[str]:
     heads = ("policy", "answers", "noise", "claimed, each", "proven, all", "right, exact", "right, answered",
              "accuracy loss",
              "epsilon of one answer at least", "exact vectors")  # fmt: skip
-    lines = [f"| {' | '.join(heads)} |", f"| --- | --: | --- |{' --: |' * (len(heads) - 3)}"]
     rows: dict[str, list[TrialRecord]] = {}
     for record in records:
         if record.status == "completed" and record.of(ServedColumns).answers_exact is not None:
             rows.setdefault(_row(record), []).append(record)
     if not rows:
         raise InputError(f"none of {len(records)} trials answers, as those of configs/paper/convexified-location.toml")
-    return lines + [_line(same) for same in rows.values()]
+    return markdown(heads, "lrlr", map(_cells, rows.values()))
 
 
 def _row(record: TrialRecord) -> str:
     return repr(sorted(record.settings.items()))
 
 
-def _line(records: Sequence[TrialRecord]) -> str:
+def _cells(records: Sequence[TrialRecord]) -> list[str]:
     first, served = records[0], [record.of(ServedColumns) for record in records]
     exact, answered = _mean([each.answers_exact for each in served]), _mean([each.answers_right for each in served])
     recovered = [each.answers_recovered for each in served if each.answers_recovered is not None]
     bounds = [each.answers_bound for each in served if each.answers_bound is not None]
     said = [str(first.settings[key]) for key in ("training.loss", "service.voters") if key in first.settings]
     name = ", ".join([f"`{served[0].answers}`", *said])
-    cells = [
+    return [
         name,
         f"{served[0].answers_planned:,}",
         _noise(first),
@@ -80,7 +80,6 @@ def _line(records: Sequence[TrialRecord]) -> str:
         f"{min(bounds):.2f}" if bounds else "",
         f"{min(recovered):.1%} to {max(recovered):.1%}" if recovered else "",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _noise(record: TrialRecord) -> str:
@@ -102,7 +101,7 @@ def tilted_table() -> list[str]:
     """How far one mislabelled example moves each model, over the bound that is proven for the mean of the losses."""
     features, labels, classes, changes = _mnist()
     bound = head_sensitivity(1.0, REGULARISATION, EXAMPLES, 0.0)
-    lines = ["| alpha | moved, over the bound of the mean loss |", "| --: | --: |"]
+    rows = []
     for risk in (None, *RISKS):
         original = minimiser(features, labels, classes, risk)
         moved = []
@@ -110,8 +109,8 @@ def tilted_table() -> list[str]:
             other, named = features.copy(), labels.copy()
             other[at], named[at] = image, label
             moved.append(float(np.linalg.norm(minimiser(other, named, classes, risk) - original)) / bound)
-        lines.append(f"| {'mean loss' if risk is None else f'{risk:g}'} | {max(moved):.2f} |")
-    return lines
+        rows.append(("mean loss" if risk is None else f"{risk:g}", f"{max(moved):.2f}"))
+    return markdown(("alpha", "moved, over the bound of the mean loss"), "r", rows)
 
 
 def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: float | None) -> Array:

@@ -26,7 +26,7 @@ from fedpriv.sweep.comparison import Chosen, estimate, settings_of
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.equal_privacy import with_interval
+from studies.tables import in_percent, markdown, with_interval
 
 # Gradient mechanism, and redistribution of the noise in the forward pass -> the paper's name of the row.
 NAMES = {
@@ -38,6 +38,7 @@ NAMES = {
     ("gaussian", "vulnerable"): "Secure-SGD (HGM)",
 }
 ON_IMAGE = "PixelDP, on image"
+NOISE = ("epsilon", "sigma")  # heads of what every row has: of the noise on gradients, and in the forward pass
 # First and second row of what the paper orders; it says that the first is better. It does not have the last pair.
 ORDERINGS = (
     ("HGM_PixelDP", "PixelDP"),
@@ -123,11 +124,11 @@ def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
 def table(rows: Sequence[Row]) -> list[str]:
     """Return Markdown lines, in percent: what is right, what is proven, what is right under attack."""
     heads = ["right", *(f"certified, {size}" for size in CERTIFIED), *(f"attacked, {size}" for size in ATTACKED)]
-    lines = _head("row", *heads)
+    lines = []
     for row in rows:
         shares = [*map(row.certified, CERTIFIED), *map(row.attacked, ATTACKED)]
-        lines.append(_line([*row.cells, with_interval(row.right(), 100, 1), *map(_percent, shares)]))
-    return lines
+        lines.append([*row.cells, with_interval(row.right(), 100, 1), *map(in_percent, shares)])
+    return markdown(["row", *NOISE, *heads], "lr", lines)
 
 
 def orderings(rows: Sequence[Row]) -> list[str]:
@@ -138,11 +139,12 @@ def orderings(rows: Sequence[Row]) -> list[str]:
         lambda row: row.certified(proven),
         lambda row: row.attacked(under),
     ]
-    lines = _head("first minus second", "right", f"certified, {proven}", f"attacked, {under}")
+    lines = []
     for first, second in _pairs(rows):
         shares = [with_interval(difference(figure(first), figure(second)), 100, 1) for figure in figures]
-        lines.append(_line([f"{first.name} - {second.name}", *first.cells[1:], *shares]))
-    return lines
+        lines.append([f"{first.name} - {second.name}", *first.cells[1:], *shares])
+    heads = ["first minus second", *NOISE, "right", f"certified, {proven}", f"attacked, {under}"]
+    return markdown(heads, "lr", lines)
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
@@ -172,13 +174,13 @@ def theorems(rows: Sequence[Row], folder: Path) -> list[str]:
     """Return Markdown lines, in percent: what each theorem proves of the same votes at one size."""
     size = CERTIFIED[0]
     bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
-    lines = _head(f"certified, {size}", *bounds)
+    lines = []
     for row in (row for row in rows if row.sigma):
         records = [RunFolder.open(folder / record.folder).read(Robustness) for record in row.records]
         curves = [[each.curve(size.norm, bound) for each in records if each is not None] for bound in bounds]
         shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
-        lines.append(_line([*row.cells, *map(_percent, shares)]))
-    return lines
+        lines.append([*row.cells, *map(in_percent, shares)])
+    return markdown([f"certified, {size}", *NOISE, *bounds], "lr", lines)
 
 
 def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
@@ -193,18 +195,19 @@ def claims(rows: Sequence[Row], folder: Path) -> list[str]:
 
     Only attacked images count; proven is the share of the same images by the sound norm, in percent.
     """
-    lines: list[str] = []
+    sizes: list[float] = []
+    lines = []
     for row in (row for row in rows if row.sigma):
         runs = [claims_of(RunFolder.open(folder / record.folder)) for record in row.records]
         sizes = [claim.size for claim in runs[0]]
-        lines = lines or _head("claims / broken / images", *(f"linf {size:g}" for size in sizes), "proven")
         added = [
             [sum(numbers) for numbers in zip(*((c.claimed, c.broken, c.images) for c in column), strict=True)]
             for column in zip(*runs, strict=True)
         ]
         proven = max(claim.proven for each in runs for claim in each)
-        lines.append(_line([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)]))
-    return lines
+        lines.append([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)])
+    heads = ["claims / broken / images", *NOISE, *(f"linf {size:g}" for size in sizes), "proven"]
+    return markdown(heads, "lr", lines) if lines else []
 
 
 @dataclass(frozen=True)
@@ -260,22 +263,6 @@ def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:
         for images in unit_images(exact):
             sums += (exact(images) - zero).abs().sum(dim=0)
     return float((sums / deviations.to("cpu", torch.float64)).max())
-
-
-# ---- Markdown --------------------------------------------------------------------------------------------------------
-
-
-def _head(first: str, *figures: str) -> list[str]:
-    names = [first, "epsilon", "sigma", *figures]
-    return [_line(names), _line(["---", *["--:"] * (len(names) - 1)])]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _percent(share: Interval | None) -> str:
-    return "" if share is None else f"{100 * share.value:.1f}"
 
 
 if __name__ == "__main__":

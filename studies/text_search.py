@@ -25,7 +25,7 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
 from fedpriv.data.texts import text_root
 from studies.arguments import StudyParser, whole
-from studies.leakage_cells import mechanism_of
+from studies.leakage import mechanism_of
 from studies.uploads import FIRST, heard
 
 TOKENS = 16

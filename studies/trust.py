@@ -13,6 +13,7 @@ from fedpriv.core.records import Summary
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
 from studies.arguments import StudyParser
+from studies.tables import markdown
 
 
 def main() -> None:
@@ -33,14 +34,11 @@ def _table(path: Path) -> list[str]:
         rows[_noise(experiment), experiment.adversary.threat_model].append(summary)
     if not rows:
         raise InputError(f"{path} has no trials")
-    lines = [
-        "| noise | who listens | test accuracy | recovered | picked out of 100 |",
-        "| --- | --- | --- | --- | --- |",
+    cells = [
+        (*key, _accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
+        for key, summaries in rows.items()
     ]
-    for (noise, listener), summaries in rows.items():
-        cells = (_accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
-        lines.append(f"| {noise} | {listener} | {' | '.join(cells)} |")
-    return lines
+    return markdown(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), "l", cells)
 
 
 def _noise(experiment: Experiment) -> str:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-import studies.leakage_cells
+import studies.leakage
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from studies.leakage import main, read_rows
-from studies.leakage_cells import GUESS
-from studies.leakage_page import BEGIN, END, tables
+from studies.leakage import BEGIN, END, GUESS, main, read_rows, tables
 
 TWO_CELLS = ["--data", "digits", "--models", "mlp", "--attacks", "closed_form", "--victims", "3"]
 TWO_CELLS += ["--mechanisms", "none,gaussian:0.001"]
@@ -107,14 +105,14 @@ def test_a_torn_line_is_measured_again(measured: Path, tmp_path: Path, capsys: p
 def test_a_failing_cell_is_told_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = studies.leakage_cells.attack_each
+    plain = studies.leakage.attack_each
 
     def broken(job: Any) -> Any:
         if job.name == "iga":
             raise RuntimeError("it broke\nin two lines")
         return plain(job)
 
-    monkeypatch.setattr(studies.leakage_cells, "attack_each", broken)
+    monkeypatch.setattr(studies.leakage, "attack_each", broken)
     asked = [*TWO_CELLS, "--attacks", "iga,closed_form", "--json", f"{tmp_path}/rows.jsonl"]
     main(asked)
     rows = results(tmp_path)
@@ -166,7 +164,7 @@ def test_a_trained_network_is_another(tmp_path: Path) -> None:
 def test_no_faces_are_pictured(tmp_path: Path) -> None:
     import torch
 
-    from studies.leakage_pictures import save_strip
+    from studies.leakage import save_strip
 
     save_strip(tmp_path, "lfw-original", torch.zeros(2, 3, 8, 8))
     assert list(tmp_path.iterdir()) == []
