@@ -39,6 +39,7 @@ class Algorithm(ABC):
     Attributes:
         name: of the algorithm.
         about: what clients upload, for people.
+        rank: algorithms are listed in the order of these numbers.
         settings: its own section of an experiment, which others must not have; ``None``: it has none.
         rounds: how many there are; ``None``: as many as an experiment says.
         trains_in_steps: whether clients train step by step and upload a gradient or a change of parameters, which is
@@ -52,6 +53,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     about: ClassVar[str]
+    rank: ClassVar[int] = 100
     settings: ClassVar[type[ExperimentSection] | None] = None
     rounds: ClassVar[int | None] = None
     trains_in_steps: ClassVar[bool] = False

@@ -89,7 +89,7 @@ class Registry(Mapping[str, type[Any]]):
             return self._things
         self._begun = True
         self._import_ours()
-        self._things = dict(sorted(self._things.items()))
+        self._things = dict(sorted(self._things.items(), key=lambda each: (getattr(each[1], "rank", 0), each[0])))
         for point in sorted(_installed().select(group=self.group), key=lambda point: point.name):
             # Importing a package runs its code, which may do anything: a sys.exit(0) must not look like success.
             try:

@@ -19,11 +19,13 @@ class ExperimentSection(Section):
     Attributes:
         name: of the section, ``[name]`` in a file.
         about: what it is, for people.
+        rank: sections are in the order of these numbers.
         reads_texts: whether it goes with data that are texts.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
+    rank: ClassVar[int] = 100
     reads_texts: ClassVar[bool] = False
 
     @classmethod

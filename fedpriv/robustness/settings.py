@@ -96,6 +96,7 @@ class RobustnessConfig(ExperimentSection):
     """
 
     name: ClassVar[str] = "robustness"
+    rank: ClassVar[int] = 1
     about: ClassVar[str] = "noise inside the forward pass, for certificates of what inputs cannot change; unset: none"
 
     noise: Annotated[NonNegative, Field(le=MOST_NOISE)] | None = Field(

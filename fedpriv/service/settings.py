@@ -25,6 +25,7 @@ class ServiceConfig(ExperimentSection, Extensible):
     """An endpoint: a policy with its keys, and its budget."""
 
     name: ClassVar[str] = "service"
+    rank: ClassVar[int] = 4
     about: ClassVar[str] = "the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
 
     method: Annotated[str, AfterValidator(_known)] = Field(

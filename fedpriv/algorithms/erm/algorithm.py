@@ -33,6 +33,7 @@ class Erm(Rounds):
     """Upload a convex model, trained to its minimum, once."""
 
     name: ClassVar[str] = "erm"
+    rank: ClassVar[int] = 4
     about: ClassVar[str] = "upload a convex model, trained to its minimum, once (section [erm])"
     settings: ClassVar[type[ExperimentSection] | None] = ErmConfig
     rounds: ClassVar[int | None] = 1

@@ -15,6 +15,7 @@ class ErmConfig(ExperimentSection):
     """The objective: the mean loss of a client's examples and lambda/2 |w|^2."""
 
     name: ClassVar[str] = "erm"
+    rank: ClassVar[int] = 3
     about: ClassVar[str] = "a convex model of each client, released once, for federation.algorithm = 'erm'; else unset"
 
     regularisation: Annotated[Real, Field(ge=1e-9, le=1e9)] = Field(

@@ -32,6 +32,7 @@ class Pate(Algorithm):
     """Vote on public images, from which the model learns."""
 
     name: ClassVar[str] = "pate"
+    rank: ClassVar[int] = 3
     about: ClassVar[str] = "vote on public images, from which the model learns (section [pate])"
     settings: ClassVar[type[ExperimentSection] | None] = PateConfig
     rounds: ClassVar[int | None] = 1

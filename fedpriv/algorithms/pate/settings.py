@@ -28,6 +28,7 @@ class PateConfig(ExperimentSection):
     """How teachers vote, what noise goes on their votes, and what the student is given."""
 
     name: ClassVar[str] = "pate"
+    rank: ClassVar[int] = 2
     about: ClassVar[str] = "votes of clients on public images, for federation.algorithm = 'pate'; else unset"
 
     aggregator: Literal["confident", "gnmax", "lnmax"] = Field(

@@ -56,6 +56,7 @@ class FedAvg(_Usual):
     """Upload the change of the parameters after local training."""
 
     name: ClassVar[str] = "fedavg"
+    rank: ClassVar[int] = 2
     about: ClassVar[str] = "upload the change after local training"
 
 
@@ -64,4 +65,5 @@ class FedSgd(_Usual):
     """Upload the gradient of one batch."""
 
     name: ClassVar[str] = "fedsgd"
+    rank: ClassVar[int] = 1
     about: ClassVar[str] = "upload one batch's gradient"
