@@ -93,7 +93,7 @@ def attack_folder(
 ) -> None:
     """Attack the observations of an existing run, or of a tap, without training again; results are added to DIR."""
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab import attack_command, attack_heard, attack_run
+    from fedpriv.core.lab import attack_command, attack_run
     from fedpriv.core.report import reported
     from fedpriv.flower.folder import ABOUT
 
@@ -107,6 +107,8 @@ def attack_folder(
         if heard is None:
             summary = attack_run(folder, *chosen, out_dir, command, progress)
         else:
+            from fedpriv.deploy.attack import attack_heard
+
             summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
@@ -123,7 +125,7 @@ def _attack_tap(
 ) -> None:
     """Attack what a tap wrote of somebody's own Flower app."""
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.attack_tapped import attack_tapped
+    from fedpriv.flower.attack import attack_tapped
 
     if any(elsewhere):
         raise InputError(f"{folder} is the folder of a tap, which --out and --heard are not for")

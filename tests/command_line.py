@@ -30,7 +30,7 @@ IMPORTED = [
     "fedpriv.deploy",
     "fedpriv.core.cli.display",
     "fedpriv.attacks.membership.audit",
-    "fedpriv.listener",
+    "fedpriv.deploy.relay",
     "fedpriv.core.report",
     "fedpriv.sweep.display",
     "flwr_datasets.partitioner",

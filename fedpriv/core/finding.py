@@ -200,9 +200,9 @@ class Finding(ABC, Generic[R]):
             InputError: a file is damaged.
         """
 
-    @abstractmethod
-    def section(self, found: R, view: RunView) -> Section:
-        """Return its section of the report."""
+    def section(self, found: R, view: RunView) -> Section | None:
+        """Return its section of the report; ``None``: its sentences say all."""
+        return None
 
     def conclude(self, world: "World", folder: RunFolder) -> None:
         """Measure, when a run ends, what only whoever has all data can know, and write it."""

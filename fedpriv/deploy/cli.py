@@ -193,7 +193,7 @@ def listen(
 
     Without TLS that is every upload; with TLS it is nothing. Attack it with `fedpriv attack RUN --heard DIR --out NEW`.
     """
-    from fedpriv.listener import listen as eavesdrop
+    from fedpriv.deploy.relay import listen as eavesdrop
 
     listened = eavesdrop((host, port), _host_and_port(server), heard, _teller(quiet))
     print_line(listened.verdict)

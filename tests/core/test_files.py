@@ -36,8 +36,8 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.notes import Listened, write_listened
 from fedpriv.deploy.processes import start, stop
-from fedpriv.listener.notes import Listened, write_listened
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.report import write_comparison

@@ -79,7 +79,7 @@ ALLOWED = {
     "iga": {
         "fedpriv/core/config/sections.py",
         "attacks/cli.py",
-        "fedpriv/core/lab/attack_tapped.py",
+        "fedpriv/flower/attack.py",
         "attacks/own_model.py",
     },
     "imprint": {"server/crafting.py"},

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.attack_tapped import attack_tapped
 from fedpriv.core.progress import Silent
 from fedpriv.deploy import flower
 from fedpriv.deploy.folder import DeploymentFolder, is_free
 from fedpriv.engines.inline import run_inline
 from fedpriv.flower import privatise, tap
+from fedpriv.flower.attack import attack_tapped
 from tests.deploy.deployments import free_ports, over, wait_for
 from tests.flower.apps import arrays, client, context, own_app, question, settings
 

@@ -18,9 +18,10 @@ from fedpriv.core.errors import RunFailedError, RunInterruptedError
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.report import page, reported, write_report
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
+from fedpriv.deploy import attack as heard_attack
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.listener.notes import Listened, write_listened
+from fedpriv.deploy.notes import Listened, write_listened
 from fedpriv.sweep import report as comparison_page
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.report import write_sweep_report
@@ -57,7 +58,7 @@ def attack_run(folder: Path, names: Any, victims: Any, overrides: Any, out: Path
 
 def attack_heard(folder: Path, heard: Path, names: Any, victims: Any, overrides: Any, out: Path, *told: Any) -> object:
     with reported(out):
-        return lab.attack_heard(folder, heard, names, victims, overrides, out, *told)
+        return heard_attack.attack_heard(folder, heard, names, victims, overrides, out, *told)
 
 
 def audit_run(run: RunFolder, *told: Any) -> object:

@@ -4,7 +4,6 @@ Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.core.report`
 """
 
 from fedpriv.core.lab.attack_again import attack_command, attack_run
-from fedpriv.core.lab.attack_wire import attack_heard
 from fedpriv.core.lab.run import Engine, check_experiment, resume_run, start_run
 from fedpriv.core.lab.tune import Tuning, tune_attack
 from fedpriv.core.records import Summary
@@ -14,7 +13,6 @@ __all__ = [
     "Summary",
     "Tuning",
     "attack_command",
-    "attack_heard",
     "attack_run",
     "check_experiment",
     "resume_run",

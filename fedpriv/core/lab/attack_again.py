@@ -32,7 +32,6 @@ from fedpriv.core.records import Summary, kind_of, last_evaluated
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.listener import LISTENED, read_listened
 
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
 # of the same examples are attacked together.
@@ -238,11 +237,6 @@ def _append_command(folder: RunFolder, command: str) -> None:
         folder.write_text("command.txt", "".join(f"{line}\n" for line in [*lines, command]))
 
 
-def _on_the_wire(folder: RunFolder) -> list[str]:
-    """What a listener on the network heard, where the observations are its."""
-    return [read_listened(folder.path).verdict] if (folder.path / LISTENED).is_file() else []
-
-
 def write_attacked(
     folder: RunFolder,
     experiment: Experiment,
@@ -271,7 +265,7 @@ def write_attacked(
         "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),
         "rates": leakage.rates,
         "attack_seconds": {**earlier.attack_seconds, **leakage.seconds},
-        "verdict": (*_on_the_wire(folder), *sentences),
+        "verdict": sentences,
         "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refused_words))),
         "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refused_words))),
         "threat_model": threat_model(experiment.adversary, kind_of(scores)),

@@ -157,11 +157,14 @@ class _Part:
 
 
 def _sections(view: View) -> list[_Part]:
-    return [_part(found, view) for found in view.found]
+    parts = (_part(found, view) for found in view.found)
+    return [part for part in parts if part is not None]
 
 
-def _part(found: Found, view: View) -> _Part:
+def _part(found: Found, view: View) -> _Part | None:
     section, refuted = found.finding.section(found.result, view), found.finding.refuted
+    if section is None:
+        return None
     alarms = found.finding.alarms(found.result)
     html = fragment(type(found.finding), {**section.values, "refuted_title": refuted, "alarms": alarms})
     return _Part(section, refuted, alarms, html)

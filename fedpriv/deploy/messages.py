@@ -15,7 +15,7 @@ from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectRequest, Pull
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
 
-from fedpriv.listener.conversation import Spoken
+from fedpriv.deploy.conversation import Spoken
 
 _FLEET = "/v1/fleet/"
 # Empty records and single numbers: Flower sends them once and refers to them from then on.

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fedpriv.deploy.certificates import Authority
-from fedpriv.listener.conversation import Conversation, Kind, Spoken
+from fedpriv.deploy.conversation import Conversation, Kind, Spoken
 
 BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 300)
 

@@ -4,12 +4,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from fedpriv.listener.conversation import Conversation, Kind, Spoken
-from fedpriv.listener.messages import Messages
-from fedpriv.listener.notes import Listened, Notes, write_listened
+from fedpriv.deploy.conversation import Conversation, Kind, Spoken
+from fedpriv.deploy.messages import Messages
+from fedpriv.deploy.notes import Listened, Notes, write_listened
 
 
-class Ear:
+class Follower:
     """Follows all connections of one listener, which adds to what passed before. Not for several threads at once."""
 
     def __init__(self, folder: Path, listened: Listened) -> None:
@@ -35,12 +35,12 @@ class Ear:
         )
 
     def asked(self, number: int, data: bytes) -> None:
-        """Hear what a SuperNode said on connection ``number``."""
+        """Follow what a SuperNode said on connection ``number``."""
         self._bytes_up += len(data)
         self._conversations.setdefault(number, Conversation()).asked(data)
 
     def answered(self, number: int, data: bytes) -> None:
-        """Hear what the SuperLink said on connection ``number``."""
+        """Follow what the SuperLink said on connection ``number``."""
         self._bytes_down += len(data)
         for spoken in self._conversations.setdefault(number, Conversation()).answered(data):
             self._hear(spoken)

@@ -17,11 +17,10 @@ from fedpriv.attacks.observation import read_observation
 from fedpriv.core.config import Experiment
 from fedpriv.core.seeds import without_seed
 from fedpriv.core.wire import pack
-from fedpriv.listener import read_listened
-from fedpriv.listener.conversation import Spoken
-from fedpriv.listener.ear import Ear
-from fedpriv.listener.messages import Exchange, Messages
-from fedpriv.listener.notes import Listened, Notes
+from fedpriv.deploy.conversation import Spoken
+from fedpriv.deploy.follower import Follower
+from fedpriv.deploy.messages import Exchange, Messages
+from fedpriv.deploy.notes import Listened, Notes, read_listened
 
 RUN, NODE = 4711, 99
 SETTINGS = {
@@ -175,19 +174,19 @@ def no_experiment(question: Message, answer: Message) -> None:
 def test_what_does_not_fit_is_named_and_left_out(spoil, tmp_path: Path) -> None:
     question, answer = exchange(experiment())
     spoil(question, answer)
-    ear = Ear(tmp_path, Listened("here", "there", {}))
+    follower = Follower(tmp_path, Listened("here", "there", {}))
     for spoken in (*asked(question), *answered(answer)):
-        ear._hear(spoken)
-    assert ear.listened.uploads == 0
-    assert len(ear.listened.unread) == 1
+        follower._hear(spoken)
+    assert follower.listened.uploads == 0
+    assert len(follower.listened.unread) == 1
     assert not list(tmp_path.glob("run-*"))
 
 
 def test_an_object_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
     pushed = PushObjectRequest(node=Node(node_id=NODE), run_id=RUN, object_id="0" * 64, object_content=b"Array,,0\x00")
-    ear = Ear(tmp_path, Listened("here", "there", {}))
-    ear._hear(Spoken("/v1/fleet/push-object", pushed.SerializeToString(), 200, b""))
-    assert "does not have the name" in ear.listened.unread[0]
+    follower = Follower(tmp_path, Listened("here", "there", {}))
+    follower._hear(Spoken("/v1/fleet/push-object", pushed.SerializeToString(), 200, b""))
+    assert "does not have the name" in follower.listened.unread[0]
 
 
 def test_mutated_traffic_stops_nothing(tmp_path: Path) -> None:
@@ -195,12 +194,14 @@ def test_mutated_traffic_stops_nothing(tmp_path: Path) -> None:
     for seed in range(50):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        stream, ear = random.Random(seed), Ear(folder, Listened("here", "there", {}))
+        stream, follower = random.Random(seed), Follower(folder, Listened("here", "there", {}))
         for spoken in (*asked(question), *answered(answer)):
             body = bytearray(spoken.request or spoken.reply)
             for _ in range(stream.randint(0, 3)):
                 body[stream.randrange(len(body))] = stream.randrange(256)
             cut = bytes(body[: stream.randint(len(body) // 2, len(body) * 2)])
-            ear._hear(Spoken(spoken.path, cut if spoken.request else b"", 200, spoken.reply if spoken.request else cut))
-        ear.write()
-        assert read_listened(folder).unread == ear.listened.unread, seed
+            follower._hear(
+                Spoken(spoken.path, cut if spoken.request else b"", 200, spoken.reply if spoken.request else cut)
+            )
+        follower.write()
+        assert read_listened(folder).unread == follower.listened.unread, seed

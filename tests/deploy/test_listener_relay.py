@@ -11,7 +11,8 @@ from threading import Thread
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.listener import LISTENED, Listened, listen, read_listened
+from fedpriv.deploy.notes import LISTENED, Listened, read_listened
+from fedpriv.deploy.relay import listen
 
 
 def bound() -> socket.socket:

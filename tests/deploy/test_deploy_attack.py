@@ -8,12 +8,12 @@ import pytest
 
 from fedpriv.attacks.observation import list_observations
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import attack_heard, start_run
+from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
-from fedpriv.listener import LISTENED, Listened
-from fedpriv.listener.notes import write_listened
+from fedpriv.deploy.attack import attack_heard
+from fedpriv.deploy.notes import LISTENED, Listened, write_listened
 from tests.integration.small import experiment
 
 SETTINGS: dict[str, dict[str, object]] = {

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing, writing_to
-from fedpriv.listener.ear import Ear
-from fedpriv.listener.notes import LISTENED, Listened, read_listened
+from fedpriv.deploy.follower import Follower
+from fedpriv.deploy.notes import LISTENED, Listened, read_listened
 
 _PIECE = 1 << 16
 _WRITE_SECONDS = 1.0
@@ -35,14 +35,14 @@ def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], Non
     """
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ear = Ear(folder, _passed_before(folder, at, server))
-        ear.write()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ear") as thread:
-        asyncio.run(_serve(at, _Relay(server, ear, thread, tell), tell))
+        follower = Follower(folder, _passed_before(folder, at, server))
+        follower.write()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="follower") as thread:
+        asyncio.run(_serve(at, _Relay(server, follower, thread, tell), tell))
     # What has passed is heard out by now.
     with writing(""):
-        ear.write()
-    return ear.listened
+        follower.write()
+    return follower.listened
 
 
 def _passed_before(folder: Path, at: Address, server: Address) -> Listened:
@@ -74,9 +74,11 @@ async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> N
 class _Relay:
     """Carries connections to the server."""
 
-    def __init__(self, server: Address, ear: Ear, thread: ThreadPoolExecutor, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, server: Address, follower: Follower, thread: ThreadPoolExecutor, tell: Callable[[str], None]
+    ) -> None:
         self.server = server
-        self._ear, self._thread, self._tell = ear, thread, tell
+        self._follower, self._thread, self._tell = follower, thread, tell
         self._answers = True
         self._numbers = count()
         self._carrying: set[asyncio.Task[None]] = set()
@@ -101,7 +103,7 @@ class _Relay:
         while True:
             await asyncio.sleep(_WRITE_SECONDS)
             with suppress(OSError):  # tried again soon; the last time it counts
-                await loop.run_in_executor(self._thread, self._ear.write)
+                await loop.run_in_executor(self._thread, self._follower.write)
 
     async def _carry(self, number: int, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         try:
@@ -111,11 +113,11 @@ class _Relay:
             if self._answers:
                 self._tell(f"no SuperLink answers on {_text(self.server)}: {error}")
             self._answers = False
-            self._thread.submit(self._ear.unanswered)
+            self._thread.submit(self._follower.unanswered)
             return
         self._answers = True
-        up = asyncio.create_task(self._pass_on(node, to_server, partial(self._ear.asked, number)))
-        down = asyncio.create_task(self._pass_on(server, to_node, partial(self._ear.answered, number)))
+        up = asyncio.create_task(self._pass_on(node, to_server, partial(self._follower.asked, number)))
+        down = asyncio.create_task(self._pass_on(server, to_node, partial(self._follower.answered, number)))
         try:
             await asyncio.gather(up, down)
         except OSError:
@@ -125,7 +127,7 @@ class _Relay:
             down.cancel()
             to_server.close()
             to_node.close()
-            self._thread.submit(self._ear.closed, number)
+            self._thread.submit(self._follower.closed, number)
 
     async def _pass_on(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hear: Callable[[bytes], None]
