@@ -35,10 +35,10 @@ import torch
 from benchmarks.measure import options, save, show
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.service import add_user, open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.ledger import OWNER, Request
+from fedpriv.service.opening import add_user, open_service
 from fedpriv.service.settings import ServiceConfig
 
 _BUDGET = 1_000_000

@@ -2,7 +2,7 @@
 
 It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in float64, over weights alone: with a bias
 that is not regularised it would not be strongly convex. What follows from the certificate is in
-:mod:`fedpriv.accounting.answers` and :mod:`fedpriv.accounting.convex_models`.
+:mod:`fedpriv.service.proof` and :mod:`fedpriv.accounting.convex_models`.
 
 These functions are known to settings, which are read whenever an experiment is: numpy and scipy are imported where they
 are used.

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import load_dataset
 from fedpriv.service.features import pixels, pooled_features
+from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.report import ServedColumns
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.answers import head_sensitivity, probability_change
 from fedpriv.convex import Objective, _descended, minimised
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
+from fedpriv.service.proof import head_sensitivity, probability_change
 from tests.cases import in_one_test
 
 Array = NDArray[np.float64]

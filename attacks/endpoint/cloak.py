@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.attacks.endpoint.cloak_noise import Cloak, uniform_noise
 from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
-from fedpriv.cloak import Cloak, uniform_noise
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import CONFIDENCE, Interval

@@ -15,7 +15,7 @@ from fedpriv.core.verb import Verb
 if TYPE_CHECKING:
     from fedpriv.attacks.membership.records import Membership, MembershipAttack
     from fedpriv.attacks.memorisation.records import Memorisation
-    from fedpriv.core.records import AnswersAudit
+    from fedpriv.service.records import AnswersAudit
 
 
 def audit(
@@ -145,9 +145,9 @@ def _about_memorisation(found: "Memorisation") -> list[str]:
 
 def _audit_answers(folder: Path, replaced: int, quiet: bool, as_json: bool) -> None:
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.audit_answers import audit_answers
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
+    from fedpriv.service.audit import audit_answers
 
     with shown(quiet or as_json) as progress, reported(folder):
         audit = audit_answers(RunFolder.open(folder), replaced, progress)

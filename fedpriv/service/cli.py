@@ -45,15 +45,15 @@ def serve(
 ) -> None:
     """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
-    from fedpriv.service.made import made_service, users
+    from fedpriv.service.endpoint_files import made_service, users
 
     if status and config is None:
         _print_status(folder, as_json)
         return
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.service import add_user, open_service
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
+    from fedpriv.service.opening import add_user, open_service
 
     run = RunFolder.open(folder)
     with shown(quiet or as_json) as progress, reported(folder):
@@ -98,9 +98,9 @@ def query(
         raise InputError("query needs either --test A:B or --npz FILE")
     config = _config(folder, set_)
     from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab.service import open_service
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
+    from fedpriv.service.opening import open_service
 
     run = RunFolder.open(folder)
     images, truth = _test_images(run, test) if test is not None else (_own_images(npz), None)
@@ -193,7 +193,7 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
 
 
 def _print_status(folder: Path, as_json: bool) -> None:
-    from fedpriv.service.made import made_service, query_ledger, users
+    from fedpriv.service.endpoint_files import made_service, query_ledger, users
 
     facts, known = made_service(folder), users(folder)
     ledger = query_ledger(folder, facts)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.npz import HEADER_BYTES, parse_header
-from fedpriv.core.records import UserFacts
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.ledger import OWNER
+from fedpriv.service.records import UserFacts
 from fedpriv.service.served import Outcome, Question, Served
 
 _LOG = logging.getLogger(__name__)

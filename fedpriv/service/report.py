@@ -10,10 +10,12 @@ from typing_extensions import override
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Columns, Finding, RunView, Section
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import AnswersAudit, Guarantee, Interval, Referee, Service
+from fedpriv.core.records import Guarantee, Interval
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
+from fedpriv.service.endpoint_files import answered, audit_of, known_service, referee_of
 from fedpriv.service.ledger import OWNER
+from fedpriv.service.records import AnswersAudit, Referee, Service
 
 if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
@@ -177,8 +179,12 @@ class ServedFinding(Finding[Served]):
 
     @override
     def read(self, folder: RunFolder) -> Served | None:
-        service = folder.service()
-        return None if service is None else Served(service, folder.referee(), folder.answered(), folder.answers_audit())
+        service = known_service(folder.path)
+        return (
+            None
+            if service is None
+            else Served(service, referee_of(folder.path), answered(folder.path), audit_of(folder.path))
+        )
 
     @override
     def figures(self, found: Served) -> tuple[Figure, ...]:

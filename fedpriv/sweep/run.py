@@ -15,11 +15,9 @@ from fedpriv.attacks.membership.stacked import StackedNetwork
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
-from fedpriv.core.lab.audit_answers import audit_answers
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.rehearsal import rehearse
 from fedpriv.core.lab.run import resume_run, start_run
-from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
@@ -28,6 +26,9 @@ from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.service.audit import audit_answers
+from fedpriv.service.endpoint_files import known_service
+from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
@@ -258,7 +259,7 @@ def _serve(run: RunFolder) -> None:
         return
     try:
         open_service(run, None, Silent()).close()
-        service = run.service()
+        service = known_service(run.path)
         if service is not None and service.guarantee.nominal_epsilon is not None:
             audit_answers(run, _REPLACED, Silent())
     except InputError as error:

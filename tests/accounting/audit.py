@@ -29,13 +29,13 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 import fedpriv.mechanisms  # noqa: F401  registers them
 from fedpriv.accounting import ORDERS, Release, calibrate, ceilings, gaussian_rdp, proven_epsilon, rdp_to_epsilon
-from fedpriv.accounting.answers import AnswerRelease, answer_guarantee, calibrated_level
 from fedpriv.accounting.ceiling import membership_advantage
 from fedpriv.accounting.memorisation import Statement, exposure_ceiling, of_copies, rank_ceiling
 from fedpriv.accounting.response import Response, label_guarantee, most_told
 from fedpriv.accounting.sanitiser import gnss_rdp
 from fedpriv.accounting.skellam import LEVELS, rounded_norm
 from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, laplace_max_rdp, noisy_max_rdp
+from fedpriv.service.proof import AnswerRelease, answer_guarantee, calibrated_level
 from tests.accounting import contour
 
 ROUNDING = 5e-5  # of independent figures, relative

@@ -20,11 +20,11 @@ from fedpriv.attacks.endpoint.cloak import (
     trained_reader,
     verdict,
 )
+from fedpriv.attacks.endpoint.cloak_noise import Cloak, uniform_noise
 from fedpriv.attacks.endpoint.scene import Public
-from fedpriv.cloak import Cloak, uniform_noise
 from tests.attacks.endpoint_scenes import SHAPE, linear, public
+from tests.attacks.test_cloak import some_cloak
 from tests.cases import in_one_test
-from tests.test_cloak import some_cloak
 
 
 @in_one_test("count", [7, 12, 60])

@@ -42,14 +42,14 @@ from fedpriv.service.policies import AnswerPolicy
 ROOT = Path(__file__).parents[2]
 EVERY = (ATTACKS, DATASETS, EVASIONS, MECHANISMS, MODELS, POLICIES, PROBES, RULES)
 NOISE_OF_ANSWERS = {
-    "fedpriv/accounting/answers.py",
+    "fedpriv/service/proof.py",
     "fedpriv/accounting/convex_models.py",
     "fedpriv/algorithms/erm/cli.py",
     "fedpriv/convex.py",
     "fedpriv/mechanisms/machinery/model_noise.py",
     "fedpriv/mechanisms/objective.py",
     "fedpriv/mechanisms/output.py",
-    "fedpriv/core/lab/audit_answers.py",
+    "fedpriv/service/audit.py",
     "fedpriv/service/draws.py",
     "fedpriv/service/policies/__init__.py",
     "fedpriv/service/policies/paper.py",

@@ -17,8 +17,8 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from tests.integration.small import left_behind
-from tests.lab.test_lab_endpoint import finished
 from tests.robustness.test_certify import copied
+from tests.service.test_lab_endpoint import finished
 
 ATTACKS = (EquationSolving(), Extraction(points=2), MiFace(steps=2))
 SOFTMAX: dict[str, dict[str, object]] = {"model": {"hidden": []}, "engine": {"precision": "float64"}}

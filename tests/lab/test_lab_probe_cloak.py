@@ -13,7 +13,7 @@ from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
-from tests.lab.test_lab_endpoint import finished
+from tests.service.test_lab_endpoint import finished
 
 GROUPS = ((0, 1, 2, 3, 4, 5), (6, 7, 8, 9))
 QUICK = {"steps": 15, "training": 15, "network": "lenet"}

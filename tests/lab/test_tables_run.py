@@ -12,18 +12,18 @@ from fedpriv.accounting.estimated import bounds_release
 from fedpriv.core.cli.data import data
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.answer_claims import with_earlier
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.run import start_run
-from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Service
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.service.made import made_service
+from fedpriv.service.claims import with_earlier
+from fedpriv.service.endpoint_files import made_service
+from fedpriv.service.opening import open_service
 from fedpriv.service.policies import Facts
 from fedpriv.service.policies.none import Exact
+from fedpriv.service.records import Service
 from fedpriv.service.settings import ServiceConfig
 
 EXPERIMENT = """

@@ -44,8 +44,6 @@ from fedpriv.convex import spread_noise
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.service import open_service
-from fedpriv.core.lab.sources import made_source
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
@@ -59,8 +57,11 @@ from fedpriv.flower import privatise
 from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
+from fedpriv.service.answer_sources import made_source
 from fedpriv.service.draws import Draws
+from fedpriv.service.endpoint_files import known_service
 from fedpriv.service.http import build_app
+from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
 from tests.privacy import doors
@@ -631,7 +632,7 @@ def endpoint(folder: Path, method: str, keys: Mapping[str, Any], name: str = "ru
     # ``fedpriv query`` asks without a server: the same questions are free, and have the same answers.
     assert served.ask(images).labels.tolist() == [answer["label"] for answer in given]
     assert served.ledger.used == ASKED
-    return served, own.service(), given
+    return served, known_service(own.path), given
 
 
 def finished_run(folder: Path, name: str = "run", mechanism: Mapping[str, Any] | None = None) -> None:

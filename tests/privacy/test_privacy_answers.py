@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.core.registry import POLICIES
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
+from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.questions import Answers
 
 CONFIDENCE = 0.999

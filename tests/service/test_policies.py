@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from fedpriv.accounting.answers import calibrated_level
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.convex import spread_noise
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
+from fedpriv.service.proof import calibrated_level
 
 FACTS = Facts(classes=4, sensitivity=0.1, norm=1.0, features=20)
 DELTA = 1e-5

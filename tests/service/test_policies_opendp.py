@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from fedpriv.accounting.answers import AnswerRelease, answer_guarantee, zcdp_epsilon
 from fedpriv.core.errors import InputError
 from fedpriv.service.draws import ExactDraws
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, named_policy
+from fedpriv.service.proof import AnswerRelease, answer_guarantee, zcdp_epsilon
 from tests.service.test_policies import LEDGER
 
 FACTS = Facts(classes=10, sensitivity=0.2, norm=1.5, features=4, models=50)

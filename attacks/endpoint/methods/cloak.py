@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.endpoint.cloak import Game, Trial
+    from fedpriv.attacks.endpoint.cloak_noise import Learning
     from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
-    from fedpriv.cloak import Learning
 
 _SHOWN = 3  # images in the report
 _HEURISTIC = "Cloak is a heuristic: nothing is proven."
@@ -119,7 +119,7 @@ class CloakedQuestions(EndpointAttack):
 
     def _trials(self, game: "Game", teacher: "Network", weight: float, number: int) -> "Iterator[tuple[str, Trial]]":
         """The learnt noise, and the same with features suppressed where some are."""
-        from fedpriv.cloak import learn_noise, suppress
+        from fedpriv.attacks.endpoint.cloak_noise import learn_noise, suppress
         from fedpriv.core.randomness import torch_stream
 
         learning, stream = self._learning(weight), torch_stream(game.seed, "probe-cloak", number)
@@ -131,7 +131,7 @@ class CloakedQuestions(EndpointAttack):
             yield f"lambda {weight:g}, suppressed above {self.threshold:g}", game.trial(few)
 
     def _learning(self, weight: float) -> "Learning":
-        from fedpriv.cloak import Learning
+        from fedpriv.attacks.endpoint.cloak_noise import Learning
 
         return Learning(weight, self.least, self.most, self.steps, self.rate, clamped=self.clamped)
 

@@ -22,9 +22,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.core.lab.answer_claims import with_earlier
 from fedpriv.core.lab.attack_stage import png
-from fedpriv.core.lab.endpoint import open_endpoint
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Ledger
@@ -33,7 +31,9 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.models.machinery.build import build_model
+from fedpriv.service.claims import with_earlier
 from fedpriv.service.endpoint import Endpoint
+from fedpriv.service.opening import open_endpoint
 from fedpriv.service.settings import ServiceConfig
 
 _FEWEST_QUESTIONS = 2500

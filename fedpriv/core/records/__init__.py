@@ -40,7 +40,6 @@ from fedpriv.core.records.rounds import (
     last_evaluated,
 )
 from fedpriv.core.records.rows import NUMBER_TOLERANCE, RowResult, RowScore
-from fedpriv.core.records.service import AnswersAudit, AnswersCurve, HeadFacts, LearntFacts, Referee, Service, UserFacts
 from fedpriv.core.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 from fedpriv.core.records.texts import Sentence, SentenceResult, SentenceScore, sentence_result
 
@@ -48,8 +47,6 @@ __all__ = [
     "COMPLETED",
     "CONFIDENCE",
     "NUMBER_TOLERANCE",
-    "AnswersAudit",
-    "AnswersCurve",
     "Asked",
     "AttackResult",
     "Ceiling",
@@ -60,12 +57,10 @@ __all__ = [
     "Figure",
     "FileRecord",
     "Guarantee",
-    "HeadFacts",
     "Holders",
     "Interval",
     "LabelCeiling",
     "LeakageRate",
-    "LearntFacts",
     "Ledger",
     "LedgerLine",
     "Model",
@@ -73,7 +68,6 @@ __all__ = [
     "Origin",
     "Partition",
     "Recovered",
-    "Referee",
     "Released",
     "RoundRecord",
     "RowResult",
@@ -82,11 +76,9 @@ __all__ = [
     "Sentence",
     "SentenceResult",
     "SentenceScore",
-    "Service",
     "Stop",
     "Summary",
     "ThreatModel",
-    "UserFacts",
     "View",
     "best_rates",
     "kind_of",

@@ -1,22 +1,16 @@
 """What is proven of a run, and what was found of it: records that come after the rounds."""
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from pydantic import TypeAdapter
 
 from fedpriv.core.records import (
-    AnswersAudit,
     LabelCeiling,
     Ledger,
     Partition,
-    Referee,
     Score,
-    Service,
     read_file,
-    read_text,
 )
 from fedpriv.core.runs.files import Files
 
@@ -26,7 +20,6 @@ _CEILINGS, _HOLDINGS = "referee/ceilings.json", "referee/partition.json"
 
 _LEDGER, _SCORE, _LABEL_CEILINGS = TypeAdapter(Ledger), TypeAdapter(Score), TypeAdapter(tuple[LabelCeiling, ...])
 _PARTITION = TypeAdapter(Partition)
-_SERVICE, _REFEREE, _ANSWERS_AUDIT = TypeAdapter(Service), TypeAdapter(Referee), TypeAdapter(AnswersAudit)
 
 
 class Findings(Files):
@@ -57,23 +50,6 @@ class Findings(Files):
         known = read_file(self.path / _HOLDINGS, _PARTITION)
         return read_file(self.path / "partition.json", _PARTITION) if known is None else known
 
-    def service(self) -> Service | None:
-        """What the run's endpoint is; ``None``: there is none."""
-        return read_file(self.path / "service" / "service.json", _SERVICE)
-
-    def referee(self) -> Referee | None:
-        """Accuracies of the endpoint; ``None``: there is none."""
-        return read_file(self.path / "service" / "referee.json", _REFEREE)
-
-    def answers_audit(self) -> AnswersAudit | None:
-        """What an audit of the endpoint's answers found; ``None``: there was none."""
-        return read_file(self.path / "service" / "audit.json", _ANSWERS_AUDIT)
-
-    def answered(self) -> Mapping[str, int]:
-        """How many answers were charged to each user; the query ledger itself says whether its chain is whole."""
-        lines = (read_text(self.path / "service" / "charges.jsonl") or "").splitlines()[1:]
-        return Counter(user for user in map(_charged_user, lines) if user is not None)
-
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""
         return self.whole_lines(_SCORES, _SCORE)
@@ -81,11 +57,3 @@ class Findings(Files):
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Write scores.jsonl."""
         self.write_jsonl(_SCORES, [score.to_json() for score in scores])
-
-
-def _charged_user(line: str) -> str | None:
-    """Who a line of the query ledger charges; ``None``: it was cut off, and the next one stands for it."""
-    try:
-        return str(json.loads(line)["user"])
-    except (ValueError, TypeError, KeyError):
-        return None

@@ -21,8 +21,8 @@ from fedpriv.service.questions import Answers
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpriv.accounting.answers import AnswerRelease, Law
     from fedpriv.core.records import Guarantee, Ledger
+    from fedpriv.service.proof import AnswerRelease, Law
 
 __all__ = [
     "DISTRIBUTION",
@@ -171,7 +171,7 @@ class NoisyPolicy(AnswerPolicy):
     @property
     @abstractmethod
     def law(self) -> "Law":
-        """What one release is; see :mod:`fedpriv.accounting.answers`."""
+        """What one release is; see :mod:`fedpriv.service.proof`."""
 
     @abstractmethod
     def unit(self, facts: Facts) -> float:
@@ -183,14 +183,14 @@ class NoisyPolicy(AnswerPolicy):
 
     def release(self, facts: Facts, answers: int, delta: float, level: float) -> "AnswerRelease":
         """Return so many answers at a level, for the accounting."""
-        from fedpriv.accounting.answers import AnswerRelease
+        from fedpriv.service.proof import AnswerRelease
 
         count = min(answers, 1) if self.once else answers
         return AnswerRelease(self.law, level, count, delta, facts.adjacency, self.theorem())
 
     @override
     def scale(self, facts: Facts, answers: int, delta: float) -> float:
-        from fedpriv.accounting.answers import calibrated_level
+        from fedpriv.service.proof import calibrated_level
 
         if self.noise is not None:
             return self.noise
@@ -200,7 +200,7 @@ class NoisyPolicy(AnswerPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.accounting.answers import answer_guarantee
+        from fedpriv.service.proof import answer_guarantee
 
         level = self.unit(facts) / self.scale(facts, answers, delta)
         return answer_guarantee(self.release(facts, answers, delta, level))

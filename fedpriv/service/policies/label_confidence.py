@@ -10,7 +10,7 @@ from fedpriv.service.policies import DrawnPolicy, Draws, Facts, HeadPolicy, Scor
 from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.answers import Law
+    from fedpriv.service.proof import Law
 
 
 @POLICIES.register

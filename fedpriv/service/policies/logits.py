@@ -39,8 +39,8 @@ class NoisyLogits(VectorPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.accounting.answers import answer_guarantee, model_break_even
         from fedpriv.core.records import shown_epsilon
+        from fedpriv.service.proof import answer_guarantee, model_break_even
 
         proven = super().guarantee(facts, answers, delta, ledger)
         if self.law == "pure":

@@ -28,13 +28,14 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.lab import run as lab_run
-from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import COMPLETED, CONFIDENCE
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
+from fedpriv.service.endpoint_files import referee_of
+from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
 from fedpriv.votes import ConfidentMax
@@ -136,7 +137,7 @@ def test_its_endpoint_is_measured_on_the_same_images(finished: Path, tmp_path: P
     path = shutil.copytree(finished, tmp_path / "run")
     folder = RunFolder.open(path)
     open_service(folder, ServiceConfig(), Silent()).close()
-    referee, knowledge = folder.referee(), folder.read(Knowledge)
+    referee, knowledge = referee_of(folder.path), folder.read(Knowledge)
     assert referee is not None and knowledge is not None
     assert (referee.tested, referee.accuracy.value) == (knowledge.evaluated, pytest.approx(knowledge.student))
 

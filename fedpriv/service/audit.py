@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.accounting.answers import answer_guarantee
 from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.membership.game import build_pool
 from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
@@ -24,18 +23,19 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, finished_world
-from fedpriv.core.lab.run_features import head_features, stored_network
-from fedpriv.core.lab.sources import network_facts, service_facts
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.core.records import AnswersAudit, Service
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
+from fedpriv.service.answer_sources import network_facts, service_facts
 from fedpriv.service.endpoint import network_scores
+from fedpriv.service.endpoint_files import made_service
 from fedpriv.service.features import Features
-from fedpriv.service.made import made_service
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
+from fedpriv.service.proof import answer_guarantee
+from fedpriv.service.records import AnswersAudit, Service
+from fedpriv.service.run_features import head_features, stored_network
 from fedpriv.service.settings import ServiceConfig
 
 _CONFIDENCE = 0.999

@@ -21,28 +21,29 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.config import Experiment
+from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.core.lab.answer_claims import REPRODUCIBLE, check_answers, with_earlier
-from fedpriv.core.lab.answer_curves import Trial, answer_curves
-from fedpriv.core.lab.run_features import STORED, head_features, stored_network
-from fedpriv.core.lab.sources import Source, made_source, network_facts, service_facts
-from fedpriv.core.lab.voters import Voters, vote_counts
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import Guarantee, Ledger, Referee, Service, UserFacts
+from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
+from fedpriv.service.answer_sources import Source, made_source, network_facts, service_facts
+from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
+from fedpriv.service.curves import Trial, answer_curves
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
+from fedpriv.service.endpoint_files import known_service, made_service, query_ledger, users
 from fedpriv.service.ledger import OWNER
-from fedpriv.service.made import made_service, query_ledger, users
 from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.records import Referee, Service, UserFacts
+from fedpriv.service.run_features import STORED, head_features, stored_network
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
+from fedpriv.service.voters import Voters, vote_counts
 
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared
@@ -67,7 +68,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         final = final_state(folder, world, final_checkpoint(folder, "serve"))
         final.load_into(world.model)
         model = final.digest().hex()
-        known = folder.service()
+        known = known_service(folder.path)
         if known is None:
             if config is None and ServiceConfig.of(experiment) is None:
                 progress.warn(_UNASKED)
@@ -75,7 +76,9 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
                 place.mkdir(exist_ok=True)
                 # Its files are of one policy: one process makes them, and the others find them.
                 with locked(place, wait=True):
-                    known = folder.service() or _make(place, world, wanted, folder.final_ledger(), model, progress)
+                    known = known_service(folder.path) or _make(
+                        place, world, wanted, folder.final_ledger(), model, progress
+                    )
         if config is not None and known.settings != config.told():
             raise InputError(
                 f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
@@ -95,7 +98,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
     ledger = folder.final_ledger()
     check_answers(policy, world, ledger)
     final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
-    made = made_source(folder.path / "service", world, policy, folder.service())
+    made = made_source(folder.path / "service", world, policy, known_service(folder.path))
     repeatable = world.experiment.noise == "reproducible"
     secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
     scale = policy.scale(made.facts, config.answers, _delta(world, policy))
@@ -284,3 +287,11 @@ def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: 
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def open_endpoint(folder: RunFolder, world: World, answers: str, most: int | None = None) -> Endpoint:
+    """Return an endpoint in this process that charges no query ledger."""
+    own = ServiceConfig.of(world.experiment)
+    if own is not None and own.method == answers:
+        return in_process(folder, world, own, most)
+    return in_process(folder, world, validated(ServiceConfig, {"method": answers}, "answers"), most)

@@ -9,10 +9,10 @@ import torch
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_checkpoint, final_state
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.endpoint import open_endpoint
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.service.opening import open_endpoint
 from tests.integration.small import experiment
 
 TRAINED: dict[str, dict[str, object]] = {"federation": {"clients": 1, "rounds": 1}, "adversary": {"attacks": []}}

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.attacks.test_cli_attack import fedpriv, here
 from tests.command_line import Started
-from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
 

@@ -2,7 +2,7 @@
 
 The network is part of what that run released, and its ledger says what is proven of it. The convex head comes after it:
 for any one network the features are a fixed function of an image, and what is proven of the head is the same as of
-pixels. Both figures are added (:func:`fedpriv.accounting.answers.with_run`), which takes that both are about one
+pixels. Both figures are added (:func:`fedpriv.service.proof.with_run`), which takes that both are about one
 example of the same data that becomes another one, and that the example is there once.
 
 The endpoint keeps the network, in service/features.safetensors, so that the run's folder is needed once.
@@ -20,18 +20,19 @@ from torch import Tensor, nn
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.core.lab.answer_claims import REPRODUCIBLE
 from fedpriv.core.names import Adjacency
 from fedpriv.core.network import network_of, precision_of
-from fedpriv.core.records import Guarantee, LearntFacts, Ledger, Service
+from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
 from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.service.claims import REPRODUCIBLE
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
+from fedpriv.service.records import LearntFacts, Service
 
 STORED = "features.safetensors"
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from fedpriv.accounting.answers import with_run
 from fedpriv.accounting.estimated import with_bounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.core.world import World
 from fedpriv.service.policies import AnswerPolicy, Facts
 from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.proof import with_run
 
 REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "

@@ -9,14 +9,15 @@ import pytest
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.audit_answers import audit_answers
-from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
+from fedpriv.service.audit import audit_answers
+from fedpriv.service.endpoint_files import audit_of
+from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
-from tests.lab.test_lab_service import copied
+from tests.service.test_lab_service import copied
 
 TILTED: dict[str, dict[str, object]] = {
     "data": {"train_examples": 120},
@@ -48,7 +49,7 @@ def test_proven_answers_are_not_refuted(run: RunFolder, tmp_path: Path, method: 
     found = audit_answers(folder, 4, Silent())
     assert found.proven and found.replaced == 4 and 0.05 < found.moved <= 1 and found.above == 0
     assert found.bound is not None and found.claimed is not None and not found.refutes
-    assert found == folder.answers_audit()
+    assert found == audit_of(folder.path)
     refuse_exceeded(found.figures)
     page = render_page(load_view(folder.path))
     assert "0 of 5" in page and "Right answers by how many epsilon has to last for" in page
@@ -84,8 +85,8 @@ def test_the_published_method_is_refuted_and_told_in_red(run: RunFolder, tmp_pat
 
 def test_retraining_with_no_change_is_the_run(run: RunFolder) -> None:
     """The neighbours differ by the one example only: replacing it by itself changes nothing."""
-    from fedpriv.core.lab.audit_answers import _with
     from fedpriv.core.world import build_world
+    from fedpriv.service.audit import _with
 
     partitions = build_world(run.experiment()).partitions
     rows = np.concatenate(partitions)

@@ -15,18 +15,17 @@ from torch import nn
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.audit_answers import audit_answers
-from fedpriv.core.lab.endpoint import open_endpoint
 from fedpriv.core.lab.probe import _claim
-from fedpriv.core.lab.service import open_service
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.service.made import made_service
+from fedpriv.service.audit import audit_answers
+from fedpriv.service.endpoint_files import made_service, referee_of
+from fedpriv.service.opening import open_endpoint, open_service
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
-from tests.lab.test_lab_service import BARE, copied
+from tests.service.test_lab_service import BARE, copied
 
 GAUSSIAN = {"name": "gaussian", "target_epsilon": 8.0}
 QUICK = {"regularisation": 0.05, "tolerance": 1e-6}
@@ -151,7 +150,7 @@ def test_both_figures_are_added(run: RunFolder, private: RunFolder, tmp_path: Pa
         wanted = config(folder.path if asked is private else private.path, method, answers=5, **keys)
         open_service(folder, wanted, Silent()).close()
         service = made_service(folder.path)
-        found, alone = service.guarantee, folder.referee()
+        found, alone = service.guarantee, referee_of(folder.path)
         assert found.epsilon == pytest.approx(2.0 + worst.epsilon, rel=1e-6)
         assert found.delta == keys.get("delta", 1e-5) + worst.delta
         assert found.pure_epsilon is None and service.learnt is not None

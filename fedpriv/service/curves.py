@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fedpriv.core.figure import CurvePoint
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import AnswersCurve
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, NoisyPolicy, Scores, rivals
+from fedpriv.service.records import AnswersCurve
 
 _BUDGETS = 1, 10, 100, 1000
 _LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to

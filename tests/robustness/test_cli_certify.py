@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli_attack import fedpriv, here
+from tests.attacks.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.attacks.membership.attacks import ATTACKS
-from tests.test_cli_attack import fedpriv, here
+from tests.attacks.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
 

@@ -15,23 +15,23 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
-import fedpriv.core.lab.service as lab_service
-from fedpriv.accounting.answers import head_sensitivity
+import fedpriv.service.opening as lab_service
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.service import add_user, in_process, open_service
-from fedpriv.core.lab.voters import refuse_unsolvable_head
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
+from fedpriv.service.endpoint_files import answered, known_service, made_service, referee_of, users
 from fedpriv.service.features import pooled_features
-from fedpriv.service.made import made_service, users
+from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys
+from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.report import Served, _facts
 from fedpriv.service.settings import ServiceConfig
+from fedpriv.service.voters import refuse_unsolvable_head
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 
@@ -67,7 +67,7 @@ def test_the_noisy_model_is_written_once_and_never_without_noise(run: RunFolder,
     served = open_service(folder, wanted, Silent())
     world = build_world(folder.experiment())
     answers = served.ask(world.dataset.x_test[:20])
-    service = folder.service()
+    service = known_service(folder.path)
     assert service is not None and service.head is not None
     found = service.head
     examples = sum(len(rows) for rows in world.partitions)
@@ -131,14 +131,14 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     open_service(folder, config("label", answers=100, noise=1.0, **QUICK), Silent()).ask(images[:100])
     with pytest.raises(InputError, match="answers asked for: 1; left: 0 of 100"):
         open_service(folder, None, Silent()).ask(images[100:101])
-    assert folder.answered() == {"owner": 100}
+    assert answered(folder.path) == {"owner": 100}
     with (folder.path / "service" / "charges.jsonl").open("ab") as file:
         file.write(b'{"number": 7, "us')
-    assert folder.answered() == {"owner": 100}  # whoever opens the ledger next mends it
+    assert answered(folder.path) == {"owner": 100}  # whoever opens the ledger next mends it
     assert open_service(folder, None, Silent()).asked == 101
-    assert folder.answered() == {"owner": 100, "": 1}
+    assert answered(folder.path) == {"owner": 100, "": 1}
     assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in _facts(
-        Served(made_service(folder.path), folder.referee(), folder.answered(), None)
+        Served(made_service(folder.path), referee_of(folder.path), answered(folder.path), None)
     )
 
 
@@ -153,7 +153,7 @@ def test_policies_that_a_run_cannot_have_are_refused(run: RunFolder, tmp_path: P
             continue
         with pytest.raises(InputError, match=said):
             open_service(folder, wanted, Silent())
-        assert folder.service() is None
+        assert known_service(folder.path) is None
 
 
 def test_users_have_keys_that_are_kept_nowhere(run: RunFolder, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_without_opendp_nothing_is_made_or_answered(
         InputError, match=r"service.randomness = 'opendp' needs OpenDP .*pip install 'fedpriv\[opendp\]'"
     ):
         open_service(folder, config("label", noise=1.0, randomness="opendp", **QUICK), Silent())
-    assert folder.service() is None
+    assert known_service(folder.path) is None
     open_service(folder, config("label", noise=1.0, **QUICK), Silent())
     path = folder.path / "service" / "service.json"
     known = json.loads(path.read_text())

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedpriv.accounting.answers import head_sensitivity
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.run_features import Learnt, head_features, learnt_network
-from fedpriv.core.lab.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
-from fedpriv.core.records import HeadFacts, Service
 from fedpriv.core.world import World
 from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.proof import head_sensitivity
+from fedpriv.service.records import HeadFacts, Service
+from fedpriv.service.run_features import Learnt, head_features, learnt_network
+from fedpriv.service.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
 
 
 @dataclass(frozen=True, eq=False)

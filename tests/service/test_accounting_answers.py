@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from fedpriv.accounting.answers import (
+from fedpriv.accounting.composition import pure_composition_epsilon
+from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.core.errors import InputError
+from fedpriv.service.proof import (
     AnswerRelease,
     Law,
     answer_guarantee,
@@ -22,9 +25,6 @@ from fedpriv.accounting.answers import (
     with_run,
     zcdp_epsilon,
 )
-from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.convexified import ClaimedSensitivity
-from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 DELTA = 1e-5

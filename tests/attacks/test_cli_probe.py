@@ -13,8 +13,8 @@ from fedpriv.attacks.endpoint.records import Probe, ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from fedpriv.robustness.records import Evasion, Reach, Robustness
+from tests.attacks.test_cli_attack import fedpriv, here
 from tests.lab.test_summary import VMF
-from tests.test_cli_attack import fedpriv, here
 
 __all__ = ["here"]
 
