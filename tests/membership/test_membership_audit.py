@@ -83,7 +83,7 @@ def test_a_ledger_that_claims_too_much_is_refuted(tmp_path: Path) -> None:
     claim = {**summary["ledger"], "epsilon": 1e-9}
     Guarantee(**{key: claim[key] for key in Guarantee.__dataclass_fields__})
     folder.write_json("summary.json", {**summary, "ledger": claim})
-    with pytest.raises(RunFailedError, match="is claimed to be proven"), reported(folder.path):
+    with pytest.raises(RunFailedError, match="claimed: at most"), reported(folder.path):
         audit_run(folder, 16, 40, Silent())
     assert (folder.path / "membership.json").is_file()
     assert "The ledger is refuted" in (folder.path / "report.html").read_text()

@@ -76,12 +76,13 @@ def test_accuracys_interval_is_wilsons(run: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_a_bound_above_the_proof_is_a_refuted_ledger(run: RunFolder, tmp_path: Path) -> None:
-    summary = json.loads((run.path / "summary.json").read_text())
-    summary["membership"]["epsilon_bound"]["epsilon"] = summary["membership"]["proven_epsilon"] * 1.01
-    for name in ("config.toml", "ledger.json"):
+    found = json.loads((run.path / "membership.json").read_text())
+    found["epsilon_bound"]["epsilon"] = found["proven_epsilon"] * 1.01
+    for name in ("config.toml", "ledger.json", "summary.json"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert read_record(RunFolder(tmp_path), "here").refuted
+    (tmp_path / "membership.json").write_text(json.dumps(found))
+    record = read_record(RunFolder(tmp_path), "here")
+    assert record.refuted and record.wrong
 
 
 def test_a_folder_without_its_end_has_no_record(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
         return kind.validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = first.get("ctx", {}).get("error", first["msg"])
+        cause = first.get("ctx", {}).get("error")
+        reason = cause if isinstance(cause, Exception) else first["msg"]
         key = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{where} is damaged: {key + ': ' if key else ''}{reason}") from None
 
