@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedpriv.core.plan import Plan
     from fedpriv.core.progress import Progress
     from fedpriv.core.randomness import NoiseStream
-    from fedpriv.core.records import RoundRecord
+    from fedpriv.core.records import Guarantee, RoundRecord
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
@@ -151,6 +151,10 @@ class Algorithm(ABC):
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
         """Return a length that a released model exceeds with probability ``tail`` at most."""
         raise NotImplementedError(f"clients of {self.name} release no models")
+
+    def about_claim(self, experiment: "Experiment", worst: "Guarantee") -> str:
+        """Return what is proven of the worst client in a sentence; empty: as usual, by mechanism and uses."""
+        return ""
 
     def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
         """Return sentences about how good the model is, beside the last round's accuracy."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedpriv.core.algorithm import Handler
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.core.progress import Progress
+    from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
@@ -136,3 +137,9 @@ class Pate(Algorithm):
         from fedpriv.algorithms.pate.teachers import asked_rows
 
         return asked_rows(world)
+
+    @override
+    def about_claim(self, experiment: "Experiment", worst: "Guarantee") -> str:
+        from fedpriv.algorithms.pate.ledger import claim_sentence
+
+        return claim_sentence(experiment, worst)

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 from scipy.stats import binomtest
 
-from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.algorithm import algorithm_of
@@ -339,8 +338,8 @@ _AGAINST: dict[NoiseAt, str] = {
 
 
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
-    if PateConfig.of(experiment) is not None:
-        return [_votes_proof(experiment, worst)]
+    if claim := algorithm_of(experiment).about_claim(experiment, worst):
+        return [claim]
     if not experiment.mechanism.protects:
         what = "is proven of whole examples" if experiment.prepares_data else "is proven"
         return [f"No mechanism, so no privacy {what}."]
@@ -357,18 +356,6 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if worst.epsilon < _WEAK_EPSILON:
         return [sentence + "."]
     return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
-
-
-def _votes_proof(experiment: Experiment, worst: Guarantee) -> str:
-    against = (
-        "whoever sees answers and student"
-        if PateConfig.required(experiment).noise_at == "server"
-        else "the server, too"
-    )
-    conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
-    if worst.epsilon is None:
-        return f"No finite epsilon is proven {conditions}."
-    return f"Proven for all answers: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}."
 
 
 def versions() -> dict[str, str]:
