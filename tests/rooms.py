@@ -32,7 +32,9 @@ CAPABILITIES = {
     "labels": Capability(
         "fedpriv/algorithms/labels", r"label_epsilon|label_correction|changes_labels|surveys_labels|LabelSurvey"
     ),
-    "secure aggregation": Capability("fedpriv/algorithms/secure_aggregation", r"shamir|masking|masked_upload|unmask"),
+    "secure aggregation": Capability(
+        "fedpriv/algorithms/secure_aggregation", r"algorithms\.secure_aggregation|masked_upload|[Ss]hamir"
+    ),
     "prompts": Capability("fedpriv/prompts", r"\bprompts?\b|\bicl\b|Prompt(?:ing|s)\b"),
     "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),
     "robustness": Capability("fedpriv/robustness", r"robustness|Robustness|smoothing\b(?!\w)"),

@@ -5,17 +5,24 @@ A transport is imported with the app of clients, so it imports what it needs whe
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.core.registry import TRANSPORTS
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message
+    import numpy as np
+    from flwr.app import Context, Message, RecordDict
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from fedpriv.core.algorithm import Handler
     from fedpriv.core.config.experiment import Experiment
+    from fedpriv.core.randomness import NoiseStream
+    from fedpriv.core.records import Failure
     from fedpriv.core.world import State
-    from fedpriv.server.exchange import Federation, Replies
+    from fedpriv.server.exchange import Federation, Reached, Replies
+    from fedpriv.server.uploads import Upload
 
     Query = Callable[[Message, Context], Message]
 
@@ -44,6 +51,78 @@ class Transport(ABC):
         Raises:
             RunFailedError: too few clients are left.
         """
+
+    @abstractmethod
+    def votes_reply(
+        self, message: "Message", context: "Context", votes: "Tensor", classes: int, noise: "SharedNoise"
+    ) -> "RecordDict":
+        """Return the reply of a client whose votes (t, Q) are summed with those of others, and with its share of noise.
+
+        Args:
+            classes: K.
+            noise: its share, used for nothing else.
+        """
+
+    @abstractmethod
+    def ask_for_votes(
+        self,
+        federation: "Reached",
+        number: int,
+        questions: "Mapping[int, RecordDict]",
+        shape: tuple[int, int],
+        each: int,
+        sigma: float,
+    ) -> "VotesSum":
+        """Have clients vote and return the sum of their noisy counts, of which nothing else reaches the server.
+
+        Args:
+            shape: (Q, K), questions and classes.
+            each: votes of a client.
+            sigma: deviation of the noise on each count of the sum, in votes.
+
+        Raises:
+            RunFailedError: too few clients are left.
+        """
+
+
+@dataclass(frozen=True)
+class SharedNoise:
+    """A client's share of normal noise on a sum.
+
+    Attributes:
+        sigma: its deviation on each number of the sum.
+        clients: who are asked.
+        stream: of this client's share.
+    """
+
+    sigma: float
+    clients: int
+    stream: "NoiseStream"
+
+
+@dataclass(frozen=True)
+class VotesSum:
+    """The sum of what clients voted, with their shares of the noise.
+
+    Attributes:
+        counts: (Q, K), float64.
+        clients: who is in it.
+        uploads: one a client that is in it.
+        failures: who was left out, and why, ascending.
+        bytes_up: the size of what they sent.
+    """
+
+    counts: "NDArray[np.float64]"
+    clients: tuple[int, ...]
+    uploads: "tuple[Upload, ...]"
+    failures: "tuple[Failure, ...]"
+    bytes_up: int
+
+
+def sums() -> Transport:
+    """Return the transport that leaves the server sums."""
+    found: Transport = TRANSPORTS["secure-aggregation"]()
+    return found
 
 
 def transport_of(experiment: "Experiment") -> Transport | None:

@@ -12,12 +12,12 @@ from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedpriv.algorithms.secure_aggregation.client import QUERIES, masked_votes
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.raising import discreet
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
+from fedpriv.core.transport import SharedNoise, sums
 
 _ROUND = 1
 
@@ -59,12 +59,12 @@ def prompter_app(prompter: Prompter) -> ClientApp:
             asked = sha256("\0".join(questions).encode()).digest()
             own = answer_secret(secret_for(context, _ROUND, asked, prompter.secret), client, _ROUND, asked)
             votes, clients = prompter.votes(client, questions), prompter.clients
-            noise = own.stream("votes")
-            reply = masked_votes(message, context, votes, prompter.labels, prompter.sigma, clients, noise)
+            noise = SharedNoise(prompter.sigma, clients, own.stream("votes"))
+            reply = sums().votes_reply(message, context, votes, prompter.labels, noise)
         reply["client"] = MetricRecord({"partition": client, "examples": prompter.examples[client]})
         return Message(reply, reply_to=message)
 
-    for kind, query in QUERIES.items():
+    for kind, query in sums().client_queries().items():
         app.query(kind)(query)
     return app
 

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpriv.algorithms.secure_aggregation.server import VotesSum, ask_for_votes
+from fedpriv.core.transport import VotesSum, sums
 from fedpriv.engines.inline import simulated
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.client import Prompter, prompter_app
@@ -35,7 +35,7 @@ def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float)
     grid = simulated(prompter_app(Prompter(votes, sizes, labels, sigma, classifier.secret)), len(sizes))
     prompters = Prompters(grid, grid.nodes_by_partition(), sizes)
     summed = ask_prompters(prompters, questions, labels, config.prompts, sigma)
-    return NoisyCounts(tuple(map(tuple, summed.counts.tolist())), summed.found.clients, summed.found.failures)
+    return NoisyCounts(tuple(map(tuple, summed.counts.tolist())), summed.clients, summed.failures)
 
 
 @dataclass(frozen=True)
@@ -70,4 +70,4 @@ def ask_prompters(prompters: Prompters, questions: Sequence[str], labels: int, p
     clients = len(prompters.examples)
     asked = RecordDict({"task": ConfigRecord({"questions": list(questions), "round": _ROUND})})
     contents = dict.fromkeys(range(clients), asked)
-    return ask_for_votes(prompters, _ROUND, contents, (len(questions), labels), prompts, sigma)
+    return sums().ask_for_votes(prompters, _ROUND, contents, (len(questions), labels), prompts, sigma)

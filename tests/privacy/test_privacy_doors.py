@@ -129,7 +129,13 @@ QUIET: dict[str, str] = {
     **dict.fromkeys(
         (
             f"network: fedpriv/{word}.py"
-            for word in ("algorithms/pate/algorithm", "algorithms/rounds/algorithm", "core/algorithm", "core/transport")
+            for word in (
+                "algorithms/pate/algorithm",
+                "algorithms/rounds/algorithm",
+                "algorithms/secure_aggregation/transport",
+                "core/algorithm",
+                "core/transport",
+            )
         ),
         "names types of messages, and sends none",
     ),

@@ -96,8 +96,8 @@ def test_clients_may_disappear_at_any_step(kind: str) -> None:
     app = dropping(prompter_app(prompter(clients, SIGMA)), dict.fromkeys(range(left, clients), kind))
     found = ask_prompters(grid_of(app, clients), ["?"] * 40, 2, 1, SIGMA)
     there = clients if kind == "query.unmask" else left
-    assert found.found.clients == tuple(range(there))
-    assert [failure.client for failure in found.found.failures] == ([] if there == clients else [5, 6])
+    assert found.clients == tuple(range(there))
+    assert [failure.client for failure in found.failures] == ([] if there == clients else [5, 6])
     noise = found.counts - np.array([there, 0])
     variance = SIGMA**2 * there / least_survivors(clients)
     assert variance >= SIGMA**2
@@ -117,8 +117,8 @@ def test_a_client_that_fails_says_nothing_of_its_examples() -> None:
         return torch.zeros(1, 40, dtype=torch.int64)
 
     found = ask_prompters(grid_of(prompter_app(prompter(4, SIGMA, votes)), 4), ["?"] * 40, 2, 1, SIGMA)
-    assert [failure.client for failure in found.found.failures] == [2]
-    assert "secret text" not in found.found.failures[0].reason and "log says why" in found.found.failures[0].reason
+    assert [failure.client for failure in found.failures] == [2]
+    assert "secret text" not in found.failures[0].reason and "log says why" in found.failures[0].reason
 
 
 def test_a_client_votes_once_and_in_one_round() -> None:

@@ -18,11 +18,11 @@ from torch import Tensor
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
-from fedpriv.algorithms.secure_aggregation.client import masked_votes
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.raising import unless_raised
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
+from fedpriv.core.transport import SharedNoise, sums
 from fedpriv.core.wire import pack, record_in, unpack
 from fedpriv.core.world import World
 
@@ -46,8 +46,8 @@ def vote_masked(answering: Answering, message: Message, context: Context) -> Mes
     if PateConfig.required(world.experiment).noise_at != "clients":
         raise ValueError("the settings say that the server adds the noise to votes; these were asked for masked")
     clients = world.experiment.federation.clients
-    classes, sigma = world.dataset.classes, noise_of_votes(world)
-    reply = masked_votes(message, context, votes, classes, sigma, clients, own.stream("votes"))
+    noise = SharedNoise(noise_of_votes(world), clients, own.stream("votes"))
+    reply = sums().votes_reply(message, context, votes, world.dataset.classes, noise)
     reply["client"] = about(world, partition_of(context))
     return Message(reply, reply_to=message)
 

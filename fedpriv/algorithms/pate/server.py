@@ -26,12 +26,12 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answer
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
-from fedpriv.algorithms.secure_aggregation.server import ask_for_votes
 from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
+from fedpriv.core.transport import sums
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.aggregation import ServerOptimizer
@@ -205,11 +205,10 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     world = federation.world
     shape = (len(asked_rows(world)), world.dataset.classes)
     each = PateConfig.required(world.experiment).teachers_per_client
-    votes = ask_for_votes(federation, _ROUND, contents, shape, each, noise_of_votes(world))
-    masked = votes.found
-    require_usable(Replies(masked.uploads, masked.failures, 0, 0), world.experiment.federation, _ROUND)
+    votes = sums().ask_for_votes(federation, _ROUND, contents, shape, each, noise_of_votes(world))
+    require_usable(Replies(votes.uploads, votes.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)
-    return Poll(none, np.array(masked.clients, dtype=np.int64), votes.counts, masked.failures, masked.bytes_up)
+    return Poll(none, np.array(votes.clients, dtype=np.int64), votes.counts, votes.failures, votes.bytes_up)
 
 
 def _are_classes(votes: torch.Tensor, classes: int) -> bool:

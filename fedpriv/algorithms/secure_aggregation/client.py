@@ -26,7 +26,8 @@ from fedpriv.clients.answering import Answering, partition_of, trained_with
 from fedpriv.clients.memory import kept
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.federated import masked_weights
-from fedpriv.core.randomness import NoiseStream, Secret
+from fedpriv.core.randomness import Secret
+from fedpriv.core.transport import SharedNoise
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.mechanisms.machinery.quantisation import encoded
@@ -106,12 +107,10 @@ def masked_upload(
     return masked(message, context, quantised(weight * values, federation.secure_limit))
 
 
-def masked_votes(
-    message: Message, context: Context, votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream
-) -> RecordDict:
-    """Return the reply of a client whose votes (t, Q) are summed under masks, with its share of noise of ``sigma``."""
-    words = masked_counts(votes, classes, sigma, clients, noise)
-    return masked(message, context, words, least_survivors(clients))
+def masked_votes(message: Message, context: Context, votes: Tensor, classes: int, noise: SharedNoise) -> RecordDict:
+    """Return the reply of a client whose votes (t, Q) are summed under masks, with its share of the noise."""
+    words = masked_counts(votes, classes, noise.sigma, noise.clients, noise.stream)
+    return masked(message, context, words, least_survivors(noise.clients))
 
 
 def masked(message: Message, context: Context, words: Words, least: int = 0) -> RecordDict:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
-from numpy.typing import NDArray
 
 from fedpriv.accounting.skellam import padded
 from fedpriv.algorithms.secure_aggregation.secrets import KEY_BYTES, agreed, combined, mask
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.federated import masked_weights
 from fedpriv.core.records import Failure
+from fedpriv.core.transport import VotesSum
 from fedpriv.core.world import State
 from fedpriv.mechanisms.machinery.quantisation import decoded
 from fedpriv.mechanisms.machinery.whole_numbers import Words, least_survivors, restored, split, votes_limit
@@ -148,19 +148,6 @@ def ask_for_masked_sum(
     return MaskedSum(total, uploads, tuple(words), failures, tuple(shares))
 
 
-@dataclass(frozen=True)
-class VotesSum:
-    """The sum of what clients voted, with their shares of the noise.
-
-    Attributes:
-        counts: (Q, K), float64.
-        found: who is in it.
-    """
-
-    counts: NDArray[np.float64]
-    found: MaskedSum
-
-
 def ask_for_votes(
     federation: Reached,
     number: int,
@@ -178,7 +165,8 @@ def ask_for_votes(
     """
     limit = votes_limit(each, sigma, len(questions))
     found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
-    return VotesSum(restored(found.total, len(found.clients), limit).reshape(shape).numpy(), found)
+    counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
+    return VotesSum(counts, found.clients, found.uploads, found.failures, found.bytes_up)
 
 
 def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:

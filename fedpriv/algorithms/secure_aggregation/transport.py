@@ -10,11 +10,14 @@ from fedpriv.core.transport import Transport
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from flwr.app import Context, Message, RecordDict
+    from torch import Tensor
+
     from fedpriv.core.algorithm import Handler
     from fedpriv.core.config.experiment import Experiment
-    from fedpriv.core.transport import Query
+    from fedpriv.core.transport import Query, SharedNoise, VotesSum
     from fedpriv.core.world import State
-    from fedpriv.server.exchange import Federation, Replies
+    from fedpriv.server.exchange import Federation, Reached, Replies
 
 
 @TRANSPORTS.register
@@ -44,3 +47,25 @@ class SecureAggregation(Transport):
         from fedpriv.algorithms.secure_aggregation.server import ask_for_sum
 
         return ask_for_sum(federation, number, states)
+
+    @override
+    def votes_reply(
+        self, message: "Message", context: "Context", votes: "Tensor", classes: int, noise: "SharedNoise"
+    ) -> "RecordDict":
+        from fedpriv.algorithms.secure_aggregation.client import masked_votes
+
+        return masked_votes(message, context, votes, classes, noise)
+
+    @override
+    def ask_for_votes(
+        self,
+        federation: "Reached",
+        number: int,
+        questions: "Mapping[int, RecordDict]",
+        shape: tuple[int, int],
+        each: int,
+        sigma: float,
+    ) -> "VotesSum":
+        from fedpriv.algorithms.secure_aggregation.server import ask_for_votes
+
+        return ask_for_votes(federation, number, questions, shape, each, sigma)

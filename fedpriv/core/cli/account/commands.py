@@ -13,7 +13,7 @@ from typing_extensions import override
 from fedpriv.core.cli.terminal import Json, err, print_json, print_line
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.registry import ALGORITHMS, MECHANISMS
 from fedpriv.mechanisms import NoisySettings
 
 
@@ -31,7 +31,9 @@ class _Mechanisms(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         self._add_mechanisms()
         if args[0] in MECHANISMS and args[0] not in self.commands:
-            where = "" if MECHANISMS[args[0]].on_gradients else "; noise on models: fedpriv account erm"
+            owners = [name for name, kind in ALGORITHMS.items() if kind.releases_models]
+            own = "" if MECHANISMS[args[0]].on_gradients or not owners else owners[0]
+            where = f"; noise on models: fedpriv account {own}" if own else ""
             raise InputError(f"nothing is proven about {args[0]}{where}")
         return super().resolve_command(ctx, args)
 
