@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.measure import options, save, seconds, show
-from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
+from fedpriv.attacks.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.randomness import Secret, numpy_stream

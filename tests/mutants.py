@@ -196,7 +196,7 @@ MUTANTS = (
     ),
     Mutant(
         "limits of an audit at the wrong confidence",
-        "attacks/membership/epsilon.py",
+        "attacks/epsilon.py",
         "low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0",
         "low = float(beta.ppf(confidence, successes, trials - successes + 1)) if successes else 0.0",
         "tests/membership",

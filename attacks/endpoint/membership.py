@@ -16,11 +16,10 @@ from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.endpoint.equations import rounding_unit
 from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, probabilities
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.game import Candidates, build_pool, draw_candidates, draw_references
-from fedpriv.attacks.membership.references import Pool, train_references
-from fedpriv.attacks.membership.scores import auc_interval, bootstrap_intervals, curve
+from fedpriv.attacks.membership.game import Candidates, draw_candidates, draw_references
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
-from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.references import Pool, StackedNetwork, build_pool, train_references
+from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream

@@ -9,7 +9,6 @@ Whoever wants a report of the folder writes it.
 import shlex
 
 from fedpriv.attacks.membership.game import (
-    build_pool,
     canaries_in_references,
     draw_candidates,
     draw_references,
@@ -19,6 +18,7 @@ from fedpriv.attacks.membership.game import (
 from fedpriv.attacks.membership.records import Membership
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.attacks.references import build_pool
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded

@@ -14,17 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.attacks.epsilon import canary_epsilon
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.epsilon import canary_epsilon
 from fedpriv.attacks.membership.records import MembershipAttack
-from fedpriv.attacks.membership.references import Pool, Reference, train_references
-from fedpriv.attacks.membership.scores import score_membership
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
-from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references
+from fedpriv.attacks.scores import score_membership
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
-from fedpriv.core.preparation import preparation_of
-from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
 from fedpriv.gradients import Vector
 
@@ -62,23 +60,6 @@ class Candidates:
     def truth(self) -> NDArray[np.bool_]:
         """(2 C,), which of :attr:`rows` are members; for the referee."""
         return np.arange(2 * len(self.members)) < len(self.members)
-
-
-def build_pool(world: World) -> Pool:
-    """Return the training data, then the test data, as the network is fed.
-
-    Where clients change labels, those of the test data are changed likewise: in a reference an outsider takes part.
-    """
-    images = torch.cat([world.dataset.x_train, world.dataset.x_test])
-    labels = torch.cat([world.dataset.y_train, _outsiders_labels(world)])
-    return Pool(world.network_input(images), labels.to(world.device))
-
-
-def _outsiders_labels(world: World) -> Tensor:
-    labels, preparation = world.dataset.y_test, preparation_of(world.experiment)
-    if preparation is None:
-        return labels
-    return preparation.changed(world, labels, Secret.of_seed(world.experiment.seed).stream("labels of outsiders"))
 
 
 def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:

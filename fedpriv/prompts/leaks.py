@@ -16,7 +16,7 @@ from scipy.special import log_softmax
 from scipy.stats import norm
 
 from fedpriv.attacks.intervals import median_interval
-from fedpriv.attacks.membership.scores import auc_interval, curve
+from fedpriv.attacks.scores import auc_interval, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
-from fedpriv.attacks.membership.game import build_pool
-from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
+from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
-from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.references import StackedNetwork
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.names import Adjacency

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.references import StackedNetwork
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedpriv.attacks.membership.game import build_pool
-from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
+from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.federated import batch_loss

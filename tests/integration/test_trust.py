@@ -12,7 +12,7 @@ from flwr.app import Message
 from fedpriv.accounting import running_epsilon
 from fedpriv.algorithms.rounds.ledger_views import LISTS_PARTICIPANTS, views
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.membership.references import Pool, Reference, train_references
+from fedpriv.attacks.references import Pool, Reference, train_references
 from fedpriv.clients.app import client_app
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment

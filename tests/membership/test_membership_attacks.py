@@ -12,7 +12,6 @@ from scipy.stats import multivariate_normal, norm
 
 from fedpriv.attacks.membership import attacks
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.scores import auc_interval, curve
 from fedpriv.attacks.membership.signals import (
     Signals,
     label_logits,
@@ -21,6 +20,7 @@ from fedpriv.attacks.membership.signals import (
     write_signals,
     wrong_log_probabilities,
 )
+from fedpriv.attacks.scores import auc_interval, curve
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 

@@ -9,16 +9,15 @@ import torch
 from fedpriv.attacks.membership.attacks import ATTACKS
 from fedpriv.attacks.membership.game import (
     Candidates,
-    build_pool,
     canaries_in_references,
     draw_candidates,
     draw_references,
     make_attacks,
     membership_signals,
 )
-from fedpriv.attacks.membership.references import Reference, train_references, usual_schedule
-from fedpriv.attacks.membership.scores import auc_interval
 from fedpriv.attacks.membership.signals import Signals
+from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
+from fedpriv.attacks.scores import auc_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.world import World, build_world
 from fedpriv.gradients import Vector

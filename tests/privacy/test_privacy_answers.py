@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special
 
-from fedpriv.attacks.membership.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.core.registry import POLICIES

@@ -106,7 +106,7 @@ def _shadows(
     import numpy as np
 
     from fedpriv.attacks.endpoint.membership import reference_signals
-    from fedpriv.attacks.membership.references import Pool, Reference, train_references
+    from fedpriv.attacks.references import Pool, Reference, train_references
 
     world, total = rehearsal.world, len(made.labels)
     images = world.dataset.normalise(made.images, next(iter(world.initial.parameters.values())).dtype)

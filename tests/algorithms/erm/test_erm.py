@@ -14,8 +14,7 @@ from fedpriv.accounting.convex_models import Problem, objective_terms, output_sc
 from fedpriv.algorithms.erm.ledger import majority
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.membership.game import build_pool
-from fedpriv.attacks.membership.references import Reference, train_references
+from fedpriv.attacks.references import Reference, build_pool, train_references
 from fedpriv.clients.training import _model_change, answer_secret, local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError

@@ -14,7 +14,7 @@ from fedpriv.accounting.response import Response
 from fedpriv.algorithms.labels.records import LabelsTold, read_survey
 from fedpriv.algorithms.labels.report import LabelsFinding
 from fedpriv.algorithms.labels.server import survey_of
-from fedpriv.attacks.membership.game import build_pool
+from fedpriv.attacks.references import build_pool
 from fedpriv.clients.answering import Answering
 from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 from torch.nn import functional
 
-from fedpriv.attacks.membership.references import Pool, Reference, train_references, usual_schedule
-from fedpriv.attacks.membership.stacked import StackedNetwork
+from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references, usual_schedule
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import start_run
@@ -104,7 +103,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
     def noise(plan: Plan, index: int) -> NoiseStream:
         return _Shared(plan.client, index if plan.seed == settings.seed else -1 - index).stream("noise")
 
-    monkeypatch.setattr("fedpriv.attacks.membership.references._noise", noise)
+    monkeypatch.setattr("fedpriv.attacks.references._noise", noise)
     target = run_alone(settings, tmp_path / "run")
     world = build_world(settings)
     own = Reference(settings.seed, world.partitions)

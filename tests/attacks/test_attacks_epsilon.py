@@ -16,14 +16,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import binom, binomtest
 
-from fedpriv.attacks.membership import epsilon as epsilon_module
-from fedpriv.attacks.membership.epsilon import (
-    canary_epsilon,
-    canary_p_value,
-    clopper_pearson,
-    gaussian_epsilon,
-    trials_epsilon,
-)
+from fedpriv.attacks import epsilon
+from fedpriv.attacks.epsilon import canary_epsilon, canary_p_value, clopper_pearson, gaussian_epsilon, trials_epsilon
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import EpsilonBound, refuse_exceeded
 from fedpriv.gradients import DenseGradients
@@ -39,7 +33,7 @@ SEEDS = range(20)
 def limits_are_computed_once() -> Iterator[None]:
     """The trials of all seeds have the same few thousand pairs of counts, each with limits that take 0.1 ms."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epsilon_module, "clopper_pearson", cache(clopper_pearson))
+        patch.setattr(epsilon, "clopper_pearson", cache(clopper_pearson))
         yield
 
 

@@ -5,13 +5,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedpriv.attacks.membership.scores import (
-    Curve,
-    auc_interval,
-    bootstrap_intervals,
-    curve,
-    score_membership,
-)
+from fedpriv.attacks.scores import Curve, auc_interval, bootstrap_intervals, curve, score_membership
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
