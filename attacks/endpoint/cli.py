@@ -119,6 +119,7 @@ def probe(
     if on_answers and not probes:
         raise InputError("--answers, --queries, --as and --set are for attacks on the model and its answers")
     made = _with_settings(probes, set_ or ())
+    from fedpriv.attacks.endpoint.records import Probe
     from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder

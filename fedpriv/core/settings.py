@@ -254,7 +254,7 @@ def wrong_value(detail: ErrorDetails, where: str = "") -> InputError:
 
 def wrong_key(detail: ErrorDetails, key: str) -> InputError:
     """The same, under the key that people know it by."""
-    cause = detail.get("ctx", {}).get("error")
+    cause = detail["ctx"]["error"] if detail["type"] == "value_error" else None
     if isinstance(cause, InputError) and cause.key:
         return cause.replaced(key=f"{key}.{cause.key}" if key else cause.key)
     if cause is not None and isinstance(detail["input"], dict):
@@ -285,7 +285,7 @@ def allowed_words(detail: ErrorDetails) -> str:
     for start, words in _WANTED.items():
         if kind.startswith(start):
             return words
-    return str(context.get("error", detail["msg"]))
+    return str(context["error"]) if kind == "value_error" else detail["msg"]
 
 
 _WANTED = {

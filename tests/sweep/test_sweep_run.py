@@ -21,7 +21,7 @@ from rich.console import Console
 import fedpriv.sweep.comparison as comparison
 import fedpriv.sweep.run as lab
 from benchmarks.comparison import synthetic_records as synthetic
-from fedpriv.clients import app
+from fedpriv.clients import answering
 from fedpriv.core.cli import main
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
@@ -381,7 +381,7 @@ def test_a_worker_whose_sweep_was_killed_ends_at_once(tmp_path: Path, monkeypatc
     if worker == 0:
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-            monkeypatch.setattr(app, "check_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+            monkeypatch.setattr(answering, "check_question", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
             _ended_at_once(run_trial, TrialTask(killed.path, asked.trials[0], None))
         finally:  # else what it raises would end in a second pytest, for which nobody waits
             os._exit(0)
