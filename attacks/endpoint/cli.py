@@ -25,7 +25,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
 from fedpriv.core.verb import Verb
-from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.records import Probe
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
     from fedpriv.robustness.records import Evasion, Robustness
+    from fedpriv.robustness.settings import EvadeConfig
 
 probe_app = typer.Typer(
     cls=FolderByDefault,
@@ -127,7 +127,7 @@ def probe(
     run = RunFolder.open(folder)
     earlier = run.read(Probe)
     evades = bool(names) or not (attacks or on_answers)
-    config = _config(RobustnessConfig.of(run.experiment()), on_inputs | ({"attacks": names} if names else {}))
+    config = _config(run, on_inputs | ({"attacks": names} if names else {}))
     if evades:
         _refuse_without_model(run, config.attacks[0], adversary)
     with shown(quiet or as_json) as progress, reported(folder):
@@ -239,7 +239,7 @@ def _refuse_without_model(run: "RunFolder", attack: str, adversary: str | None) 
         raise InputError(refusal)
 
 
-def _evaded(run: "RunFolder", config: EvadeConfig, progress: "Progress") -> "Evasion":
+def _evaded(run: "RunFolder", config: "EvadeConfig", progress: "Progress") -> "Evasion":
     from fedpriv.robustness.evade import evade_run
 
     return evade_run(run, config, progress)
@@ -306,8 +306,11 @@ def _print_probe(probe: "Probe", worst: "Guarantee") -> None:
         print_sentences(result.sentences)
 
 
-def _config(robustness: RobustnessConfig | None, given: dict[str, object]) -> EvadeConfig:
+def _config(run: "RunFolder", given: dict[str, object]) -> "EvadeConfig":
     """The run's own settings, with the options in their place; sizes are of the norm that they were given for."""
+    from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
+
+    robustness = RobustnessConfig.of(run.experiment())
     own = EvadeConfig() if robustness is None else robustness.evade
     settings = own.model_dump()
     if given.get("norm", own.norm) != own.norm:

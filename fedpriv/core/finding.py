@@ -207,6 +207,28 @@ class Finding(ABC, Generic[R]):
     def conclude(self, world: "World", folder: RunFolder) -> None:
         """Measure, when a run ends, what only whoever has all data can know, and write it."""
 
+    def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
+        """Return what settings ask for of the finished model of a sweep's trial.
+
+        For people -> the key in sweep.json; empty where settings that differ from their defaults show it.
+        """
+        return {}
+
+    def check_trial(self, experiment: Experiment, world: "World") -> None:
+        """Refuse, before a sweep starts, a trial whose finished model could not be measured on this data.
+
+        Raises:
+            InputError: there are too few test images, say.
+        """
+
+    def measure_trial(self, folder: RunFolder) -> None:
+        """Measure the finished model of a sweep's trial, as its settings ask; refuted claims are a result.
+
+        Raises:
+            InputError: it cannot be measured.
+            RunFailedError: the results cannot be written.
+        """
+
     def records(self, found: R) -> dict[str, Model]:
         """Return what summary.json repeats, by key."""
         return {}

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.sections import forward_noise
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.datasets import Dataset, place_of, unit_scale
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model
-from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 
 
@@ -20,7 +20,7 @@ def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
     """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
     sequences = dataset.sequences(place_of(experiment.data).root)
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
-    noise = RobustnessConfig.noisy(experiment)
+    noise = forward_noise(experiment)
     if noise is None:
         return model
     stream = torch_stream(experiment.seed, "robustness-trial")
@@ -32,7 +32,7 @@ def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
 
 def smoothing_of(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:
     """How the noise in the forward pass is shared out and scaled, from the initial parameters and public images."""
-    noise = RobustnessConfig.noisy(experiment)
+    noise = forward_noise(experiment)
     if noise is None:
         return None
 

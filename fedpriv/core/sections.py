@@ -1,7 +1,7 @@
 """Sections of an experiment that capabilities add: settings.py in a capability's folder registers its own."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic.fields import FieldInfo
 
@@ -11,6 +11,34 @@ from fedpriv.core.settings import Section, absent
 
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
+
+
+class ForwardNoise(Protocol):
+    """Gaussian noise in every forward pass of a network."""
+
+    @property
+    def sigma(self) -> float:
+        """Its deviation per unit of ``norm``, in pixels from 0 to 1; above 0."""
+
+    @property
+    def norm(self) -> Literal["l2", "linf"]:
+        """The norm of perturbations that it is scaled for."""
+
+    @property
+    def place(self) -> Literal["hidden", "input"]:
+        """Behind the first affine layer, or on the image."""
+
+    @property
+    def redistribution(self) -> str:
+        """How it is shared out."""
+
+    @property
+    def inflation(self) -> float:
+        """Power of what the shares follow."""
+
+    @property
+    def public_images(self) -> int:
+        """How many test images the shares are computed from."""
 
 
 class ExperimentSection(Section):
@@ -53,9 +81,19 @@ class ExperimentSection(Section):
             InputError: with what was given and what is allowed.
         """
 
+    def forward_noise(self) -> ForwardNoise | None:
+        """Return the noise that it puts into the forward pass of the network; ``None``: none."""
+        return None
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that decide what clients release; empty: none does."""
         return self.model_dump(mode="json")
+
+
+def forward_noise(experiment: "Experiment") -> ForwardNoise | None:
+    """Return the noise inside the forward pass of an experiment's network; ``None``: there is none."""
+    asked = (section.forward_noise() for section in given_sections(experiment).values())
+    return next((noise for noise in asked if noise is not None), None)
 
 
 class AddedKeys:

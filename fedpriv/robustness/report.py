@@ -5,14 +5,17 @@ At every size: proven <= what is true <= right under every attack <= right unatt
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Section, Tile
 from fedpriv.core.numbers import count, duration, figure, percent
+from fedpriv.core.progress import Silent
 from fedpriv.core.records import Model
 from fedpriv.core.registry import EVASIONS, FINDINGS, NOISELESS
 from fedpriv.core.runs import RunFolder
@@ -27,6 +30,10 @@ from fedpriv.robustness.records import (
     read_attempts,
     read_certificates,
 )
+from fedpriv.robustness.settings import RobustnessConfig
+
+if TYPE_CHECKING:
+    from fedpriv.core.world import World
 
 _CERTIFIED = (
     "The share of test examples whose right vote no perturbation of that size changes; sizes are of inputs from 0 to "
@@ -332,6 +339,41 @@ class RobustFinding(Finding[Robust]):
     def records(self, found: Robust) -> dict[str, Model]:
         both = {"robustness": found.robustness, "evasion": found.evasion}
         return {key: record for key, record in both.items() if record is not None}
+
+    @override
+    def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
+        asked = {} if RobustnessConfig.certified(experiment) is None else {"certificates": "certified"}
+        return asked if RobustnessConfig.evaded(experiment) is None else {**asked, "evasion": "evaded"}
+
+    @override
+    def check_trial(self, experiment: Experiment, world: "World") -> None:
+        there, smoothing = len(world.dataset.x_test), RobustnessConfig.noisy(experiment)
+        left = there - (0 if smoothing is None else smoothing.public_images)
+        certify, evade = RobustnessConfig.certified(experiment), RobustnessConfig.evaded(experiment)
+        asked = {
+            "certify.examples": 0 if certify is None else certify.examples,
+            # Where there are certificates, only images that have one are attacked.
+            "evade.victims": 0 if evade is None or certify is not None else evade.victims,
+        }
+        for key, wanted in asked.items():
+            if wanted > left:
+                allowed = f"allowed is from 1 to {left}; there are {there} test images, {there - left} of them public"
+                raise InputError(key=f"robustness.{key}", given=wanted, allowed=allowed)
+
+    @override
+    def measure_trial(self, folder: RunFolder) -> None:
+        from fedpriv.robustness.certify import certify_run
+        from fedpriv.robustness.evade import evade_run
+
+        experiment = folder.experiment()
+        certify, evade = RobustnessConfig.certified(experiment), RobustnessConfig.evaded(experiment)
+        try:
+            if certify is not None:
+                certify_run(folder, certify, None, Silent())
+            if evade is not None:
+                evade_run(folder, evade, Silent())
+        except InputError as error:
+            raise InputError(f"robustness: {error}") from None
 
     @override
     def figures(self, found: Robust) -> tuple[Figure, ...]:

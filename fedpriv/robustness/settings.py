@@ -8,7 +8,7 @@ from typing_extensions import override
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import EVASIONS, NOISELESS, SECTIONS
-from fedpriv.core.sections import ExperimentSection
+from fedpriv.core.sections import ExperimentSection, ForwardNoise
 from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
 
 if TYPE_CHECKING:
@@ -178,6 +178,22 @@ class RobustnessConfig(ExperimentSection):
         """Return the settings of an experiment whose forward pass has noise; ``None``: it has none."""
         found = cls.of(experiment)
         return found if found is not None and found.sigma > 0 else None
+
+    @classmethod
+    def certified(cls, experiment: "Experiment") -> CertifyConfig | None:
+        """How a trial's final model is certified: where ``[robustness.certify]`` is given, and there is noise."""
+        found = cls.noisy(experiment)
+        return found.certify if found is not None and "certify" in found.model_fields_set else None
+
+    @classmethod
+    def evaded(cls, experiment: "Experiment") -> EvadeConfig | None:
+        """How a trial's final model is attacked: where ``[robustness.evade]`` is given, with noise or without."""
+        found = cls.of(experiment)
+        return found.evade if found is not None and "evade" in found.model_fields_set else None
+
+    @override
+    def forward_noise(self) -> ForwardNoise | None:
+        return self if self.sigma > 0 else None
 
     @property
     def public_images(self) -> int:

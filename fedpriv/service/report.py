@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Columns, Finding, RunView, Section
 from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee, Interval
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.endpoint_files import answered, audit_of, known_service, referee_of
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.records import AnswersAudit, Referee, Service
+from fedpriv.service.settings import ServiceConfig
 
 if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
@@ -41,6 +45,7 @@ class Served:
 Fact = tuple[str, str]
 
 _CUT_OFF = "lines that were cut off"
+_REPLACED = 6  # training examples of a trial, one at a time, where a claim that nothing proves is audited
 
 
 def _facts(endpoint: Served) -> list[Fact]:
@@ -185,6 +190,25 @@ class ServedFinding(Finding[Served]):
             if service is None
             else Served(service, referee_of(folder.path), answered(folder.path), audit_of(folder.path))
         )
+
+    @override
+    def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
+        return {} if ServiceConfig.of(experiment) is None else {"the endpoint": ""}
+
+    @override
+    def measure_trial(self, folder: RunFolder) -> None:
+        from fedpriv.service.audit import audit_answers
+        from fedpriv.service.opening import open_service
+
+        if ServiceConfig.of(folder.experiment()) is None:
+            return
+        try:
+            open_service(folder, None, Silent()).close()
+            service = known_service(folder.path)
+            if service is not None and service.guarantee.nominal_epsilon is not None:
+                audit_answers(folder, _REPLACED, Silent())
+        except InputError as error:
+            raise InputError(f"service: {error}") from None
 
     @override
     def figures(self, found: Served) -> tuple[Figure, ...]:

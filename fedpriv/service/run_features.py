@@ -24,11 +24,11 @@ from fedpriv.core.names import Adjacency
 from fedpriv.core.network import network_of, precision_of
 from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.sections import forward_noise
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
-from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.service.claims import REPRODUCIBLE
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import HeadPolicy
@@ -97,7 +97,7 @@ def _read(run: str, world: World) -> Learnt:
     completed_summary(folder)
     experiment = folder.experiment()
     proven = _proven(experiment, folder.final_ledger())
-    if RobustnessConfig.noisy(experiment) is not None:
+    if forward_noise(experiment) is not None:
         raise InputError("its network has noise in its forward pass ([robustness]); features have to be fixed")
     other = finished_world(folder, experiment)
     _refuse_other_data(experiment, world)

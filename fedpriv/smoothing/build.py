@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.core.sections import ForwardNoise
 from fedpriv.smoothing.check import bypass, mixes
 from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
 from fedpriv.smoothing.norms import FirstLayer, estimated_norm
@@ -66,7 +66,7 @@ def _around_the_first(network: nn.Module) -> nn.Module:
     )
 
 
-def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
+def build_smoothing(config: ForwardNoise, first: FirstLayer, public: PublicExamples) -> Smoothing:
     """Share the noise out and scale it to the network's weights as they are."""
     smoothing = Smoothing(
         first.layer, config.sigma, config.norm, _spread(config, first, public), _estimate(first, config.norm)
@@ -91,7 +91,7 @@ def _estimate(first: FirstLayer, norm: NormName) -> Callable[[nn.Module, Robustn
     return estimate
 
 
-def _spread(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Tensor:
+def _spread(config: ForwardNoise, first: FirstLayer, public: PublicExamples) -> Tensor:
     match config.redistribution:
         case "vulnerable":
             return vulnerable_spread(first, *public(config.public_images), config.inflation)

@@ -9,7 +9,6 @@ from pathlib import Path
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab.run import start_run
 from fedpriv.core.progress import Silent
-from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.run import kinds_of
 from fedpriv.sweep.settings import Sweep
 from fedpriv.sweep.trial import Trial
@@ -74,11 +73,9 @@ def untimed(sweep: Sweep) -> list[str]:
     asked = {
         "attacks on uploads": any(experiment.adversary.attacks for experiment in experiments),
         "the audit": sweep.audit is not None,
-        "certificates": any(trial.certify is not None for trial in sweep.trials),
-        "evasion": any(trial.evade is not None for trial in sweep.trials),
-        "the endpoint": any(ServiceConfig.of(experiment) is not None for experiment in experiments),
     }
-    return [name for name, wanted in asked.items() if wanted]
+    measured = dict.fromkeys(word for trial in sweep.trials for word in trial.asked)
+    return [*(name for name, wanted in asked.items() if wanted), *measured]
 
 
 def _cost(experiment: Experiment) -> Cost:

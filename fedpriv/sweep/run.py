@@ -10,26 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.references import StackedNetwork
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
+from fedpriv.core.finding import findings
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.rehearsal import rehearse
 from fedpriv.core.lab.run import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from fedpriv.core.world import World, build_world
+from fedpriv.core.world import build_world
 from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
-from fedpriv.robustness.certify import certify_run
-from fedpriv.robustness.evade import evade_run
-from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.service.audit import audit_answers
-from fedpriv.service.endpoint_files import known_service
-from fedpriv.service.opening import open_service
-from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord, failed_record, read_record
@@ -38,7 +31,6 @@ from fedpriv.sweep.trial import Trial
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20
-_REPLACED = 6  # training examples, one at a time, where a claim that nothing proves is audited
 
 
 @dataclass(frozen=True)
@@ -176,31 +168,12 @@ def _kind(experiment: Experiment) -> Experiment:
 
 def _check(experiment: Experiment, trials: Sequence[Trial], *, audited: bool) -> tuple[str, ...]:
     world = build_world(experiment)
-    _check_images(trials, world)
+    for trial in trials:
+        for finding in findings():
+            finding.check_trial(trial.experiment, world)
     if audited:
         StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
     return (*warnings_for(world), *rehearse(world))
-
-
-def _check_images(trials: Sequence[Trial], world: World) -> None:
-    """Refuse what wants more test images than there are beside the public ones."""
-    there = len(world.dataset.x_test)
-    for trial in trials:
-        smoothing = RobustnessConfig.noisy(trial.experiment)
-        left = there - (0 if smoothing is None else smoothing.public_images)
-        asked = {
-            "certify.examples": 0 if trial.certify is None else trial.certify.examples,
-            # Where there are certificates, only images that have one are attacked.
-            "evade.victims": 0 if trial.evade is None or trial.certify is not None else trial.evade.victims,
-        }
-        for key, wanted in asked.items():
-            if wanted > left:
-                raise InputError(
-                    key=f"robustness.{key}",
-                    given=wanted,
-                    allowed=f"allowed is from 1 to {left}; there are {there} test images, {there - left} of them "
-                    "public",
-                )
 
 
 # ---- one trial ------------------------------------------------------------------------------------------------------
@@ -217,8 +190,8 @@ def run_trial(task: TrialTask) -> TrialRecord:
         run = _run(folder.trial(number), task.trial.experiment)
         if task.audit is not None:
             _audit(run, task.audit)
-        _test_robustness(run, task.trial)
-        _serve(run)
+        for finding in findings():
+            finding.measure_trial(run)
         settings = task.trial.settings
         record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
         folder.write_record(record)
@@ -242,31 +215,9 @@ def _run(path: Path, experiment: Experiment) -> RunFolder:
     return RunFolder.open(path)
 
 
-def _test_robustness(run: RunFolder, trial: Trial) -> None:
-    """Certify and attack the final model as asked; broken certificates are a result, which the record shows."""
-    try:
-        if trial.certify is not None:
-            certify_run(run, trial.certify, None, Silent())
-        if trial.evade is not None:
-            evade_run(run, trial.evade, Silent())
-    except InputError as error:
-        raise InputError(f"robustness: {error}") from None
-
-
-def _serve(run: RunFolder) -> None:
-    """Make the endpoint where there is one, and audit a claim that nothing proves; refuted claims are a result."""
-    if ServiceConfig.of(run.experiment()) is None:
-        return
-    try:
-        open_service(run, None, Silent()).close()
-        service = known_service(run.path)
-        if service is not None and service.guarantee.nominal_epsilon is not None:
-            audit_answers(run, _REPLACED, Silent())
-    except InputError as error:
-        raise InputError(f"service: {error}") from None
-
-
 def _audit(run: RunFolder, audit: AuditConfig) -> None:
+    from fedpriv.attacks.membership.audit import audit_run
+
     try:
         audit_run(run, audit.references, audit.pairs, Silent())
     except RunFailedError as error:

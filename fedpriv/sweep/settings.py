@@ -130,7 +130,7 @@ class Sweep:
             {
                 "settings": dict(trial.settings),
                 "experiment": _unusual(trial.experiment),
-                **trial.afterwards(),
+                **{key: True for key in trial.asked.values() if key},
             }
             for trial in self.trials
         ]

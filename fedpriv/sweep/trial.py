@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.core.config import Experiment
-from fedpriv.robustness.settings import CertifyConfig, EvadeConfig, RobustnessConfig
+from fedpriv.core.finding import findings
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,7 @@ class Trial:
     experiment: Experiment
 
     @property
-    def certify(self) -> CertifyConfig | None:
-        """How its final model is certified: where ``[robustness.certify]`` is given, and there is noise."""
-        smoothing = RobustnessConfig.noisy(self.experiment)
-        return smoothing.certify if smoothing is not None and self._gives("certify") else None
-
-    @property
-    def evade(self) -> EvadeConfig | None:
-        """How its final model is attacked: where ``[robustness.evade]`` is given, with noise or without."""
-        robustness = RobustnessConfig.of(self.experiment)
-        return robustness.evade if robustness is not None and self._gives("evade") else None
-
-    def afterwards(self) -> dict[str, bool]:
-        """What is done to its final model, as JSON types: sections that have their defaults would not show it."""
-        asked = {"certified": self.certify is not None, "evaded": self.evade is not None}
-        return {name: True for name, wanted in asked.items() if wanted}
-
-    def _gives(self, section: str) -> bool:
-        robustness = RobustnessConfig.of(self.experiment)
-        return robustness is not None and section in robustness.model_fields_set
+    def asked(self) -> dict[str, str]:
+        """What is measured of its final model, for people -> the key in sweep.json, or empty."""
+        every = (finding.asked_of_trials(self.experiment) for finding in findings())
+        return {words: key for asked in every for words, key in asked.items()}

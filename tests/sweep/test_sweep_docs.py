@@ -146,10 +146,11 @@ def test_every_row_of_secure_sgd_is_there_at_both_scales(path: Path, scale: str)
     for trial in found.trials:
         experiment = trial.experiment
         robustness, smoothing = experiment.robustness, RobustnessConfig.noisy(experiment)
-        assert robustness is not None and trial.evade is not None
-        assert (trial.certify is None) == (smoothing is None)
-        sizes = trial.evade.attacked_sizes
-        assert (trial.evade.norm, sizes[0], sizes[-1], len(trial.evade.attacks)) == ("linf", 0.05, 0.6, 4)
+        evade = RobustnessConfig.evaded(experiment)
+        assert robustness is not None and evade is not None
+        assert (RobustnessConfig.certified(experiment) is None) == (smoothing is None)
+        sizes = evade.attacked_sizes
+        assert (evade.norm, sizes[0], sizes[-1], len(evade.attacks)) == ("linf", 0.05, 0.6, 4)
         assert set(sizes) <= set(robustness.certify.radii_linf)
         rows.append((experiment.mechanism.name, "" if smoothing is None else smoothing.redistribution, trial.seed))
         places.append(robustness.place)

@@ -106,10 +106,10 @@ def test_only_what_is_asked_is_done(tmp_path: Path) -> None:
     usual = sweep(
         tmp_path, base={**SMALL, "robustness": {"noise": 0.3, "certify": {}, "evade": {}}}, seeds=[1, 2], list=None
     )
-    assert [(trial.certify, trial.evade) for trial in without.trials] == [(None, None)] * 2
+    assert [trial.asked for trial in without.trials] == [{}] * 2
     # Ray sends trials to its workers by pickle.
     sent = [cloudpickle.loads(cloudpickle.dumps(trial)) for trial in usual.trials]
-    assert all(trial.certify is not None and trial.evade is not None for trial in (*usual.trials, *sent))
+    assert all(list(trial.asked) == ["certificates", "evasion"] for trial in (*usual.trials, *sent))
     assert "certified" not in json.dumps(without.identity())
     SweepFolder.prepare(tmp_path / "out", without)
     with pytest.raises(InputError, match="its trial 1 has other settings"):
