@@ -1,4 +1,4 @@
-"""What an attack may need, and a threat model may grant."""
+"""Access: the kinds of knowledge that an attack may need and a threat model may grant."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""Guesses that never saw an upload: what an attack has to beat before it shows any leak."""
+"""Baselines: guesses without any upload. An attack that does not beat them shows no leak."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

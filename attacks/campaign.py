@@ -1,4 +1,4 @@
-"""One attack on many uploads: what cannot be attacked is named with the reason, and all the rest is attacked."""
+"""Run one attack on many uploads. An upload that cannot be attacked is reported with its reason; the others go on."""
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from what attacks achieve.
+"""Lower bounds on epsilon from the success of attacks.
 
 Two kinds, each with what it needs to hold:
 

@@ -1,4 +1,4 @@
-"""Figures over victims with confidence intervals: medians and success rates."""
+"""Statistics over victims with confidence intervals: medians and success rates."""
 
 from collections.abc import Hashable, Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Linkage: how many people a few known facts single out in a table without names (de Montjoye et al. 2013)."""
+"""Linkage: how many people can be singled out in an anonymous table by a few known facts (de Montjoye et al. 2013)."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What the tap writes and the adversary reads: one client's upload in one round, or the sum of several; what is public.
+"""Observations: a client's upload in one round, or the sum of several, as the tap writes and the adversary reads it.
 
 An observation is two files, ``<round>-<client>.safetensors`` (for a sum ``<round>-sum.safetensors``) with the tensors
 and one of the same name ending in ``.json`` with the rest. Neither can hold code, and a file that is truncated or

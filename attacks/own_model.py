@@ -1,4 +1,4 @@
-"""An attack on one gradient or update of your own model, without anything else of this project.
+"""Attack one gradient or update of your own model, without the rest of this project.
 
 The upload may be what autograd returns, what an optimiser changed, or what a Flower client sent: tensors or arrays by
 name, or in the order of the model's parameters. Flower itself is not needed.

@@ -1,4 +1,4 @@
-"""The referee: compares reconstructions with the truth, which the caller rebuilds, and tells nobody but the reader.
+"""The referee: scores reconstructions against the truth, which its caller rebuilds. Attacks never see the result.
 
 All figures are per image. MSE, PSNR, SSIM and LPIPS are on the [0, 1] scale after clamping; ``mse_normalised`` is the
 MSE of the same clamped images on the scale of the network's input, so larger by one over the squared deviation.

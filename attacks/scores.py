@@ -1,4 +1,4 @@
-"""How well scores tell members from non-members: the curve, its summaries, and intervals around them.
+"""Evaluation of membership scores: the ROC curve, its summaries, and their intervals.
 
 A higher score says member. Curves are step functions of the distinct scores: nothing is interpolated, so a true
 positive rate at a false positive rate below one over the number of non-members is the one at no false positive at all.

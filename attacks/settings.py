@@ -1,4 +1,4 @@
-"""What the settings of every attack have in common, and what all others ask of an attack through them."""
+"""The base of all attacks' settings, and the interface by which the rest of the project uses an attack."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

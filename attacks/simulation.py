@@ -1,4 +1,4 @@
-"""Whether an attack's own simulation of a client computes what the client computes, tried on random data.
+"""Check on random data that an attack's simulation of a client computes what the client computes.
 
 Most attacks look for examples whose simulated upload is the one that was observed. Where the simulation is that of
 another network, they fail for that reason alone, and the failure says nothing about privacy. So before a failure

@@ -1,4 +1,4 @@
-"""The exact probabilities behind Algorithm 1 of Lu et al. 2022, from two answers to one question.
+"""Recover the exact probabilities behind Algorithm 1 of Lu et al. 2022 from two answers to one question.
 
 An answer is the softmax of logits of which one, drawn at random, has noise. Up to one shift the others are exact. Two
 answers agree in all logits but the two that were drawn, and each has the one that the other lacks.

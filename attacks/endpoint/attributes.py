@@ -1,4 +1,4 @@
-"""Attribute inference: a hidden value of a record from the rest of it, its label, and what a model answers.
+"""Attribute inference: a hidden value of a record, from its other values, its label and the model's answers.
 
 Fredrikson et al. (2014, 2015) and Yeom, Giacomelli, Fredrikson and Jha (2018): of all values the one with the largest
 prior(v) p(label | record with v). What works as well on records that nobody trained with is a fact about people, which

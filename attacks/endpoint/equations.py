@@ -1,4 +1,4 @@
-"""Equation solving: a model whose logits are affine in the image, from one answer more than an image has numbers.
+"""Equation solving: recover a model whose logits are affine in the image from d + 1 answers.
 
 The logarithm of a probability minus its mean over classes is affine in the image where the logits are. So d + 1 exact
 answers give all K (d + 1) numbers, up to one that all classes share and no answer depends on (Tramer, Zhang, Juels,

@@ -1,4 +1,4 @@
-"""MI-FACE (Fredrikson, Jha and Ristenpart 2015, Algorithm 1): pictures that a model takes for its classes.
+"""Model inversion, MI-FACE (Fredrikson, Jha and Ristenpart 2015, Algorithm 1): an image for each class of a model.
 
 The printed stop rule, cost <= gamma, is met at once with the usual gamma = 0.99, since the cost is at most 1. What is
 meant, and what is done here, is cost <= 1 - gamma; and the best picture is returned behind the loop.

@@ -1,4 +1,4 @@
-"""What an adversary of the finished model has, and apart from it what the referee knows."""
+"""The adversary's knowledge of the finished model, and, apart from it, the referee's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

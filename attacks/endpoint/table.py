@@ -1,4 +1,4 @@
-"""What every attack on the finished model or its answers has in common; the attacks are entered in ``PROBES``."""
+"""The base of all attacks on the finished model or its answers; they are registered in ``PROBES``."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Evasion: images changed a little, so that a finished model takes them for something else (white box, test time)."""
+"""Evasion attacks: small changes to an image that make a finished model misclassify it (white box, test time)."""

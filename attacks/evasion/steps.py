@@ -1,4 +1,4 @@
-"""The loop that all evasion attacks share: steps inside a ball around the image and inside the box of pixels."""
+"""The loop of all evasion attacks: gradient steps inside a ball around the image and inside the range of pixels."""
 
 import math
 from collections.abc import Callable, Sequence

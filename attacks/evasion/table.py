@@ -1,4 +1,4 @@
-"""What every evasion attack has in common; the attacks themselves are entered in ``EVASIONS``, one file each."""
+"""The base of all evasion attacks; they are registered in ``EVASIONS``, one file each."""
 
 from abc import ABC
 from typing import TYPE_CHECKING, ClassVar

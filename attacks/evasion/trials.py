@@ -1,4 +1,4 @@
-"""One attack of one size on many images, judged by votes, and by the certificates where there are any."""
+"""Run one evasion attack of one size on many images; votes and certificates judge the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

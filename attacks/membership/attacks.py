@@ -1,4 +1,4 @@
-"""Attacks on membership, as functions of signals: for each candidate a score, higher where it looks like a member.
+"""Membership attacks: functions of signals that give each candidate a score, higher for likely members.
 
 None of them is told who is a member. ``ATTACKS`` lists them with the same arguments: a :class:`Signals` in, scores out.
 """

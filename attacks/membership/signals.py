@@ -1,4 +1,4 @@
-"""What an attack on membership sees of an example: how confident models are of its label. Computed once and stored.
+"""Signals of membership attacks: the confidence of models in an example's label, computed once and stored.
 
 Most attacks need one number: the logit of the probability of the right label, phi = log(p / (1 - p)) (Carlini et al.
 2022, Section V.A). The loss is log(1 + exp(-phi)) and the probability 1 / (1 + exp(-phi)), so that neither loses digits

@@ -1,4 +1,4 @@
-"""Data for shadow models by whoever has none of the target's (Shokri, Stronati, Song and Shmatikov 2017, Section V.C).
+"""Synthetic data for shadow models without access to the target's data (Shokri et al. 2017, Section V.C).
 
 Three ways: search for records that the target is sure of; draw every feature from its own distribution; or take real
 records of the same kind, with noise. Records are images here, every pixel a feature.

@@ -1,1 +1,1 @@
-"""What a language model remembers of its training texts: exposure of canaries, and texts that it writes again."""
+"""Memorisation of training texts by a language model: exposure of canaries, and extraction by sampling."""

@@ -1,4 +1,4 @@
-"""Exposure of secrets (Carlini et al. 2019, The Secret Sharer): how early a search that follows the model finds them.
+"""Exposure of secrets (Carlini et al. 2019, The Secret Sharer): the rank of a secret among all possible ones.
 
 The log-perplexity of a secret is what the model takes for its tokens, in nats, behind the public prefix. Its rank is
 its place among all secrets that could have been drawn, and exposure is log2 |R| - log2 rank (Definition 4). Where there

@@ -1,4 +1,4 @@
-"""One attack on many observations, run as one batch."""
+"""Run one attack on many observations as one batch."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What images look like before any upload is heard: a normal distribution, of public images where there are any.
+"""Image priors: a normal distribution, fitted to public images where there are any.
 
 The covariance is a few principal directions with their own variances and one variance for all the rest, so that it is
 positive definite, can be inverted at once, and needs fewer images than pixels. Real images differ in contrast far more

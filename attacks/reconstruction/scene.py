@@ -1,4 +1,4 @@
-"""Scene: what all attacks share: the public scale of images, the network, random starts and restarts."""
+"""Scene: what all attacks share: the network, the public scale of images, random starts and restarts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

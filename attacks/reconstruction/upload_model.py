@@ -1,4 +1,4 @@
-"""How an upload came about, as the adversary models it: sign, scale, local steps and mechanism.
+"""The adversary's model of how an upload was computed: sign, scale, local steps and mechanism.
 
 Every attack compares in gradient space. A FedSGD upload is a mean gradient already. A FedAvg upload is parameters after
 minus before, and with ``s`` steps of plain SGD at learning rate ``lr`` it is ``-lr`` times the sum of the steps'

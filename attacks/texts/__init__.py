@@ -1,1 +1,1 @@
-"""Texts: attacks that read sentences out of uploads, how these are scored, and the guesses that they have to beat."""
+"""Attacks that reconstruct sentences from uploads, their scores, and the guesses that they have to beat."""

@@ -1,4 +1,4 @@
-"""One attack on the texts behind many observations."""
+"""Run one attack on the texts of many observations."""
 
 import math
 import time

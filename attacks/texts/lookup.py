@@ -1,4 +1,4 @@
-"""Tokens read off the table of their vectors: only the rows of tokens that were looked up have a gradient.
+"""Tokens read off the gradient of the embedding table: only rows of tokens that occur have a gradient.
 
 A row's gradient is the sum over the places of its token of what the network's input there is to change by. A table of
 positions, looked up beside it, has the same sum by places. So the rows of one are sums of rows of the other: which

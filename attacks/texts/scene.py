@@ -1,4 +1,4 @@
-"""What attacks on texts share: the network as the adversary runs it, the public texts, and what they hand back."""
+"""Scene of attacks on texts: the network as the adversary runs it, the public texts, and the results."""
 
 import copy
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How well batches of sentences explain an upload: many at once, one sentence of a batch exchanged at a time.
+"""How well sentences explain an upload, and how usual they are.
 
 Gradients of tokens follow layer by layer (``fedpriv.gradients``), so that hundreds of sentences go through the network
 together and none of their gradients is written out. Where the likelihood needs them written, or the upload is of

@@ -1,4 +1,4 @@
-"""What the settings of every attack on texts have in common."""
+"""The base of all text attacks' settings."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar

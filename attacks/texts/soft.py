@@ -1,4 +1,4 @@
-"""A network of texts that takes, in place of tokens, probabilities of tokens or any vectors.
+"""A text network that takes token probabilities or arbitrary vectors in place of tokens.
 
 So a text becomes a thing with derivatives, of shape (1, T, V) or (1, T, width): what attacks on images do with images
 of one channel, they then do with texts. Where probabilities are 0 and 1 the gradients of all parameters are those of

@@ -1,4 +1,4 @@
-"""Amplification by sampling: what one step costs when the adversary does not know who took part.
+"""Amplification by sampling: the privacy cost of one step if the adversary does not know who took part.
 
 Fixed-size sampling (B of n examples without replacement, q = B / n): any mechanism, neighbours differ in one example
 (replace-one). Poisson sampling: the Gaussian mechanism, here under zero-out (under replace-one see

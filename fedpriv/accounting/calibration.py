@@ -1,4 +1,4 @@
-"""How much noise an epsilon needs: the mechanisms' own formulas for nominal ones, a search for proven ones.
+"""Calibration: the noise for a given epsilon, by the mechanisms' formulas (nominal) or by a search (proven).
 
 The search bisects on the figure of :func:`fedpriv.accounting.guarantees.guarantee` itself, so what is calibrated is
 what will be reported, whatever theorem gives it.

@@ -1,4 +1,4 @@
-"""Ceilings: what no attack can exceed, whatever the network and whatever the adversary knows besides.
+"""Ceilings: success rates that no attack exceeds, for any network and any background knowledge.
 
 Let z be the secret, independent of all else that the adversary knows, y all that it sees of it in a run, mu_z the law
 of y, and S the success of an attack R. Nobody who guesses without y succeeds with a probability above the baseline k0.

@@ -1,4 +1,4 @@
-"""What is proven about the Gaussian mechanism, and so about the heterogeneous one."""
+"""Proofs for Gaussian noise: on clients' gradients, heterogeneous, and central."""
 
 import math
 from collections.abc import Sequence

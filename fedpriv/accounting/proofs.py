@@ -1,4 +1,4 @@
-"""What a proof about one mechanism has to provide, and what all of them share: claims, adjacencies, words."""
+"""The base of all proofs: claims, adjacencies and their wording."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What is proven about mechanisms with a pure figure: directional (von Mises-Fisher) and Laplace.
+"""Proofs for mechanisms with pure differential privacy: directional (von Mises-Fisher) and Laplace.
 
 Both are replace-one. Fixed-size sampling amplifies the pure figure and the Renyi divergence of a step. Poisson sampling
 does it by the number of participations alone: whether a step uses an example does not depend on what the example is, so

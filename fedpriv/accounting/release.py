@@ -1,4 +1,4 @@
-"""What the ledger must know of one client's releases: parameters and counts, never data or gradients."""
+"""The ledger's description of one client's releases: parameters and counts, never data or gradients."""
 
 import math
 import numbers

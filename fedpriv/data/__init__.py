@@ -1,1 +1,1 @@
-"""Data: which images there are, who holds which of them, and which of those make up a batch."""
+"""Data: data sets, partitions (the examples of each client), and sampling of batches."""

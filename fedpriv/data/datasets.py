@@ -1,4 +1,4 @@
-"""Data sets: images and labels, where they are looked for, and the public constants that scale them."""
+"""Data sets: images and labels, where they are found, and the public constants that scale them."""
 
 import os
 from collections.abc import Iterable

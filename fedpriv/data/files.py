@@ -1,4 +1,4 @@
-"""Images and labels in .npz archives, and what all readers check. What cannot be used is refused in one line.
+"""Read images and labels from .npz archives, with the checks that all readers share; errors are one line.
 
 Files are only ever read, never unpacked beside their original: the folder may be read-only. Nothing is unpickled.
 """

@@ -1,4 +1,4 @@
-"""Partitions: which training examples each client holds. Cuts by label are made by Flower Datasets' partitioners."""
+"""Partitions: the training examples of each client. Flower Datasets' partitioners cut by label."""
 
 import warnings
 from collections.abc import Callable, Sequence

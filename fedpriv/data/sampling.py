@@ -1,4 +1,4 @@
-"""Batch sampling: which of a client's examples make up the batch of a step, and how often one can take part.
+"""Batch sampling: the examples of a client in each step, and how often an example can take part.
 
 A batch is a function of (seed, partition, step), so that whoever knows the seed, such as the referee, can rebuild it;
 nothing about it is sent. Steps are counted from 0 over the whole run, not within a round.

@@ -1,4 +1,4 @@
-"""Where data sets come from: what all of them say about themselves.
+"""The base of all data sets: where they come from and what they declare.
 
 Data sets are named whenever an experiment is read, so their files import numpy and the like where they use it.
 """

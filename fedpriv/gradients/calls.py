@@ -1,4 +1,4 @@
-"""The parts of a model that hold parameters, what they are given and return, and backward passes through all."""
+"""The parts of a model that hold parameters, their recorded inputs and outputs, and backward passes through all."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

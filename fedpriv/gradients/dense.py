@@ -1,4 +1,4 @@
-"""The dense operator: every per-example gradient is held, B x K numbers. It works for any kind of layer."""
+"""The dense operator: holds every per-example gradient, B x K numbers, for any kind of layer."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A trial: does the gradient of an example depend on anything but this example?
+"""Test whether the gradient of an example depends on any other example.
 
 Noise on a sum of clipped gradients is made for what one example can change in it, twice the clipping norm at most. That
 holds if an example changes its own gradient only: no other one of its batch, and none of a later batch.

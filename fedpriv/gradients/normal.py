@@ -1,4 +1,4 @@
-"""Normal numbers in bulk, one a parameter at every step: on all cores, and normal also in the tails.
+"""Normal random numbers in bulk: on all cores, accurate in the tails.
 
 Random bits come from a noise stream's cipher. The transformation of Box and Muller (1958) makes two numbers of a random
 point of the plane, whose distance from the origin reaches out to 8.5 standard deviations. torch's own float32 numbers

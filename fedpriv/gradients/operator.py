@@ -1,4 +1,4 @@
-"""The abstract operator: all that a mechanism may ask about the gradients of a batch.
+"""The abstract operator: the interface of a batch's per-example gradients for mechanisms.
 
 A batch of B examples has the per-example gradients g_1..g_B, the columns of a matrix M with one row a parameter. The
 matrix itself is not asked for: a few products with it are enough for nearly every mechanism, and they can be computed

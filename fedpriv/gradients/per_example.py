@@ -1,4 +1,4 @@
-"""From a model and a batch to the operator of its per-example gradients."""
+"""Build the operator of per-example gradients from a model and a batch."""
 
 from dataclasses import replace
 from itertools import chain

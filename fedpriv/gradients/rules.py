@@ -1,4 +1,4 @@
-"""How per-example gradients follow from a layer's input and the gradient of its output: one rule a kind of layer."""
+"""Rules: per-example gradients from a layer's input and its output's gradient, one rule for each kind of layer."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Many models of one network, each with numbers of its own and a batch of its own, computed as one batch.
+"""Stacked models: many models of one network, each with its own parameters and batch, computed as one batch.
 
 The network runs once, on the examples of all M models, B each, one after the other. Only its layers with parameters
 work otherwise than alone: each takes the examples of a model with that model's own weights. All between them (a view,

@@ -1,1 +1,1 @@
-"""Gradients of many dummy batches at once, differentiable, by the cheapest route that a network allows."""
+"""Differentiable gradients of many dummy batches at once, by the cheapest route that a network allows."""

@@ -1,4 +1,4 @@
-"""Convolutions whose kernels' gradients are wanted for each image.
+"""Gradients of convolution kernels for each image.
 
 A kernel's gradient is a product of the output's gradient with the patches that the kernel is applied to. These patches
 are many, so they are made for a few images at a time and never kept.

@@ -1,1 +1,1 @@
-"""Images read off the gradient of a first layer, without a search: also from parameters made for that."""
+"""Images read off the gradient of a first layer without a search, with honest or with crafted parameters."""

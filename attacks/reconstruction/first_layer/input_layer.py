@@ -1,4 +1,4 @@
-"""The first layer, where it is linear in the image itself: there the gradient holds the image as it is.
+"""The first layer, if it is linear in the image: then its gradient contains the image.
 
 With ``y = W x + b`` the gradient of W is ``e x^T`` and that of b is ``e``, the derivative with respect to y.
 """

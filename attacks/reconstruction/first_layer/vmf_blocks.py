@@ -1,4 +1,4 @@
-"""The image of one example from a first Linear layer behind von Mises-Fisher draws on blocks of D coordinates.
+"""The image of one example from a first Linear layer with von Mises-Fisher noise on blocks of D coordinates.
 
 Row i of the layer's gradient is ``e_i x``. A block within it is released as a draw around ``sign(e_i) x_b / |x_b|``:
 all rows repeat the same few directions, up to a sign, or say nothing where ``e_i`` is 0 (a ReLU that is off). So

@@ -1,1 +1,1 @@
-"""What mechanisms are made of: their settings' base, clipping, directional draws, the distributions of their noise."""
+"""Parts of mechanisms: the base of their settings, clipping, sampling, and the distributions of their noise."""

@@ -1,4 +1,4 @@
-"""What a mechanism is: its settings, and how it turns a batch's gradients into one vector that may leave the client."""
+"""The base of all mechanisms: their settings, and the release of a batch's gradients as one noisy vector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sum of draws of blocks on a GPU, in one pass over the gradients, by a program of Triton.
+"""Sums of von Mises-Fisher draws on blocks, on a GPU in one pass over the gradients (Triton).
 
 The law is that of the module ``block_sum``, the numbers are others: there the processor makes each normal number of the
 cipher's bits, and numpy each cosine; here all are made where they are used (see below).

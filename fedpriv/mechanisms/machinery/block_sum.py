@@ -1,4 +1,4 @@
-"""The sum of one von Mises-Fisher draw an example and block of D coordinates, for blocks that cut through layers.
+"""Sums of one von Mises-Fisher draw for each example and block of D coordinates, for blocks that cut through layers.
 
 The gradients are written out, some examples at a time, and each block of each of them is replaced by its draw: for
 small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none. A GPU makes

@@ -1,4 +1,4 @@
-"""How mechanisms bound gradients, and the lengths of what they add."""
+"""Clipping: bounds on gradients, and tail bounds on the length of noise."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How releases scatter around their expectation: what whoever knows a mechanism's public numbers can say of an upload.
+"""The distribution of a release around its expectation, from public parameters: the likelihood that attacks use.
 
 - Normal noise (gaussian, hgm): minus the log-likelihood is |heard - expected|^2 / (2 deviation^2), for hgm in
   coordinates in which the noise is as large everywhere.

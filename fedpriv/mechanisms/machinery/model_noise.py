@@ -1,4 +1,4 @@
-"""What mechanisms have in common that release a trained convex model once, and no gradients."""
+"""The base of mechanisms that release a trained convex model once, and no gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the noise of the heterogeneous Gaussian mechanism goes: public shares of its power, one a coordinate.
+"""Redistribution of the heterogeneous Gaussian mechanism's noise: a public share of its power for each coordinate.
 
 Privacy does not depend on the shares as long as they are public: they may come from the shapes of the parameters or
 from public images, never from a client's data.

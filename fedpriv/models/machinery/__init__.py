@@ -1,1 +1,1 @@
-"""What networks are made with: their settings, and how one is built and tried."""
+"""Parts of networks: their settings, shared layers, and how a network is built and tried."""

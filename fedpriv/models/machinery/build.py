@@ -1,4 +1,4 @@
-"""From settings to a network: built, tried on blank images, its weights drawn; and the digest of one."""
+"""Build a network from its settings, try it on blank images, draw its weights, and compute its digest."""
 
 import sys
 from collections.abc import Sequence

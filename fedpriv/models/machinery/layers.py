@@ -1,4 +1,4 @@
-"""What networks of this project share: named layers, residual blocks, and the smallest image."""
+"""Layers that several networks share: named layers, residual blocks, and the smallest image size."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""What transformers of this project are made of: Linear layers, norms and embeddings, whose gradients have rules.
+"""Parts of transformers: Linear layers, norms and embeddings, whose gradients have rules.
 
 Layers are called with one entry an example: positions are looked up for each example by itself, so that an example's
 gradient can be told from the others'.
