@@ -253,7 +253,7 @@ def _probed(
     adversary: str | None,
     progress: "Progress",
 ) -> "Probe":
-    from fedpriv.core.lab.probe import probe_run
+    from fedpriv.attacks.endpoint.probe import probe_run
 
     return probe_run(run, attacks, answers, questions, adversary, progress)
 

@@ -185,6 +185,8 @@ class SweepFiles(FileKind):
     name: ClassVar[str] = "base"
     command: ClassVar[str] = "fedpriv sweep"
     kept_as: ClassVar[str] = "sweep.json"
+    preview: ClassVar[str] = "fedpriv sweep {} --list"
+    results: ClassVar[str] = "sweeps/"
     report: ClassVar[str] = "fedpriv.sweep.report:write_sweep_report"
 
     @staticmethod

@@ -140,7 +140,7 @@ QUIET: dict[str, str] = {
         "names types of messages, and sends none",
     ),
     **dict.fromkeys(
-        (f"network: fedpriv/listener/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
+        (f"network: fedpriv/deploy/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
     ),
     **dict.fromkeys(
         ("network: fedpriv/data/torchvision_files.py", "network: fedpriv/metrics.py"), "downloads, and sends nothing"

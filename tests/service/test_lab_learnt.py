@@ -12,10 +12,10 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedpriv.attacks.endpoint.probe import _claim
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
-from fedpriv.core.lab.probe import _claim
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder

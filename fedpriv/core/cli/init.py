@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from fedpriv.core.cli.terminal import out, print_line
+from fedpriv.core.config.file import FileKind, kind_of_file, read_toml
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import is_empty, write_whole, writing_to
 from fedpriv.core.registry import suggestion
@@ -41,7 +42,7 @@ def init(
         schema = next((known.name for known in _home().glob("*.schema.json") if f"#:schema {known.name}" in text), None)
         if schema is not None:
             write_whole(folder / schema, (_home() / schema).read_bytes())
-        write_whole(folder / "README.md", _readme(name, _header(examples[name])).encode())
+        write_whole(folder / "README.md", _readme(name, examples[name]).encode())
     beside = f", {schema} (for editors that complete keys)" if schema is not None else ""
     print_line(f"{folder}: {name}.toml, README.md{beside}; begin with: cd {shlex.quote(str(folder))}")
 
@@ -77,9 +78,10 @@ def _header(path: Path) -> list[str]:
     return [indent(dedent(block), "    ") if block.startswith("   ") else " ".join(block.split()) for block in blocks]
 
 
-def _readme(name: str, header: list[str]) -> str:
-    is_sweep = any("fedpriv sweep" in block for block in header)
-    look = f"fedpriv sweep {name}.toml --list" if is_sweep else f"fedpriv config show {name}.toml"
-    where = "`sweeps/`" if is_sweep else "`runs/`"
-    last = f"`{look}` prints what it does. Results are written into {where}; `fedpriv --help` lists all commands."
-    return "\n\n".join((f"# {name}", *header, last)) + "\n"
+def _readme(name: str, path: Path) -> str:
+    kind = kind_of_file(read_toml(path)) or FileKind
+    last = (
+        f"`{kind.preview.format(f'{name}.toml')}` prints what it does. Results are written into `{kind.results}`; "
+        "`fedpriv --help` lists all commands."
+    )
+    return "\n\n".join((f"# {name}", *_header(path), last)) + "\n"

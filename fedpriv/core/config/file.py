@@ -45,6 +45,8 @@ class FileKind(ABC):
         command: that reads them.
         settings: what they say; ``None``: only their command reads it.
         kept_as: the name under which the resolved settings lie in the folder of a run.
+        preview: the command that says what a file does, with {} for the file.
+        results: the folder that holds the folders of runs.
         report: "module:function" that writes report.html into such a folder and returns its path.
     """
 
@@ -52,6 +54,8 @@ class FileKind(ABC):
     command: ClassVar[str]
     settings: ClassVar[type[Section] | None] = None
     kept_as: ClassVar[str]
+    preview: ClassVar[str] = "fedpriv config show {}"
+    results: ClassVar[str] = "runs/"
     report: ClassVar[str]
 
     @staticmethod

@@ -8,11 +8,11 @@ import pytest
 from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.methods.extraction import Extraction
 from fedpriv.attacks.endpoint.methods.mi_face import MiFace
+from fedpriv.attacks.endpoint.probe import probe_run
 from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.endpoint.report import extraction_plot
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import resume_run
-from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder

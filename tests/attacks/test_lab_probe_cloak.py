@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedpriv.attacks.endpoint.methods.cloak import CloakedQuestions
+from fedpriv.attacks.endpoint.probe import probe_run
 from fedpriv.attacks.endpoint.records import Probe, ProbeResult
 from fedpriv.attacks.endpoint.table import EndpointAttack
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder

@@ -13,9 +13,9 @@ from fedpriv.attacks.endpoint.methods.membership_answers import MembershipByAnsw
 from fedpriv.attacks.endpoint.methods.membership_labels import MembershipByLabels
 from fedpriv.attacks.endpoint.methods.membership_synthetic import MembershipBySynthesis
 from fedpriv.attacks.endpoint.methods.two_answers import TwoAnswers
+from fedpriv.attacks.endpoint.probe import probe_run
 from fedpriv.attacks.membership.signals import label_logits, wrong_log_probabilities
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.probe import probe_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee
 from fedpriv.core.runs import RunFolder
