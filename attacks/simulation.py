@@ -68,7 +68,7 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class SimulationTrial:
     """One random batch, and what a client would upload for it.
 
     Attributes:
@@ -96,12 +96,12 @@ class Trial:
 class _Tried:
     """A trial, the batches that the client was given, and whether its network drew random numbers."""
 
-    trial: Trial
+    trial: SimulationTrial
     batches: Sequence[tuple[Tensor, Tensor]]
     drew: bool
 
 
-Simulation = Callable[[Trial], Vector]
+Simulation = Callable[[SimulationTrial], Vector]
 """What an attack takes for the client's upload, in gradient space; parameters that it does not simulate are missing."""
 
 
@@ -216,7 +216,7 @@ class SimulationCheck:
         sent = self._client(before, batches, 0)
         observation = Observation(0, 0, before, sent.upload, settings)
         model = copy.deepcopy(self._model).to(dtype)
-        tried = _Tried(Trial(model, self._loss, observation, examples, labels.to(device)), batches, sent.drew)
+        tried = _Tried(SimulationTrial(model, self._loss, observation, examples, labels.to(device)), batches, sent.drew)
         self._latest = dtype, parameters, tried
         return tried
 
@@ -252,7 +252,7 @@ def trained_upload(victim: Victim, examples: int, gradient: Callable[[Vector, Se
     return victim.model.gradient({name: value - victim.parameters[name] for name, value in now.items()})
 
 
-def simulated_images(trial: Trial) -> Vector:
+def simulated_images(trial: SimulationTrial) -> Vector:
     """What attacks on images and rows take for the upload."""
     network = Network(trial.model, trial.loss)
     labels = F.one_hot(trial.labels, trial.observation.settings.classes).to(trial.examples)
@@ -273,7 +273,7 @@ def _tried(settings: PublicSettings) -> PublicSettings:
 
 
 def _random_examples(settings: PublicSettings, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Examples and labels as of :class:`Trial`."""
+    """Examples and labels as of :class:`SimulationTrial`."""
     count = settings.examples
     labels = torch.randint(settings.classes, (count,), generator=stream)
     if settings.text is None:

@@ -165,7 +165,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class CellRow:
     """One line of the JSON file.
 
     Attributes:
@@ -201,7 +201,7 @@ class Row:
         return asdict(self)
 
 
-ROW = TypeAdapter(Row)
+ROW = TypeAdapter(CellRow)
 
 Pictures = Callable[[str, Tensor], None]
 """Told the name of a strip and the victims' images (V, C, H, W) on [0, 1]."""
@@ -260,7 +260,7 @@ def mechanism_of(name: str) -> dict[str, Any]:
         raise InputError(f"mechanism {name!r}: {key} = {strength!r} is no number; such as {kind}:1e4") from None
 
 
-def measure(batch: Batch, pictures: Pictures) -> list[Row]:
+def measure(batch: Batch, pictures: Pictures) -> list[CellRow]:
     """Attack the cells of a batch and score them; the last row is the guess's."""
     with cpu_threads(1):
         scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
@@ -299,15 +299,15 @@ def measure(batch: Batch, pictures: Pictures) -> list[Row]:
     return [*rows, _stamped(batch.guess(), _result(batch.guess(), scene, []), "")]
 
 
-def failed(cell: Cell, failure: str) -> Row:
+def failed(cell: Cell, failure: str) -> CellRow:
     """Return the row of a cell that could not be measured."""
     return _stamped(cell, None, failure)
 
 
-def _stamped(cell: Cell, result: AttackResult | None, failure: str, **figures: Any) -> Row:
+def _stamped(cell: Cell, result: AttackResult | None, failure: str, **figures: Any) -> CellRow:
     """A row that says when and with what it was measured."""
     given = {"cosine": None, "epsilon": None, "accuracy": None, "seconds": 0.0, **figures}
-    return Row(cell, result, failure, **given, commit=commit(), date=time.strftime("%Y-%m-%d"), versions=versions())
+    return CellRow(cell, result, failure, **given, commit=commit(), date=time.strftime("%Y-%m-%d"), versions=versions())
 
 
 @dataclass(frozen=True, eq=False)
@@ -433,7 +433,7 @@ Group = tuple[str, str, str]
 """(data, model, network)."""
 
 
-def line(row: Row) -> str:
+def line(row: CellRow) -> str:
     """Return a row for a terminal."""
     cell = row.cell
     where = " ".join(name for name in (cell.data, cell.model, cell.network, cell.mechanism, cell.attack) if name)
@@ -445,9 +445,9 @@ def line(row: Row) -> str:
     return f"{said}, {row.seconds:.0f} s" + (f"; {row.failure}" if row.failure else "")
 
 
-def groups(rows: Sequence[Row]) -> dict[Group, list[Row]]:
+def groups(rows: Sequence[CellRow]) -> dict[Group, list[CellRow]]:
     """The rows of each data set, model and network, without the guesses."""
-    members: dict[Group, list[Row]] = {}
+    members: dict[Group, list[CellRow]] = {}
     for row in sorted(rows, key=lambda row: _order(row.cell.mechanism)):
         if row.cell.model:
             members.setdefault((row.cell.data, row.cell.model, row.cell.network), []).append(row)
@@ -461,12 +461,12 @@ def _order(mechanism: str) -> tuple[bool, str, float]:
     return kind != "none", kind, -noise if kind.startswith("vmf") else noise
 
 
-def strongest(rows: Sequence[Row]) -> dict[str, Row | None]:
+def strongest(rows: Sequence[CellRow]) -> dict[str, CellRow | None]:
     """For each mechanism the row that recovers most, then identifies most, then has the lowest median MSE.
 
     The MSE alone would prefer the mean of all images to a picture that shows whose it is. ``None``: all attacks failed.
     """
-    best: dict[str, Row | None] = {}
+    best: dict[str, CellRow | None] = {}
     for row in rows:
         other = best.setdefault(row.cell.mechanism, None)
         if (
@@ -482,7 +482,7 @@ def _strength(result: AttackResult) -> tuple[int, int, float]:
     return result.recovered, result.identified or 0, -result.error
 
 
-def write_page(path: Path, rows: Sequence[Row]) -> None:
+def write_page(path: Path, rows: Sequence[CellRow]) -> None:
     """Write the tables between the page's marks, in place of what stands there."""
     try:
         before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -494,7 +494,7 @@ def write_page(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
 
 
-def tables(rows: Sequence[Row]) -> str:
+def tables(rows: Sequence[CellRow]) -> str:
     """Return what stands between the marks: terms, strongest attacks, what they mean, and every cell."""
     guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
@@ -510,7 +510,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(markdown(heads, "l", rows))
 
 
-def _terms(rows: Sequence[Row]) -> str:
+def _terms(rows: Sequence[CellRow]) -> str:
     measured = [row for row in rows if row.result is not None]
     dates, commits = sorted({row.date for row in measured}), sorted({row.commit for row in measured})
     programs = {"Python": "python", "torch": "torch", "NumPy": "numpy"}
@@ -546,7 +546,7 @@ def _span(dates: Sequence[str]) -> str:
 
 
 def _summary(
-    by_group: Mapping[Group, Sequence[Row]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
+    by_group: Mapping[Group, Sequence[CellRow]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
 ) -> str:
     lines: list[tuple[str, ...]] = []
     for group, cells in by_group.items():
@@ -572,7 +572,9 @@ def _summary(
     return _table(heads, lines)
 
 
-def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int, int], AttackResult | None]) -> str:
+def _details(
+    group: Group, cells: Sequence[CellRow], guessed: Mapping[tuple[str, int, int], AttackResult | None]
+) -> str:
     lines: list[tuple[str, ...]] = []
     for key in dict.fromkeys((row.cell.data, row.cell.victims, row.cell.seed) for row in cells):
         if (guess := guessed.get(key)) is not None:
@@ -590,11 +592,11 @@ def _details(group: Group, cells: Sequence[Row], guessed: Mapping[tuple[str, int
     return f"### {title}\n\n" + _table(heads, lines)
 
 
-def _picks(row: Row) -> bool:
+def _picks(row: CellRow) -> bool:
     return row.cell.attack in ATTACKS and bool(ATTACKS[row.cell.attack].picks())
 
 
-def _picked(by_group: Mapping[Group, Sequence[Row]]) -> str:
+def _picked(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
     """One line a mechanism: guess, what pictures identify and ``candidate`` picks, the best decision, the ceiling."""
     lines: list[tuple[str, ...]] = []
     for group, cells in by_group.items():
@@ -619,7 +621,7 @@ def _picked(by_group: Mapping[Group, Sequence[Row]]) -> str:
     return _table(heads, lines)
 
 
-def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:
+def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
     heads = (
         "data",
         "network",
@@ -632,7 +634,7 @@ def _outcomes(by_group: Mapping[Group, Sequence[Row]]) -> str:
     return _table(heads, [_outcome(group, cells) for group, cells in by_group.items()])
 
 
-def _outcome(group: Group, cells: Sequence[Row]) -> tuple[str, ...]:
+def _outcome(group: Group, cells: Sequence[CellRow]) -> tuple[str, ...]:
     """One line a network: behind which mechanisms any of the attacks recovers or identifies images."""
     attacks = len({row.cell.attack for row in cells})
     columns: list[list[str]] = [[], [], [], [], []]
@@ -679,7 +681,7 @@ def _interval(result: AttackResult, name: str, places: int) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _steps(row: Row) -> str:
+def _steps(row: CellRow) -> str:
     settings = dict(part.split("=") for part in row.cell.settings.split(",") if part)
     if "iterations" not in settings:
         return ""
@@ -709,7 +711,7 @@ def save_strip(folder: Path, name: str, images: Tensor) -> None:
     Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(path)
 
 
-def compose(folder: Path, rows: Sequence[Row]) -> None:
+def compose(folder: Path, rows: Sequence[CellRow]) -> None:
     """Write one picture a data set and network, from strips that are there."""
     for (data, model, network), cells in groups(rows).items():
         lines = [("original", f"{data}-original"), ("guess: the public mean", f"{data}-{GUESS}")]
@@ -779,7 +781,7 @@ def _run(options: argparse.Namespace) -> None:
         write_page(options.page, list(rows.values()))
 
 
-def read_rows(path: Path) -> dict[Cell, Row]:
+def read_rows(path: Path) -> dict[Cell, CellRow]:
     """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out."""
     if not path.exists():
         return {}
@@ -801,7 +803,7 @@ def _cut_torn_line(path: Path) -> None:
     path.write_bytes(content[:end])
 
 
-def _missing(options: argparse.Namespace, rows: dict[Cell, Row]) -> Iterable[Batch]:
+def _missing(options: argparse.Namespace, rows: dict[Cell, CellRow]) -> Iterable[Batch]:
     """The batches to attack, without the cells that are there; one network's attacks follow each other."""
     scale = SCALES[options.scale]
     for data, model, network in product(options.data, options.models, options.networks):
@@ -824,11 +826,11 @@ def _missing(options: argparse.Namespace, rows: dict[Cell, Row]) -> Iterable[Bat
                 yield batch.of(wanted)
 
 
-def _is_missing(cell: Cell, rows: dict[Cell, Row], again: Sequence[str]) -> bool:
+def _is_missing(cell: Cell, rows: dict[Cell, CellRow], again: Sequence[str]) -> bool:
     return cell.attack in again or cell not in rows or rows[cell].result is None
 
 
-def _measured(batch: Batch, save: Callable[..., None]) -> list[Row]:
+def _measured(batch: Batch, save: Callable[..., None]) -> list[CellRow]:
     """The rows of a batch; where it fails as a whole, they say why."""
     try:
         return measure(batch, save)

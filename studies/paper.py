@@ -37,7 +37,7 @@ TABLES = ("table2", "table3", "table4", "table5")
 SIGMA = {1.236: 0.8, 1.076: 1.0, 0.7724: 2.0, 0.6768: 3.0, 0.5231: 8.0, 0.339: 50.0}
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row of a table, in the order of ROWS."""
 
     place: int
@@ -152,7 +152,7 @@ def _key(name: str, facet: tuple[str, str]) -> tuple[str, str, str]:
     return name, data.removesuffix("-complete"), model
 
 
-def _order(row: Row) -> tuple[int, tuple[int, int], int]:
+def _order(row: TableRow) -> tuple[int, tuple[int, int], int]:
     """No noise, Gaussian, then VMF by the size of its blocks from large to small."""
     mechanism, blocks = row.setting.series
     return ("none", "gaussian", "vmf").index(mechanism), _size(blocks), row.place
@@ -209,11 +209,11 @@ def _auc(settings: Sequence[Setting]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _rows(settings: Sequence[Setting]) -> Iterator[Row]:
+def _rows(settings: Sequence[Setting]) -> Iterator[TableRow]:
     for setting in settings:
         key = (setting.series[0], _level(setting))
         if key in ROWS:
-            yield Row(ROWS.index(key), setting)
+            yield TableRow(ROWS.index(key), setting)
 
 
 def _level(setting: Setting) -> float | None:

@@ -52,7 +52,7 @@ ATTACKED = (Size("linf", 0.05), Size("linf", 0.1), Size("linf", 0.2))
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """Trials that differ in their seed only.
 
     Attributes:
@@ -68,14 +68,14 @@ class Row:
     sigma: float
 
     @staticmethod
-    def of(records: tuple[TrialRecord, ...]) -> "Row":
+    def of(records: tuple[TrialRecord, ...]) -> "TrialRow":
         """Name trials as the paper does."""
         first = records[0]
         sigma = float(first.settings["robustness.noise"])
         shares = str(first.settings.get("robustness.redistribution", "uniform")) if sigma else ""
         target = first.settings.get("mechanism.target_epsilon")
         name = ON_IMAGE if "robustness.place" in first.settings else NAMES[first.mechanism, shares]
-        return Row(records, name, None if target is None else float(target), sigma)
+        return TrialRow(records, name, None if target is None else float(target), sigma)
 
     @property
     def cells(self) -> list[str]:
@@ -110,18 +110,18 @@ def main() -> None:
         print("\n".join([*table(rows), "", *orderings(rows), "", *theorems(rows, folder), "", *claims(rows, folder)]))
 
 
-def rows_of(records: Sequence[TrialRecord]) -> list[Row]:
+def rows_of(records: Sequence[TrialRecord]) -> list[TrialRow]:
     """Group trials that differ in their seed only; failed ones are left out."""
     found = settings_of(records, Chosen())
     if not found or any("robustness.noise" not in setting.first.settings for setting in found):
         raise InputError("these are no finished trials of configs/paper/secure-sgd-mnist.toml or -cifar10.toml")
-    return [Row.of(setting.records) for setting in found]
+    return [TrialRow.of(setting.records) for setting in found]
 
 
 # ---- every row, and the paper's orderings ----------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[TrialRow]) -> list[str]:
     """Return Markdown lines, in percent: what is right, what is proven, what is right under attack."""
     heads = ["right", *(f"certified, {size}" for size in CERTIFIED), *(f"attacked, {size}" for size in ATTACKED)]
     lines = []
@@ -131,11 +131,11 @@ def table(rows: Sequence[Row]) -> list[str]:
     return markdown(["row", *NOISE, *heads], "lr", lines)
 
 
-def orderings(rows: Sequence[Row]) -> list[str]:
+def orderings(rows: Sequence[TrialRow]) -> list[str]:
     """Return Markdown lines, in points: a row's shares minus those of the row that the paper says is worse."""
     proven, under = CERTIFIED[1], ATTACKED[1]
-    figures: list[Callable[[Row], Interval | None]] = [
-        Row.right,
+    figures: list[Callable[[TrialRow], Interval | None]] = [
+        TrialRow.right,
         lambda row: row.certified(proven),
         lambda row: row.attacked(under),
     ]
@@ -147,7 +147,7 @@ def orderings(rows: Sequence[Row]) -> list[str]:
     return markdown(heads, "lr", lines)
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def _pairs(rows: Sequence[TrialRow]) -> Iterator[tuple[TrialRow, TrialRow]]:
     """Rows that the paper orders, at the same epsilon and, where both have noise in the forward pass, sigma."""
     for better, worse in ORDERINGS:
         for first in (row for row in rows if row.name == better):
@@ -170,7 +170,7 @@ def difference(first: Interval | None, second: Interval | None) -> Interval | No
     return Interval(value, value - below, value + above)
 
 
-def theorems(rows: Sequence[Row], folder: Path) -> list[str]:
+def theorems(rows: Sequence[TrialRow], folder: Path) -> list[str]:
     """Return Markdown lines, in percent: what each theorem proves of the same votes at one size."""
     size = CERTIFIED[0]
     bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
@@ -190,7 +190,7 @@ def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
 # ---- the paper's scaling for the largest change of a pixel -----------------------------------------------------------
 
 
-def claims(rows: Sequence[Row], folder: Path) -> list[str]:
+def claims(rows: Sequence[TrialRow], folder: Path) -> list[str]:
     """Return Markdown lines: certificates by the paper's scaling at each attacked size, and how many attacks broke.
 
     Only attacked images count; proven is the share of the same images by the sound norm, in percent.

@@ -34,7 +34,7 @@ _CONFIG = Path(__file__).resolve().parents[1] / "configs" / "pate.toml"
 
 
 @dataclass(frozen=True)
-class Trial:
+class SeedResult:
     """One seed: shares from 0 to 1, and epsilons at the run's delta."""
 
     seed: int
@@ -68,7 +68,7 @@ def _print_trials(seeds: int, overrides: list[str]) -> None:
     )
 
 
-def _trial(experiment: Experiment) -> Trial:
+def _trial(experiment: Experiment) -> SeedResult:
     with tempfile.TemporaryDirectory() as place:
         start_run(experiment, Path(place) / "run", "python -m studies.pate", Silent())
         folder = RunFolder.open(Path(place) / "run")
@@ -78,7 +78,7 @@ def _trial(experiment: Experiment) -> Trial:
         world = build_world(experiment, folder.secret(experiment))
         each, plurality = _teachers(world, poll)
         dependent, sanitised = _figures(world, folder, poll)
-    return Trial(experiment.seed, each, plurality, knowledge, dependent, sanitised)
+    return SeedResult(experiment.seed, each, plurality, knowledge, dependent, sanitised)
 
 
 def _teachers(world: World, poll: Poll) -> tuple[float, float]:
@@ -106,7 +106,7 @@ def _figures(world: World, folder: RunFolder, poll: Poll) -> tuple[float, tuple[
     return rdp_to_epsilon(orders, costs, pate.delta), (shown[1], (shown[2] - shown[0]) / 2)
 
 
-def _line(trial: Trial) -> str:
+def _line(trial: SeedResult) -> str:
     known = trial.knowledge
     return (
         f"{trial.seed}  {trial.each:.1%}  {trial.plurality:.1%}  {known.answered} of {known.asked}  {known.right:.1%}  "

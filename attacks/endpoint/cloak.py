@@ -184,7 +184,7 @@ _BITS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class CloakTrial:
     """What one kind of noise came to, on images that nobody learnt from.
 
     Attributes:
@@ -237,22 +237,22 @@ class Game:
         np.maximum.at(most, pairs[0][:, 0].numpy(), pairs[1].numpy())
         return float(most.sum()) / len(self.held.labels)
 
-    def trial(self, cloak: Cloak) -> Trial:
+    def trial(self, cloak: Cloak) -> CloakTrial:
         """Train the adversary behind some noise, and judge both sides."""
         training = self.training if bool((cloak.sigma > 0).all()) else replace(self.training, filtered=False)
         reader = trained_reader(self.network(), cloak, self.public.images, self.wanted[0], training, self.seed)
-        return Trial(
+        return CloakTrial(
             cloak,
             right_rates(self.answers, cloak, self.held.images, self.held.labels, self.seed),
             right_rates(reader.logits, cloak, self.held.images, self.wanted[1], self.seed),
             cloak.bits(self.public.images.var(dim=0)),
         )
 
-    def untouched(self) -> Trial:
+    def untouched(self) -> CloakTrial:
         """What comes of images that are sent as they are."""
         return self.trial(uniform_noise(self.held.images.shape[1:], 0.0, self.clamped))
 
-    def beside(self, trial: Trial) -> Trial:
+    def beside(self, trial: CloakTrial) -> CloakTrial:
         """What uniform noise comes to that costs the same accuracy."""
         accuracy = float(trial.answered.mean())
         return self.trial(
@@ -270,7 +270,9 @@ def substitute(scene: Scene) -> tuple[Network, int]:
     return copy, endpoint.asked
 
 
-def trial_figures(trials: Mapping[str, Trial], clean: Trial, guess: float, majority: float) -> tuple[Figure, ...]:
+def trial_figures(
+    trials: Mapping[str, CloakTrial], clean: CloakTrial, guess: float, majority: float
+) -> tuple[Figure, ...]:
     """Return what each kind of noise came to, in words -> trial, between a guess and images sent as they are."""
     read = [
         Figure(
@@ -316,7 +318,7 @@ def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[Figure, ...]:
     )
 
 
-def verdict(cloaked: Trial, uniform: Trial, majority: float) -> str:
+def verdict(cloaked: CloakTrial, uniform: CloakTrial, majority: float) -> str:
     """Say whether learnt noise is better than uniform noise that costs the same accuracy."""
     costs, usual = float(cloaked.answered.mean()), float(uniform.answered.mean())
     sigma = f"sigma {float(uniform.cloak.sigma.max()):.3g}"

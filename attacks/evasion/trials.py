@@ -42,7 +42,7 @@ class Victims:
 
 
 @dataclass(frozen=True)
-class Trial:
+class EvasionTrial:
     """One attack of one size.
 
     Attributes:
@@ -73,7 +73,7 @@ class Trial:
         return f"evasion-{self.name}-{self.ball.norm}-{self.ball.size!r}"
 
 
-def attempts(trial: Trial, target: Target, victims: Victims) -> list[Attempt]:
+def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[Attempt]:
     """Attack images, and have each attacked one voted on."""
     many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
     step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
@@ -84,14 +84,14 @@ def attempts(trial: Trial, target: Target, victims: Victims) -> list[Attempt]:
     return attempts
 
 
-def _attacked(trial: Trial, target: Target, victims: Victims) -> Tensor:
+def _attacked(trial: EvasionTrial, target: Target, victims: Victims) -> Tensor:
     images, labels = victims.images, victims.labels
     stream = torch_stream(trial.seed, trial.purpose, victims.rows[0], device=images.device)
     loss = target.loss(trial.draws, stream)
     return strongest(trial.kind, loss, images, labels, trial.ball, trial.steps, trial.restarts, stream)
 
 
-def _judged(trial: Trial, target: Target, victims: Victims, attacked: Tensor) -> list[Attempt]:
+def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Tensor) -> list[Attempt]:
     """A line for each image; a certified one whose vote turned is asked again, and that answer counts."""
     votes = target.votes(attacked, trial.votes, f"{trial.purpose}-votes", victims.rows)
     distances = trial.ball.distance(victims.images, attacked)
@@ -105,7 +105,7 @@ def _judged(trial: Trial, target: Target, victims: Victims, attacked: Tensor) ->
     return lines
 
 
-def _line(trial: Trial, victims: Victims, at: int, distance: float, votes: Tensor) -> Attempt:
+def _line(trial: EvasionTrial, victims: Victims, at: int, distance: float, votes: Tensor) -> Attempt:
     """One line. A certificate is broken where the votes show that another class is ahead of the certified one.
 
     Of the votes for these two the certified class has, with confidence, less than half (Clopper and Pearson): given how

@@ -16,7 +16,7 @@ from fedpriv.service.questions import Questions
 
 
 @dataclass(frozen=True)
-class Search:
+class RecordSearch:
     """How records are searched for (the paper's Algorithm 1).
 
     Attributes:
@@ -44,7 +44,7 @@ def by_model(
     budget: int,
     binary: bool,
     generator: np.random.Generator,
-    search: Search | None = None,
+    search: RecordSearch | None = None,
 ) -> Public:
     """Climb the target's confidence from random records, all records of all classes at once.
 
@@ -54,7 +54,7 @@ def by_model(
     Returns:
         Those that were found; there may be none.
     """
-    how = search or Search()
+    how = search or RecordSearch()
     features = int(np.prod(shape))
     wanted = np.arange(count) % endpoint.classes
     best = _random(generator, (count, features), binary)

@@ -447,7 +447,7 @@ Tell = Callable[[float, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class SearchStart:
     """Where a search begins.
 
     Attributes:
@@ -469,17 +469,17 @@ class Start:
 class Ended:
     """Where a search ended: images (B, C, H, W), labels (B,), minus the log-posterior (), and what is to be noted."""
 
-    start: Start
+    start: SearchStart
     images: Tensor
     labels: Tensor
     loss: Tensor
     note: str
 
 
-class Search:
+class ImageSearch:
     """Adam in the prior's coordinates, from several starts together, each on its own."""
 
-    def __init__(self, scene: Scene, config: MapSettings, starts: Sequence[Start], tell: Tell) -> None:
+    def __init__(self, scene: Scene, config: MapSettings, starts: Sequence[SearchStart], tell: Tell) -> None:
         self._config = config
         self._starts = starts
         self._tell = tell
@@ -492,7 +492,7 @@ class Search:
         self._adam = torch.optim.Adam([self._coordinates, self._logits], betas=BETAS)
         self._lowest = torch.full((len(starts),), math.inf, dtype=wide_type(self._logits), device=self._logits.device)
 
-    def anneal(self) -> list[Start]:
+    def anneal(self) -> list[SearchStart]:
         """Let the likelihood's share grow, with smooth kinks, then sharpen them; return where that leads to."""
         turn, end = (int(share * self._config.iterations) for share in TURNS)
         first = self._posterior.first_shares(self._coordinates, self._logits)
@@ -578,7 +578,7 @@ class Search:
 class _SearchPosterior:
     """Minus the logarithm of the posterior (n,), but for constants, of coordinates, with a share of the likelihood."""
 
-    def __init__(self, scene: Scene, whitening: Whitening, starts: Sequence[Start]) -> None:
+    def __init__(self, scene: Scene, whitening: Whitening, starts: Sequence[SearchStart]) -> None:
         self._whitening = whitening
         self._matcher = Matcher(scene.network, [start.victim for start in starts], misfit)
         unknown = torch.zeros(len(starts[0].coordinates), dtype=torch.long, device=scene.network.device)
@@ -642,7 +642,7 @@ def run_map(
         _refuse(victim.model)
     lowest = torch.full((len(rows),), math.inf, dtype=wide_type(images), device=images.device)
 
-    def teller(tried: Sequence[Start], of: int, before: int, begin: float, end: float) -> Tell:
+    def teller(tried: Sequence[SearchStart], of: int, before: int, begin: float, end: float) -> Tell:
         index = torch.tensor([start.row for start in tried], device=images.device)
 
         def tell(share: float, losses: Tensor) -> None:
@@ -657,20 +657,20 @@ def run_map(
     readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
     unread = [_unread(start) for start in readable if can_be_gated(scene, start.victim)]
     for part in _parts(scene, [*readable, *_mirrored(scene, readable), *unread]):
-        settled += Search(scene, config, part, _silent).stay()
+        settled += ImageSearch(scene, config, part, _silent).stay()
     settled = [
         *_gated(scene, [result for result in settled if can_be_gated(scene, result.start.victim)], config),
         *(result for result in settled if not can_be_gated(scene, result.start.victim) and _explains(result)),
     ]
     done = {result.start.row for result in settled}
     starts = _likely(scene, [start for start in starts if start.row not in done])
-    annealed: list[Start] = []
+    annealed: list[SearchStart] = []
     for part in _parts(scene, starts):
-        annealed += Search(scene, config, part, teller(part, len(starts), len(annealed), 0.0, TURNS[1])).anneal()
+        annealed += ImageSearch(scene, config, part, teller(part, len(starts), len(annealed), 0.0, TURNS[1])).anneal()
     starts = [*annealed, *_there(starts, read)]
     ended: list[Ended] = []
     for part in _parts(scene, starts):
-        ended += Search(scene, config, part, teller(part, len(starts), len(ended), TURNS[1], 1.0)).finish()
+        ended += ImageSearch(scene, config, part, teller(part, len(starts), len(ended), TURNS[1], 1.0)).finish()
     most_probable = _best([*settled, *ended])
     best = [most_probable[row] for row in range(len(rows))]
     pictures = scene.box(torch.stack([result.images for result in best]))
@@ -698,7 +698,7 @@ def _best(ended: Iterable[Ended]) -> dict[int, Ended]:
     return best
 
 
-def _parts(scene: Scene, starts: Sequence[Start]) -> Iterator[Sequence[Start]]:
+def _parts(scene: Scene, starts: Sequence[SearchStart]) -> Iterator[Sequence[SearchStart]]:
     """Cut searches into pieces that fit into memory."""
     if not starts:
         return
@@ -715,16 +715,16 @@ def _distinct(rows: Sequence[Victim]) -> list[Victim]:
 # ---- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _starts(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[Start]:
+def _starts(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor) -> list[SearchStart]:
     """For each row a start with every set of labels that may be right."""
     return [
-        Start(row, rows[row], labels, SPREAD * images[row], logits[row])
+        SearchStart(row, rows[row], labels, SPREAD * images[row], logits[row])
         for row, choices in enumerate(open_labels(scene, rows))
         for labels in choices
     ]
 
 
-def _likely(scene: Scene, starts: Sequence[Start]) -> list[Start]:
+def _likely(scene: Scene, starts: Sequence[SearchStart]) -> list[SearchStart]:
     """The starts that are worth a search: of a single example's labels those that the upload makes likely."""
     kept: dict[int, set[int]] = {}
     for victim in _distinct([start.victim for start in starts]):
@@ -753,7 +753,7 @@ def _found(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tens
     return starts
 
 
-def _there(starts: Sequence[Start], read: Mapping[int, tuple[Tensor, Tensor | None]]) -> list[Start]:
+def _there(starts: Sequence[SearchStart], read: Mapping[int, tuple[Tensor, Tensor | None]]) -> list[SearchStart]:
     """The starts at images in closed form; a batch's labels are in their order, a single one is tried as it was."""
     there = []
     for start in starts:
@@ -764,14 +764,14 @@ def _there(starts: Sequence[Start], read: Mapping[int, tuple[Tensor, Tensor | No
     return there
 
 
-def _mirrored(scene: Scene, starts: Sequence[Start]) -> list[Start]:
+def _mirrored(scene: Scene, starts: Sequence[SearchStart]) -> list[SearchStart]:
     """The starts with the images' sign turned: a first layer's matrix tells an image but for that, its bias may not."""
     whitening = Whitening(scene.prior, scene.shape)
     turned = [whitening.coordinates(-whitening.images(start.coordinates)) for start in starts]
     return [replace(start, coordinates=coordinates) for start, coordinates in zip(starts, turned, strict=True)]
 
 
-def _unread(start: Start) -> Start:
+def _unread(start: SearchStart) -> SearchStart:
     """The start at the prior's mean."""
     return replace(start, coordinates=torch.zeros_like(start.coordinates))
 
@@ -799,7 +799,7 @@ def _explains(result: Ended) -> bool:
 
 def _gated(scene: Scene, ended: Sequence[Ended], config: MapSettings) -> list[Ended]:
     """For each row the image that is read together with the units: the mean of all that may be right."""
-    alike: dict[tuple[int, UploadModel], list[Start]] = {}
+    alike: dict[tuple[int, UploadModel], list[SearchStart]] = {}
     for result in _plausible(ended):
         victim = result.start.victim
         start = replace(result.start, labels=result.labels)
@@ -811,8 +811,10 @@ def _gated(scene: Scene, ended: Sequence[Ended], config: MapSettings) -> list[En
         begin = torch.stack([start.coordinates for start in part])
         means = read_gated(scene, victims, labels, begin, config.iterations, config.learning_rate)
         there = [replace(start, coordinates=means[number]) for number, start in enumerate(part)]
-        read += Search(scene, config, there, _silent).stay()
-    return [result for part in _parts(scene, _averaged(read)) for result in Search(scene, config, part, _silent).stay()]
+        read += ImageSearch(scene, config, there, _silent).stay()
+    return [
+        result for part in _parts(scene, _averaged(read)) for result in ImageSearch(scene, config, part, _silent).stay()
+    ]
 
 
 def _plausible(ended: Sequence[Ended]) -> list[Ended]:
@@ -824,7 +826,7 @@ def _plausible(ended: Sequence[Ended]) -> list[Ended]:
     return kept
 
 
-def _averaged(ended: Sequence[Ended]) -> list[Start]:
+def _averaged(ended: Sequence[Ended]) -> list[SearchStart]:
     """For each row the most probable labels, and the mean of all its images, weighted by their probabilities."""
     averaged, plausible = [], _plausible(ended)
     for row, best in _best(ended).items():

@@ -295,7 +295,7 @@ _UNLIKE = 1e-5  # relative difference from which an input depends on its positio
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptTokens:
     """Tokens that may stand at each position.
 
     Attributes:
@@ -319,7 +319,7 @@ def token_inputs(network: nn.Module, probes: Sequence[Probe], tokens: Tensor, le
 
 def kept_tokens(
     network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
-) -> Kept:
+) -> KeptTokens:
     """Try all tokens at all positions.
 
     Padding is in no text, and a gradient has nothing of it. A first position that no span sees may have any token.
@@ -352,7 +352,7 @@ def kept_tokens(
             f"rank: at position {crowded} {len(tokens[crowded])} tokens are in the row space of {probes[0].layer}, "
             f"which has {spans[0].free} dimensions less than inputs; adversary.dager.most_tokens = {most} at most"
         )
-    return Kept(tokens, placed)
+    return KeptTokens(tokens, placed)
 
 
 def _is_placed(inputs: Tensor) -> bool:
@@ -378,7 +378,7 @@ class Grown:
     tried: int
 
 
-def grow(network: nn.Module, spans: Sequence[Span], kept: Kept, most: int) -> Grown:
+def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int) -> Grown:
     """Extend each prefix by each token of the next position, and keep what the row spaces hold.
 
     Without positions a first token that is repeated attends to nothing new, and cannot be told from itself: it is not
@@ -431,7 +431,7 @@ _TOGETHER = 16  # sentences that are changed at once
 
 
 def search(
-    network: nn.Module, spans: Sequence[Span], kept: Kept, wanted: int, starts: int, stream: torch.Generator
+    network: nn.Module, spans: Sequence[Span], kept: KeptTokens, wanted: int, starts: int, stream: torch.Generator
 ) -> tuple[list[Sentence], int]:
     """Return sentences that the row spaces hold, at most so many, and how many were run through the network."""
     found: dict[Sentence, None] = {}
@@ -463,7 +463,7 @@ def _settled(
             return current.unique(dim=0), tried
 
 
-def _lengths(kept: Kept) -> list[int]:
+def _lengths(kept: KeptTokens) -> list[int]:
     """Those that sentences may have, at least one token each.
 
     First those after which fewer tokens are known than before, the longest of them first: there a sentence ends.
@@ -750,7 +750,7 @@ def _proven(
 def _sentences(
     network: nn.Module,
     victim: Victim,
-    kept: Kept,
+    kept: KeptTokens,
     deeper: Sequence[Span],
     trouble: str,
     limits: Limits,

@@ -23,7 +23,7 @@ from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.simulation import Trial, simulated_upload, trained_upload
+from fedpriv.attacks.simulation import SimulationTrial, simulated_upload, trained_upload
 from fedpriv.attacks.texts.lookup import Lookup, read_lookup
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.attacks.texts.scoring import (
@@ -144,7 +144,7 @@ Tell = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Reached:
+class SearchState:
     """Where a search is: sentences, minus the logarithm of their posterior, and the rounds made so far."""
 
     texts: Texts
@@ -165,11 +165,11 @@ class Climb:
         self._known = len(scene.opening)
         self._labelled = scene.is_next or victim.labels is not None
 
-    def at(self, texts: Texts) -> Reached:
+    def at(self, texts: Texts) -> SearchState:
         """Return where a search begins."""
-        return Reached(texts, self._scorer.loss(texts) + float(self._language.surprise(texts.tokens).sum()))
+        return SearchState(texts, self._scorer.loss(texts) + float(self._language.surprise(texts.tokens).sum()))
 
-    def climb(self, start: Reached, rounds: int, tell: Tell) -> Reached:
+    def climb(self, start: SearchState, rounds: int, tell: Tell) -> SearchState:
         """Change sentences until no change helps, or so many rounds are made in all."""
         now = start
         while now.rounds < rounds:
@@ -178,13 +178,13 @@ class Climb:
                 now = step(now)
                 if now.loss < before:
                     break
-            now = Reached(now.texts, now.loss, now.rounds + 1)
+            now = SearchState(now.texts, now.loss, now.rounds + 1)
             tell(now.rounds, now.loss)
             if not now.loss < before:
                 break
         return now
 
-    def kicked(self, now: Reached, stream: torch.Generator) -> Reached:
+    def kicked(self, now: SearchState, stream: torch.Generator) -> SearchState:
         """Return sentences in which a third of the tokens is drawn anew, from what is usual there."""
         tokens = now.texts.tokens.clone()
         chances = self._language.chances(tokens[:, :-1]).exp() * self._scene.inner
@@ -193,14 +193,14 @@ class Climb:
         tokens[:, 1:] = torch.where(chosen, drawn, tokens[:, 1:])
         return replace(self.at(Texts(tokens, now.texts.labels)), rounds=now.rounds)
 
-    def _replace(self, now: Reached) -> Reached:
+    def _replace(self, now: SearchState) -> SearchState:
         """Other tokens in all sentences, by slopes at where they stood before."""
         slopes = self._promises(now.texts)
         for slot in range(len(now.texts.tokens)):
             now = self._best(now, slot, replaced(now.texts.tokens[slot], slopes[slot], TRIED, EACH))
         return now
 
-    def _rearrange(self, now: Reached) -> Reached:
+    def _rearrange(self, now: SearchState) -> SearchState:
         """Tokens in other places, and other labels."""
         for slot in range(len(now.texts.tokens)):
             sentence = now.texts.tokens[slot]
@@ -208,14 +208,14 @@ class Climb:
             now = self._relabel(now, slot)
         return now
 
-    def _relabel(self, now: Reached, slot: int) -> Reached:
+    def _relabel(self, now: SearchState, slot: int) -> SearchState:
         if self._labelled:
             return now
         labels = torch.arange(self._scene.classes, device=self._scene.device)[:, None]
         sentences = now.texts.tokens[slot].expand(len(labels), 1, -1)
         return self._taken(now, (slot,), sentences, labels)
 
-    def _cross(self, now: Reached) -> Reached:
+    def _cross(self, now: SearchState) -> SearchState:
         """Tokens in other sentences."""
         for pair in itertools.combinations(range(len(now.texts.tokens)), 2):
             made = crossed(now.texts.tokens[pair[0]], now.texts.tokens[pair[1]], self._known)
@@ -223,7 +223,7 @@ class Climb:
                 now = self._taken(now, pair, made, now.texts.labels[list(pair)].expand(len(made), 2))
         return now
 
-    def _deepen(self, now: Reached) -> Reached:
+    def _deepen(self, now: SearchState) -> SearchState:
         """Another order and then other tokens, where each of the two by itself makes matters worse."""
         for slot in range(len(now.texts.tokens)):
             made = rearranged(now.texts.tokens[slot], self._known)[:, None]
@@ -237,7 +237,7 @@ class Climb:
             ]
             for number in torch.stack(best)[:, :DEEPER].flatten().tolist():
                 other = now.texts.exchanged((slot,), made[number], labels[number])
-                found = self._replace(Reached(other, float(losses[number]), now.rounds))
+                found = self._replace(SearchState(other, float(losses[number]), now.rounds))
                 if found.loss < now.loss:
                     return found
         return now
@@ -255,7 +255,7 @@ class Climb:
         promises.masked_fill_(fixed[:, :, None] | ~self._scene.inner, math.inf)
         return promises.scatter_(2, texts.tokens[:, :, None], math.inf)
 
-    def _best(self, now: Reached, slot: int, sentences: Tensor) -> Reached:
+    def _best(self, now: SearchState, slot: int, sentences: Tensor) -> SearchState:
         """The best of sentences (n, L) in a place, or of several changes together."""
         if not len(sentences):
             return now
@@ -267,15 +267,15 @@ class Climb:
         made = joined(now.texts.tokens[slot], sentences[better])[:, None]
         return self._taken(now, (slot,), made, now.texts.labels[slot].expand(len(made), 1))
 
-    def _taken(self, now: Reached, slots: tuple[int, ...], sentences: Tensor, labels: Tensor) -> Reached:
+    def _taken(self, now: SearchState, slots: tuple[int, ...], sentences: Tensor, labels: Tensor) -> SearchState:
         """The best of sentences (n, k, L) with labels (n, k) in k places, or what stands there."""
         losses = self._losses(now, slots, sentences, labels)
         best = int(losses.argmin())
         if not float(losses[best]) < now.loss:
             return now
-        return Reached(now.texts.exchanged(slots, sentences[best], labels[best]), float(losses[best]), now.rounds)
+        return SearchState(now.texts.exchanged(slots, sentences[best], labels[best]), float(losses[best]), now.rounds)
 
-    def _losses(self, now: Reached, slots: tuple[int, ...], sentences: Tensor, labels: Tensor) -> Tensor:
+    def _losses(self, now: SearchState, slots: tuple[int, ...], sentences: Tensor, labels: Tensor) -> Tensor:
         """Minus the log-posterior (n,) with others in some places; infinite where it is no number."""
         others = [number for number in range(len(now.texts.tokens)) if number not in slots]
         rest = self._language.surprise(now.texts.tokens[others]).sum()
@@ -537,11 +537,11 @@ def most_probable(
     return Reading(tuple(attempts), language.title)
 
 
-def _better(one: Reached, other: Reached) -> Reached:
+def _better(one: SearchState, other: SearchState) -> SearchState:
     return min(one, other, key=lambda reached: reached.loss)
 
 
-def _most_promising(climb: Climb, starts: Sequence[Reached], rounds: int, tell: Tell) -> Reached:
+def _most_promising(climb: Climb, starts: Sequence[SearchState], rounds: int, tell: Tell) -> SearchState:
     """Where the best of several starts is after their shares of so many rounds; the only one stays where it is."""
     if len(starts) == 1:
         return starts[0]
@@ -636,7 +636,7 @@ def _length(table: Tensor, weight: float) -> Penalty:
     return penalty
 
 
-def simulated_texts(trial: Trial) -> Vector:
+def simulated_texts(trial: SimulationTrial) -> Vector:
     """As attacks that run the network itself on tokens take it."""
     scene, victim = _scene(trial)
     tokens, targets = split(scene, trial.examples, trial.labels)
@@ -645,7 +645,7 @@ def simulated_texts(trial: Trial) -> Vector:
     )
 
 
-def simulated_probabilities(trial: Trial) -> Vector:
+def simulated_probabilities(trial: SimulationTrial) -> Vector:
     """As attacks that move probabilities of tokens take it."""
     scene, victim = _scene(trial)
     vocabulary = scene.format.vocabulary
@@ -655,7 +655,7 @@ def simulated_probabilities(trial: Trial) -> Vector:
     return simulated_upload(soft, victim, inputs[0], labels[0])
 
 
-def simulated_vectors(trial: Trial) -> Vector:
+def simulated_vectors(trial: SimulationTrial) -> Vector:
     """As attacks that move vectors of tokens take it: without what these are looked up in."""
     scene, victim = _scene(trial)
     vocabulary = scene.format.vocabulary
@@ -671,7 +671,7 @@ def simulated_vectors(trial: Trial) -> Vector:
     )
 
 
-def _scene(trial: Trial) -> tuple[TextScene, Victim]:
+def _scene(trial: SimulationTrial) -> tuple[TextScene, Victim]:
     settings = trial.observation.settings
     if settings.text is None:
         raise ValueError("the trial is not of texts")

@@ -204,7 +204,7 @@ def _recorder(part: Part) -> Any:
     return record
 
 
-class Reached(NamedTuple):
+class ReachedNodes(NamedTuple):
     """What the losses depend on.
 
     Attributes:
@@ -216,12 +216,12 @@ class Reached(NamedTuple):
     leaves: set[int]
 
 
-def reached(total: Tensor, parts: Sequence[Part]) -> Reached:
+def reached(total: Tensor, parts: Sequence[Part]) -> ReachedNodes:
     """Walk from a number through autograd's graph, past the layers with a rule to what they were given."""
     sources = {
         output.edge.node: call.sources for part in parts if part.ruled for call in part.calls for output in call.outputs
     }
-    visited = Reached(set(), set())
+    visited = ReachedNodes(set(), set())
     open_ = [] if total.grad_fn is None else [total.grad_fn]
     while open_:
         node = open_.pop()

@@ -20,7 +20,7 @@ from fedpriv.core.randomness import seeded_generators
 from fedpriv.gradients.calls import (
     Output,
     Part,
-    Reached,
+    ReachedNodes,
     find_parts,
     hidden_parameters,
     lengths_seen,
@@ -374,7 +374,7 @@ def _tied(table: Part, layer: Part, looked_up: Tensor, error: Tensor, memory: Me
     return made
 
 
-def _problem_of_part(part: Part, used: Reached, examples: int, batch_first: bool) -> str:
+def _problem_of_part(part: Part, used: ReachedNodes, examples: int, batch_first: bool) -> str:
     """Why the gradients of a part do not follow from what was seen of it; empty if they do, or if it is not used."""
     entered = any(output.edge.node in used.nodes for call in part.calls for output in call.outputs)
     outside = any(id(value) in used.leaves for value in part.trained.values())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, Target
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
-from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
+from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
@@ -124,7 +124,7 @@ def _victims(
 
 def _trials(
     world: World, target: Target, images: int, config: EvadeConfig, robustness: Robustness | None
-) -> list[Trial]:
+) -> list[EvasionTrial]:
     """Each attack of each size. Together they call a sound certificate broken with the certificates' own alpha."""
     kinds: dict[str, tuple[type[EvasionAttack], int]] = {}
     for name in config.attacks:
@@ -135,7 +135,9 @@ def _trials(
     sizes = config.attacked_sizes
     tests = max(1, images * len(kinds) * len(sizes) * world.dataset.classes)
     alpha = (1.0 if robustness is None else robustness.alpha) / tests
-    made = Trial("", EvasionAttack, Ball(config.norm, 1.0), 0, config.steps, config.restarts, config.votes, alpha, 0)
+    made = EvasionTrial(
+        "", EvasionAttack, Ball(config.norm, 1.0), 0, config.steps, config.restarts, config.votes, alpha, 0
+    )
     return [
         replace(made, name=name, kind=kind, draws=draws, ball=Ball(config.norm, size), seed=world.experiment.seed)
         for name, (kind, draws) in kinds.items()
@@ -146,7 +148,7 @@ def _trials(
 def _evasion(
     config: EvadeConfig,
     victims: Victims,
-    trials: Sequence[Trial],
+    trials: Sequence[EvasionTrial],
     lines: Sequence[Attempt],
     chosen: int,
     robustness: Robustness | None,
@@ -180,7 +182,7 @@ def _evasion(
     )
 
 
-def _curve(name: str, trials: Sequence[Trial], lines: Sequence[Attempt], chosen: int) -> EvasionCurve:
+def _curve(name: str, trials: Sequence[EvasionTrial], lines: Sequence[Attempt], chosen: int) -> EvasionCurve:
     shares: list[Interval] = []
     broken: list[int] = []
     for trial in trials:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget, strongest
-from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
+from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.registry import EVASIONS
 from fedpriv.robustness.records import Certificate
@@ -52,7 +52,7 @@ def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     """Certificates of twice the radius: refuted far outside it; at its edge, where chance decides, they are not."""
     made, radius = worst(1, image)
     victims = Victims([0], image[None], torch.zeros(1, dtype=torch.int64), {0: certified(2 * radius)})
-    trial = Trial("pgd", EVASIONS["pgd"], Ball("l2", 1.5 * radius), 4, 10, 1, 200, 1e-6, 5)
+    trial = EvasionTrial("pgd", EVASIONS["pgd"], Ball("l2", 1.5 * radius), 4, 10, 1, 200, 1e-6, 5)
     target = SmoothedTarget(made.voting)
     (line,) = attempts(trial, target, victims)
     assert line.broken and not line.right and line.votes == 20 * 200 and line.radius == 2 * radius

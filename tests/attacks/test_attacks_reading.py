@@ -9,9 +9,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedpriv.attacks.endpoint.cloak import (
+    CloakTrial,
     Game,
     Training,
-    Trial,
     equal_uniform,
     linear_filter,
     mean_interval,
@@ -100,10 +100,10 @@ def test_the_guess_is_the_commonest_attribute_of_each_label() -> None:
     assert game.guess == pytest.approx((2 + 2) / 7)
 
 
-def trial(answered: float, read: float, sigma: float = 0.3) -> Trial:
+def trial(answered: float, read: float, sigma: float = 0.3) -> CloakTrial:
     """Of 1,000 images, read alike whatever the noise."""
     rates = [np.where(np.arange(1000) < 1000 * share, 1.0, 0.0) for share in (answered, read)]
-    return Trial(uniform_noise(SHAPE, sigma, False), *rates, 10.0)
+    return CloakTrial(uniform_noise(SHAPE, sigma, False), *rates, 10.0)
 
 
 @in_one_test(
@@ -116,7 +116,7 @@ def trial(answered: float, read: float, sigma: float = 0.3) -> Trial:
         (trial(0.59, 0.20), trial(0.59, 0.88), "is not better than uniform noise: 59.0% of the answers are right"),
     ],
 )
-def test_the_verdict_is_of_two_points_at_equal_accuracy(cloaked: Trial, uniform: Trial, said: str) -> None:
+def test_the_verdict_is_of_two_points_at_equal_accuracy(cloaked: CloakTrial, uniform: CloakTrial, said: str) -> None:
     found = verdict(cloaked, uniform, 0.6)
     assert said in found and ("the commonest group each time (60.0%)" in found) == (cloaked.answered.mean() < 0.6)
 
@@ -126,7 +126,7 @@ def test_what_chance_explains_is_not_better() -> None:
     rng = np.random.default_rng(1)
     cloaked, uniform = (rng.permutation(np.where(np.arange(50) < count, 1.0, 0.0)) for count in (25, 27))
     right, noise = np.ones(50), uniform_noise(SHAPE, 0.3, False)
-    found = verdict(Trial(noise, right, cloaked, 1.0), Trial(noise, right, uniform, 1.0), 0.6)
+    found = verdict(CloakTrial(noise, right, cloaked, 1.0), CloakTrial(noise, right, uniform, 1.0), 0.6)
     assert found.startswith("Cloak is not shown to hide more than uniform noise.")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.membership.synthesis import Search, by_model, by_statistics, is_binary, noisy_real
+from fedpriv.attacks.membership.synthesis import RecordSearch, by_model, by_statistics, is_binary, noisy_real
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, linear
 
 CLASSES = 3
@@ -46,7 +46,7 @@ def test_binary_features_are_flipped_and_others_get_noise() -> None:
 def test_searched_records_are_what_the_model_is_sure_of(binary: bool) -> None:
     network = linear(CLASSES, seed=2)
     server = endpoint(network, CLASSES, most=3000)
-    search = Search(confidence=0.8)
+    search = RecordSearch(confidence=0.8)
     made = by_model(server, SHAPE, 45, 3000, binary, np.random.default_rng(1), search)
     shares = network(made.images).softmax(1).detach()
     own = shares.gather(1, made.labels[:, None])[:, 0]
@@ -58,5 +58,5 @@ def test_searched_records_are_what_the_model_is_sure_of(binary: bool) -> None:
 
 def test_a_search_never_asks_beyond_its_budget() -> None:
     server = endpoint(linear(CLASSES, seed=2), CLASSES, most=100)
-    made = by_model(server, SHAPE, 40, 100, True, np.random.default_rng(1), Search(confidence=0.999999))
+    made = by_model(server, SHAPE, 40, 100, True, np.random.default_rng(1), RecordSearch(confidence=0.999999))
     assert server.asked == 80 and len(made.labels) == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
-from fedpriv.attacks.evasion.trials import Trial, Victims, attempts
+from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import resume_run
@@ -115,7 +115,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
             victims = Victims(
                 rows, pixel_images(world, torch.tensor(rows)), labels, {each.image: each for each in some}
             )
-            trial = Trial("pgd", EVASIONS["pgd"], Ball(norm, 0.999 * radius), 4, 3, 1, 100, CERTIFY.alpha, 3)
+            trial = EvasionTrial("pgd", EVASIONS["pgd"], Ball(norm, 0.999 * radius), 4, 3, 1, 100, CERTIFY.alpha, 3)
             found += attempts(trial, target, victims)
         assert len(found) >= 300 and all(each.certified for each in found)
         assert sum(not each.right for each in found) <= robustness.wrong_at_most

@@ -17,7 +17,7 @@ from fedpriv.core.settings import Count, Groups, Positive, Registered
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.attacks.endpoint.cloak import Game, Trial
+    from fedpriv.attacks.endpoint.cloak import CloakTrial, Game
     from fedpriv.attacks.endpoint.cloak_noise import Learning
     from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
 
@@ -117,7 +117,9 @@ class CloakedQuestions(EndpointAttack):
             raise InputError(f"{self.name}.attribute follows from the model's task: there is nothing to hide")
         return game
 
-    def _trials(self, game: "Game", teacher: "Network", weight: float, number: int) -> "Iterator[tuple[str, Trial]]":
+    def _trials(
+        self, game: "Game", teacher: "Network", weight: float, number: int
+    ) -> "Iterator[tuple[str, CloakTrial]]":
         """The learnt noise, and the same with features suppressed where some are."""
         from fedpriv.attacks.endpoint.cloak_noise import learn_noise, suppress
         from fedpriv.core.randomness import torch_stream
@@ -135,7 +137,9 @@ class CloakedQuestions(EndpointAttack):
 
         return Learning(weight, self.least, self.most, self.steps, self.rate, clamped=self.clamped)
 
-    def _finding(self, game: "Game", clean: "Trial", words: str, cloaked: "Trial", asked: int) -> ProbeOutcome:
+    def _finding(
+        self, game: "Game", clean: "CloakTrial", words: str, cloaked: "CloakTrial", asked: int
+    ) -> ProbeOutcome:
         from fedpriv.attacks.endpoint.cloak import suppression_figures, trial_figures, verdict
         from fedpriv.attacks.endpoint.records import ProbeResult, Shown
 
@@ -159,7 +163,9 @@ def _file(*parts: str) -> str:
     return re.sub("[^a-z0-9.]+", "-", " ".join(parts).lower()) + ".png"
 
 
-def _pictures(game: "Game", cloaked: "Trial", uniform: "Trial", most: float) -> "dict[tuple[str, str], Tensor]":
+def _pictures(
+    game: "Game", cloaked: "CloakTrial", uniform: "CloakTrial", most: float
+) -> "dict[tuple[str, str], Tensor]":
     """The first images held, as they are and as they are sent, and where the noise is: (kind, what) -> image."""
     from fedpriv.core.randomness import torch_stream
 

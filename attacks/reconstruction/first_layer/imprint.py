@@ -203,7 +203,7 @@ OUTER = 4  # the two outer bins have no end; how wide they are taken to be, over
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class RowSteps:
     """Differences of the mean of some rows and of the mean of those after them.
 
     Attributes:
@@ -220,7 +220,7 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ImprintRows:
     """The gradient of the first layer, in float64, and what the server knows of its bins.
 
     Attributes:
@@ -236,10 +236,10 @@ class Rows:
     cuts: Tensor
 
     @staticmethod
-    def of(victim: Victim, layers: ImprintLayers) -> "Rows":
+    def of(victim: Victim, layers: ImprintLayers) -> "ImprintRows":
         """Read a victim's upload; rows that are no bins let nothing through and hold nothing."""
         upload, parameters = victim.gradient, victim.parameters
-        return Rows(
+        return ImprintRows(
             upload[layers.weight].double(),
             upload[layers.bias].double(),
             parameters[layers.weight][0].double(),
@@ -247,12 +247,12 @@ class Rows:
         )
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> RowSteps:
         """What each row has and the next has not; after the last row comes zero."""
         places = torch.arange(len(self.bias), device=self.bias.device)
         return self.between(places - 1, places, places + 1)
 
-    def between(self, start: Tensor, middle: Tensor, end: Tensor) -> Steps:
+    def between(self, start: Tensor, middle: Tensor, end: Tensor) -> RowSteps:
         """The mean of rows after ``start`` up to ``middle`` minus that of the rows after it up to ``end``, (N,) each.
 
         Rows after the last one are zero, and without noise.
@@ -266,7 +266,7 @@ class Rows:
         steps = first - (sums[there] - sums[middle + 1]) / after[:, None]
         noisy = (there - middle - 1).double() / after.square()
         weight = steps[:, :-1]
-        return Steps(weight, steps[:, -1], weight @ self.brightness, (1 / before + noisy) / 2)
+        return RowSteps(weight, steps[:, -1], weight @ self.brightness, (1 / before + noisy) / 2)
 
     @property
     def middles(self) -> Tensor:
@@ -309,7 +309,7 @@ class StepNoise:
     weight: float
 
     @staticmethod
-    def of(steps: Steps) -> "StepNoise":
+    def of(steps: RowSteps) -> "StepNoise":
         """Read it off medians over the bins."""
         lengths = steps.weight.square().sum(dim=1)
         usual = lengths.median()
@@ -420,7 +420,7 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
         raise AttackRefused(f"{title}: imprint reads one upload at a time; attack each round's by itself")
     if not is_crafted(victim.parameters, layers):
         raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for imprint")
-    rows = Rows.of(victim, layers)
+    rows = ImprintRows.of(victim, layers)
     rounding = ROUNDINGS * torch.finfo(victim.gradient[layers.bias].dtype).eps * float(rows.bias.abs().max())
     steps = rows.steps
     many = len(rows.bias) >= EMPTY * victim.model.examples
@@ -440,7 +440,7 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
     return Imprint(images, amplitudes, bins.cpu(), _unexplained(steps, bins, amplitudes, flat), exact)
 
 
-def _occupied(rows: Rows, noise: StepNoise, one_scale: bool) -> Tensor:
+def _occupied(rows: ImprintRows, noise: StepNoise, one_scale: bool) -> Tensor:
     """The bins at which the rows change by more than noise: narrow windows first, then what only wider ones show.
 
     As in narrowest-over-threshold change-point detection (Baranowski, Chen and Fryzlewicz 2019), with windows of 1, 2,
@@ -466,7 +466,7 @@ def _occupied(rows: Rows, noise: StepNoise, one_scale: bool) -> Tensor:
 
 
 def _amplitudes(
-    steps: Steps, noise: StepNoise, middles: Tensor, one_scale: bool, doubt: Tensor | None = None
+    steps: RowSteps, noise: StepNoise, middles: Tensor, one_scale: bool, doubt: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Amplitudes (N,) of steps by least squares, and their precisions (N,).
 
@@ -484,7 +484,7 @@ def _amplitudes(
 
 
 def _denoised(
-    rows: Rows, bins: Tensor, noise: StepNoise, one_scale: bool, prior: GaussianPrior
+    rows: ImprintRows, bins: Tensor, noise: StepNoise, one_scale: bool, prior: GaussianPrior
 ) -> tuple[Tensor, Tensor]:
     """Amplitudes (R,) and images (R, P) of the occupied bins from the means of the rows between them."""
     if len(bins) == 0:
@@ -514,7 +514,7 @@ def _is_image(scene: Scene, images: Tensor) -> Tensor:
     return (shown - shown.clamp(0, 1)).abs().flatten(1).mean(dim=1) < OUTSIDE
 
 
-def _unexplained(steps: Steps, bins: Tensor, amplitudes: Tensor, flat: Tensor) -> float:
+def _unexplained(steps: RowSteps, bins: Tensor, amplitudes: Tensor, flat: Tensor) -> float:
     total = steps.weight.square().sum() + steps.bias.square().sum()
     if not float(total):
         return 1.0
