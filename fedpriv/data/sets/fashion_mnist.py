@@ -1,7 +1,7 @@
 """Fashion-MNIST: garments, 28x28 (Xiao, Rasul and Vollgraf 2017)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.idx import IdxFiles
+from fedpriv.data.torchvision_files import IdxFiles
 
 
 @DATASETS.register

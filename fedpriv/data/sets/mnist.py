@@ -1,7 +1,7 @@
 """MNIST: handwritten numerals, 28x28 (LeCun, Cortes and Burges)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.idx import IdxFiles
+from fedpriv.data.torchvision_files import IdxFiles
 
 
 @DATASETS.register
