@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpriv.core.columns import Column, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
+from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.settings import wrong_value
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import recorded_mechanism
@@ -331,6 +332,10 @@ def _checked(settings: Any, path: Path) -> PublicSettings:
         raise InputError(f"{path} is damaged: {error}") from None
     if config.parameter and config.noise is None:
         raise InputError(f"{path} is damaged: mechanism {config.name} without the noise itself")
+    known = [name for name, algorithm in ALGORITHMS.items() if algorithm.trains_in_steps]
+    if public.algorithm not in known:
+        words = f"allowed: {', '.join(known)}"
+        raise InputError(where=f"{path} is damaged", key="algorithm", given=public.algorithm, allowed=words)
     return public
 
 

@@ -2,7 +2,7 @@
 
 from importlib import resources
 
-from fedpriv.core.finding import Columns, findings
+from fedpriv.core.finding import Columns, Finding, findings
 
 
 def test_each_has_a_rank_of_its_own_and_a_section_in_its_folder() -> None:
@@ -10,6 +10,8 @@ def test_each_has_a_rank_of_its_own_and_a_section_in_its_folder() -> None:
     ranks = [finding.rank for finding in every]
     assert ranks == sorted(set(ranks))
     for finding in every:
+        if type(finding).section is Finding.section:
+            continue  # its sentences say all
         folder = resources.files(type(finding).__module__.rpartition(".")[0])
         assert '<section aria-labelledby="' in folder.joinpath("report.html").read_text(encoding="utf-8")
 
