@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from PIL import Image, UnidentifiedImageError
-
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records import FileRecord, Guarantee, Ledger, Model, Partition, RoundRecord, Summary
 from fedpriv.core.registry import FINDINGS
-from fedpriv.core.runs import RunFolder
 
 if TYPE_CHECKING:
+    from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
 
 R = TypeVar("R")
@@ -92,7 +90,7 @@ class RunView:
         partition: ``None`` if the run ended before the data were shared.
     """
 
-    folder: RunFolder
+    folder: "RunFolder"
     experiment: Experiment
     summary: Summary | None
     rounds: tuple[RoundRecord, ...]
@@ -193,7 +191,7 @@ class Finding(ABC, Generic[R]):
     columns: ClassVar[type[Columns] | None] = None
 
     @abstractmethod
-    def read(self, folder: RunFolder) -> R | None:
+    def read(self, folder: "RunFolder") -> R | None:
         """Return what a run folder holds of it; ``None``: nothing.
 
         Raises:
@@ -204,7 +202,7 @@ class Finding(ABC, Generic[R]):
         """Return its section of the report; ``None``: its sentences say all."""
         return None
 
-    def conclude(self, world: "World", folder: RunFolder) -> None:
+    def conclude(self, world: "World", folder: "RunFolder") -> None:
         """Measure, when a run ends, what only whoever has all data can know, and write it."""
 
     def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
@@ -221,7 +219,7 @@ class Finding(ABC, Generic[R]):
             InputError: there are too few test images, say.
         """
 
-    def measure_trial(self, folder: RunFolder) -> None:
+    def measure_trial(self, folder: "RunFolder") -> None:
         """Measure the finished model of a sweep's trial, as its settings ask; refuted claims are a result.
 
         Raises:
@@ -280,7 +278,7 @@ class RecordFinding(Finding[S]):
 
     record: ClassVar[type[Any]]
 
-    def read(self, folder: RunFolder) -> S | None:
+    def read(self, folder: "RunFolder") -> S | None:
         """Return the record; ``None``: there is none."""
         found: S | None = folder.read(self.record)
         return found
@@ -304,7 +302,7 @@ def findings() -> list[Finding[Any]]:
     return sorted(every, key=lambda finding: finding.rank)
 
 
-def all_found(folder: RunFolder) -> list[Found]:
+def all_found(folder: "RunFolder") -> list[Found]:
     """Return everything that was found of a run.
 
     Raises:
@@ -313,7 +311,7 @@ def all_found(folder: RunFolder) -> list[Found]:
     return [Found(finding, result) for finding in findings() if (result := finding.read(folder)) is not None]
 
 
-def records_found(folder: RunFolder) -> dict[str, Model]:
+def records_found(folder: "RunFolder") -> dict[str, Model]:
     """Return what summary.json repeats of everything that was found, by key.
 
     Raises:
@@ -351,6 +349,8 @@ def read_picture(path: Path) -> Picture:
         InputError: it is damaged.
     """
     png = path.read_bytes()
+    from PIL import Image, UnidentifiedImageError  # here, because every command reads this file
+
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
             image.load()
