@@ -16,6 +16,7 @@ REMOVABLE = [name for name in CAPABILITIES if name not in ("evasion", "own model
 SCRIPT = """
 import sys
 from fedpriv.core.cli import main
+small = sys.argv[1:]
 def run(*words):
     sys.argv = ["fedpriv", *words]
     try:
@@ -25,9 +26,9 @@ def run(*words):
 run("--help")
 run("config", "schema")
 run("config", "check", "configs/quickstart.toml")
-run("run", "configs/quickstart.toml", "--quiet", "--out", "run", *sys.argv[1:])
+run("run", "configs/quickstart.toml", "--quiet", "--out", "run", *small)
 """
-SMALL = ("federation.rounds=20", "adversary.dlg.iterations=20", "adversary.iga.iterations=20", "adversary.map.steps=20")
+SMALL = ("federation.rounds=20", "adversary.dlg.iterations=20", "adversary.iga.iterations=20", "adversary.map.iterations=20")
 
 
 @pytest.fixture(params=REMOVABLE)
