@@ -28,7 +28,8 @@ run("config", "schema")
 run("config", "check", "configs/quickstart.toml")
 run("run", "configs/quickstart.toml", "--quiet", "--out", "run", *small)
 """
-SMALL = ("federation.rounds=20", "adversary.dlg.iterations=20", "adversary.iga.iterations=20", "adversary.map.iterations=20")
+ATTACKS = ("dlg", "iga", "map")
+SMALL = ("federation.rounds=20", *(f"adversary.{name}.iterations=20" for name in ATTACKS))
 
 
 @pytest.fixture(params=REMOVABLE)
