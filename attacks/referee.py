@@ -18,7 +18,6 @@ from torch import Tensor
 from fedpriv import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.attacks.texts.referee import missed_sentences, score_guessed_sentences, score_sentences
 from fedpriv.attacks.truth import Scores, Truth, odds, subject
 from fedpriv.core.records import RowScore, Score
 
@@ -43,6 +42,8 @@ def score(
     true one (Poisson sampling, several local passes): then only pairs are scored, and the note says how many are not.
     """
     if truth.tokenizer is not None:
+        from fedpriv.attacks.texts.referee import score_sentences  # which only texts need
+
         return score_sentences(reconstruction, upload, truth, guesses)
     _check(reconstruction, truth)
     # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
@@ -91,6 +92,8 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
     does. They have no figures, and are not written.
     """
     if truth.tokenizer is not None:
+        from fedpriv.attacks.texts.referee import missed_sentences  # which only texts need
+
         return missed_sentences(truth, attack, upload, scores)
     places = {(score.client, score.image) for score in scores if score.chosen}
     offered = 1 if picked else len(truth.labels)
@@ -123,6 +126,8 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
 def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True) -> Scores:
     """Score the guesses as if they were reconstructions; by definition none recovers anything."""
     if truth.tokenizer is not None:
+        from fedpriv.attacks.texts.referee import score_guessed_sentences  # which only texts need
+
         return score_guessed_sentences(guesses, truth)
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}

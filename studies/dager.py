@@ -14,10 +14,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.methods.dager import DagerSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score
+from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.federated import example_losses

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpriv.attacks.methods.lamp import LampSettings
-from fedpriv.attacks.methods.text_map import TextMapSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels, label_signatures, match_labels
 from fedpriv.attacks.reconstruction.matching import Matcher, Objective, angle
@@ -37,6 +35,8 @@ from fedpriv.attacks.texts.scoring import (
     trained_network,
 )
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, token_vectors
+from fedpriv.attacks.texts.uploads.lamp import LampSettings
+from fedpriv.attacks.texts.uploads.text_map import TextMapSettings
 from fedpriv.core.names import END, PAD, START
 from fedpriv.gradients import Vector
 

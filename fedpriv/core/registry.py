@@ -40,7 +40,8 @@ def capabilities(module: str) -> Iterator[ModuleType]:
     root = Path(__file__).parents[1]
     for folder in (root, root / "algorithms", root / "attacks"):
         for path in sorted(folder.glob(f"*/{module}.py")):
-            yield importlib.import_module(".".join(("fedpriv", *path.relative_to(root).with_suffix("").parts)))
+            parts = [part for part in path.relative_to(root).with_suffix("").parts if part != "__init__"]
+            yield importlib.import_module(".".join(("fedpriv", *parts)))
 
 
 class Registry(Mapping[str, type[Any]]):
@@ -50,12 +51,13 @@ class Registry(Mapping[str, type[Any]]):
         what: one thing of the kind, for people.
         place: where ours are: a package, whose modules are imported, but no packages inside it; or, without a dot, a
             module in the folders of capabilities.
+        inner: packages of this name in the folders of capabilities hold more of ours; empty: none do.
         group: of entry points.
         base: what they are subclasses of, as "module:class".
     """
 
-    def __init__(self, what: str, place: str, group: str, base: str) -> None:
-        self.what, self.place, self.group, self.base = what, place, group, base
+    def __init__(self, what: str, place: str, group: str, base: str, inner: str = "") -> None:
+        self.what, self.place, self.group, self.base, self.inner = what, place, group, base, inner
         self._things: dict[str, type[Any]] = {}
         self._begun = False
 
@@ -106,10 +108,13 @@ class Registry(Mapping[str, type[Any]]):
         if "." not in self.place:
             list(capabilities(self.place))
             return
-        package = importlib.import_module(self.place)
-        for module in pkgutil.iter_modules(package.__path__, f"{self.place}."):
-            if not module.ispkg:
-                importlib.import_module(module.name)
+        packages = [importlib.import_module(self.place)]
+        if self.inner:
+            packages += capabilities(f"{self.inner}/__init__")
+        for package in packages:
+            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+                if not module.ispkg:
+                    importlib.import_module(module.name)
 
     def _base(self) -> type[Any]:
         module, _, name = self.base.partition(":")
@@ -186,7 +191,9 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True, sect
 
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "fedpriv.mechanisms:MechanismSettings")
-ATTACKS = Registry("attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings")
+ATTACKS = Registry(
+    "attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings", inner="uploads"
+)
 EVASIONS = Registry(
     "evasion attack",
     "fedpriv.attacks.evasion.methods",

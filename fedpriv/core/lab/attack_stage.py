@@ -31,7 +31,6 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
 from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
-from fedpriv.attacks.texts.referee import bare, exact_chance, sentence_guesses
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth
 from fedpriv.core.columns import Column, cell_texts, worded
@@ -402,6 +401,8 @@ def _misses(
 def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
     """What is offered by whoever never saw an upload, made of public examples."""
     if world.dataset.text is not None:
+        from fedpriv.attacks.texts.referee import sentence_guesses  # which only texts need
+
         return sentence_guesses(images)
     told = world.dataset.y_test if Access.LABELS in threat.grants else None
     return guesses(images, told, world.dataset.classes, world.dataset.columns)
@@ -410,6 +411,8 @@ def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, 
 def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> float:
     """How often such a guess counts as a recovered example, estimated on public ones."""
     if world.dataset.text is not None:
+        from fedpriv.attacks.texts.referee import exact_chance  # which only texts need
+
         return exact_chance(images, public)
     return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
 
@@ -590,6 +593,8 @@ def save_shared(
 ) -> None:
     """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
     if tokenizer is not None:
+        from fedpriv.attacks.texts.referee import bare  # which only texts need
+
         tokens = bare(image)
         pieces = [tokenizer.decode([token]) for token in tokens]
         folder.write_json(

@@ -1,0 +1,1 @@
+"""Attacks on uploads of text models, one file each."""
