@@ -118,11 +118,11 @@ def test_a_trial_that_fails_is_recorded_and_the_rest_goes_on(
 def test_an_unexpected_error_leaves_its_traceback_until_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise error
 
     asked = sweep(tmp_path, seeds=[1])
-    monkeypatch.setattr(lab, "_serve", failing)
+    monkeypatch.setattr(lab, "read_record", failing)
     records, _ = run(asked, tmp_path / "out")
     assert [record.status for record in records] == ["failed"] * 3
     files = sorted((tmp_path / "out").rglob("traceback.txt"))
@@ -137,10 +137,10 @@ def test_an_unexpected_error_leaves_its_traceback_until_it_is_tried_again(
 
 
 def test_an_interruption_leaves_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise RunInterruptedError("by the user")
 
-    monkeypatch.setattr(lab, "_serve", interrupted)
+    monkeypatch.setattr(lab, "read_record", interrupted)
     with pytest.raises(RunInterruptedError):
         run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
     assert not list((tmp_path / "out").rglob("traceback.txt"))
@@ -149,11 +149,11 @@ def test_an_interruption_leaves_no_traceback(tmp_path: Path, monkeypatch: pytest
 def test_a_traceback_that_cannot_be_written_is_told_beside_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         (tmp_path / "out" / "trials" / "0001" / "traceback.txt").mkdir(exist_ok=True)
         raise ZeroDivisionError("the reason")
 
-    monkeypatch.setattr(lab, "_serve", failing)
+    monkeypatch.setattr(lab, "read_record", failing)
     records, _ = run(sweep(tmp_path, seeds=[1]), tmp_path / "out")
     reasons = [record.reason for record in records]
     assert reasons[1:] == ["ZeroDivisionError: the reason"] * 2
@@ -170,7 +170,7 @@ def test_a_refuted_ledger_is_a_result_and_an_error(tmp_path: Path, monkeypatch: 
     assert [record.refuted for record in records] == [False, True, True]
     assert [record.failed for record in records] == [False] * 3
     page = write_sweep_report(tmp_path / "out").read_text()
-    assert "A ledger is refuted" in page and page.count("ε is at least 999 with confidence") == 2
+    assert "the ledger is refuted" in page and page.count("ε of at least 999 with confidence") == 2
     styles = [str(row.style) for row in result_table(records).rows]
     assert styles == ["", "red", "red"]
 
@@ -448,7 +448,7 @@ def test_a_refused_attack_is_named_beside_what_it_leaves_empty(tmp_path: Path, f
     assert code == 0 and f"trial 1: attack closed_form refused: {reason}" in printed
     (row,) = [line for line in printed.splitlines() if line.lstrip().startswith("1 ")]
     assert " refused " in row
-    assert f'<td colspan="9">attack closed_form refused: {reason}' in (tmp_path / "out" / "report.html").read_text()
+    assert f'<td colspan="6">attack closed_form refused: {reason}' in (tmp_path / "out" / "report.html").read_text()
     (figure,) = figures(tmp_path / "out")
     assert json.loads(figure["refusals"])[0].startswith("attack closed_form refused")
 
