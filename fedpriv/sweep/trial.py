@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.core.config import Experiment
-from fedpriv.core.finding import findings
 
 
 @dataclass(frozen=True)
@@ -27,5 +26,7 @@ class Trial:
     @property
     def asked(self) -> dict[str, str]:
         """What is measured of its final model, for people -> the key in sweep.json, or empty."""
+        from fedpriv.core.finding import findings  # with torch, which reading settings need not wait for
+
         every = (finding.asked_of_trials(self.experiment) for finding in findings())
         return {words: key for asked in every for words, key in asked.items()}
