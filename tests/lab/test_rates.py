@@ -310,7 +310,7 @@ def test_a_wrong_ceiling_ends_with_1_and_everything_is_written(tmp_path: Path, m
     monkeypatch.setattr(rates, "ceilings", claimed)
     settings = experiment(mechanism={"name": "gaussian", "sigma": 1e-3}, adversary=PICKING, training={"batch_size": 1})
     with pytest.raises(
-        RunFailedError, match=r"picked out of 100: candidate is right on 4 of 4 images, and no attack should exceed 1"
+        RunFailedError, match=r"picked out of 100, by candidate: 100\.0% .*claimed: at most 1\.0% .a wrong theorem"
     ):
         start_run(settings, tmp_path / "run", "", Silent())
     folder = RunFolder(tmp_path / "run")
