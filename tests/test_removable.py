@@ -29,7 +29,7 @@ run("config", "check", "configs/quickstart.toml")
 run("run", "configs/quickstart.toml", "--quiet", "--out", "run", *small)
 """
 ATTACKS = ("dlg", "iga", "map")
-SMALL = ("federation.rounds=20", *(f"adversary.{name}.iterations=20" for name in ATTACKS))
+SMALL = ("federation.rounds=20", "adversary.victims=1", *(f"adversary.{name}.iterations=20" for name in ATTACKS))
 
 
 @pytest.fixture(params=REMOVABLE)
