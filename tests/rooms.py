@@ -39,7 +39,7 @@ CAPABILITIES = {
     "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),
     "robustness": Capability("fedpriv/robustness", r"robustness|Robustness|smoothing\b(?!\w)"),
     "sweep": Capability("fedpriv/sweep", r"\bsweep\b|Sweep[A-Z]"),
-    "deploy": Capability("fedpriv/deploy", r"\bdeploy\b|\blistener\b"),
+    "deploy": Capability("fedpriv/deploy", r"\bdeploy\b"),
     "flower": Capability("fedpriv/flower", r"fedpriv\.flower|privatise"),
     "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),
     "memorisation": Capability("attacks/memorisation", r"[Mm]emorisation"),
