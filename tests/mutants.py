@@ -126,9 +126,9 @@ MUTANTS = (
     ),
     Mutant(
         "votes: shares of the noise for more clients than must stay",
-        "fedpriv/algorithms/pate/client.py",
-        "sigma / math.sqrt(least_survivors(clients))",
-        "sigma / math.sqrt(clients)",
+        "fedpriv/mechanisms/machinery/whole_numbers.py",
+        "share = sigma / math.sqrt(least_survivors(clients))",
+        "share = sigma / math.sqrt(clients)",
         "tests/algorithms/pate/test_pate.py",
     ),
     Mutant(
