@@ -267,6 +267,8 @@ def _as_json(evaded: "Evasion | None", probed: "Probe | None") -> dict[str, Any]
 
 def _print(run: "RunFolder", evaded: "Evasion | None", probed: "Probe | None", earlier: "Probe | None") -> None:
     if evaded is not None:
+        from fedpriv.robustness.records import Robustness
+
         out.print(_table(evaded))
         print_sentences(_sentences(evaded, run.read(Robustness)))
         print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")

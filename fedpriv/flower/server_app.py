@@ -63,7 +63,7 @@ def _report(folder: Path) -> None:
 
 def _outside_the_app() -> dict[str, str]:
     """The environment without Flower's pack of the app, which Ray's workers are told of in PYTHONPATH."""
-    packed = Path(__file__).resolve().parents[3]
+    packed = Path(__file__).resolve().parents[2]
     told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [path for path in told if path and Path(path).resolve() != packed]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(kept)}

@@ -332,7 +332,7 @@ class TestOwnModel:
             ({"candidates": IMAGES[:3], "candidate_labels": [1, 2, 10]}, "from 0 to 9 are wanted; given is 10"),
             (
                 {"candidates": IMAGES[:3], "candidate_labels": [1.5] * 99},
-                r"= \[1.5, .{10,60}\.\.\.: whole",
+                r"= \[1.5, .{10,200}\.\.\.: whole",
             ),
             ({"candidates": IMAGES[:3], "candidate_labels": [1, 2]}, "2 candidate_labels for 3 examples"),
             ({"candidates": torch.rand(3, 1, 4, 4), "candidate_labels": [1, 2, 3]}, r"candidates has the shape"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.core.config import DataConfig
+from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import partition_indices
 
@@ -142,12 +142,17 @@ def test_shares_are_looked_up_as_in_a_tuple() -> None:
     [
         ({"partition": "overlapping"}, "needs data.examples_per_client"),
         ({"examples_per_client": 3}, "'iid' does not read data.examples_per_client"),
-        ({"partition": "overlapping", "examples_per_client": 3, "label_epsilon": 1.0}, "each copy's label"),
     ],
 )
 def test_copies_that_nothing_is_claimed_of_are_refused(data: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataConfig.model_validate(data)
+
+
+def test_copies_of_labels_that_are_changed_anew_are_refused() -> None:
+    data = {"partition": "overlapping", "examples_per_client": 3, "label_epsilon": 1.0}
+    with pytest.raises(ValueError, match="each copy's label"):
+        Experiment.model_validate({"data": data})
 
 
 def test_more_examples_a_client_than_there_are_are_refused() -> None:
@@ -174,7 +179,7 @@ def test_nothing_is_printed_or_cached_on_disk(tmp_path: Path) -> None:
     """A fresh process with an empty home: no progress bar, no warning (small alpha redraws), no data set cache."""
     program = """
 import numpy as np
-from fedpriv.core.config import DataConfig
+from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.data.partition import partition_indices
 import sys
 assert "flwr_datasets" not in sys.modules and "datasets" not in sys.modules and "torchvision" not in sys.modules

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedpriv.clients import app as clients
+from fedpriv.clients import answering as clients
 from fedpriv.clients.app import client_app
 from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.errors import InputError, RefusedError, RunFailedError

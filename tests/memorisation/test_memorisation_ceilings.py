@@ -88,5 +88,5 @@ def test_copies_are_a_group() -> None:
 
 @in_one_test("given", [(-1.0, 0.0, 1), (1.0, 2.0, 1), (1.0, 0.0, 0), (math.nan, 0.0, 1)])
 def test_what_is_out_of_range_is_refused(given: tuple[float, float, int]) -> None:
-    with pytest.raises(InputError, match="allowed are epsilon from 0"):
+    with pytest.raises(InputError, match="allowed is from"):
         of_copies(Statement(given[0], given[1]), given[2])

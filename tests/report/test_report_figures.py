@@ -13,7 +13,7 @@ from PIL import Image
 from fedpriv.attacks.membership.records import Curve, MembershipAttack
 from fedpriv.attacks.membership.report import roc_plot
 from fedpriv.core.records import Failure, Partition, RoundRecord
-from fedpriv.core.report import figures
+from fedpriv.core.report import drawing, figures
 from fedpriv.core.report.drawing import DARK, Theme, plot, recoloured, to_svg
 from fedpriv.core.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
 
@@ -187,7 +187,8 @@ def test_the_dark_version_is_that_of_drawing_in_the_dark_theme(name: str, monkey
         builds.append(build)
         return plot(build, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(figures, "plot", kept)
+    for module in (figures, drawing):  # findings take it where they draw
+        monkeypatch.setattr(module, "plot", kept)
     found = DRAWN[name]()
     assert found is not None
     drawn, _, _ = to_svg(builds[0], DARK)

@@ -129,5 +129,5 @@ def test_opendp_is_asked_for_what_it_draws_only() -> None:
     for name in ("model", "logits"):
         with pytest.raises(InputError, match="density falls with a vector's length, which OpenDP does not draw"):
             named_policy(name, {"noise": 1.0, "distribution": "laplace", "randomness": "opendp"})
-    with pytest.raises(InputError, match="randomness: Input should be 'seeded' or 'opendp'"):
+    with pytest.raises(InputError, match="randomness = 'openssl': input should be 'seeded' or 'opendp'"):
         named_policy("label", {"noise": 1.0, "randomness": "openssl"})

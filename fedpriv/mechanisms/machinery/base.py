@@ -1,7 +1,5 @@
 """The base of all mechanisms: their settings, and the release of a batch's gradients as one noisy vector."""
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod
@@ -39,7 +37,7 @@ class Mechanism(ABC):
     name: ClassVar[str]
     protects: ClassVar[bool] = True
 
-    def release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+    def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         """Return one noisy mean gradient.
 
         A gradient that is not finite, in any of its parameters, counts as zero: an error would tell the receiver, with
@@ -56,7 +54,7 @@ class Mechanism(ABC):
         check_batch_size(batch_size)
         return self._release(self._admitted(gradients), batch_size, noise)
 
-    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+    def release_each(self, gradients: "StackedGradients", batch_size: int, noises: "Sequence[NoiseStream]") -> "Vector":
         """Return one noisy mean gradient for each of M models, (M, *shape): what :meth:`release` draws for it alone.
 
         Here one after the other. A mechanism that does the same to every number calls :meth:`_release_at_once`.
@@ -75,17 +73,19 @@ class Mechanism(ABC):
         released = [self.release(own, batch_size, noise) for own, noise in pairs]
         return {name: torch.stack([vector[name] for vector in released]) for name in gradients.shapes}
 
-    def _release_at_once(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
+    def _release_at_once(
+        self, gradients: "StackedGradients", batch_size: int, noises: "Sequence[NoiseStream]"
+    ) -> "Vector":
         """As :meth:`release_each`, all models together."""
         from fedpriv.core.randomness import NoiseStreams
 
         return self.release(gradients, batch_size, NoiseStreams(noises))
 
     @abstractmethod
-    def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+    def _release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         """Return one noisy mean gradient of gradients that are finite; batch_size is positive."""
 
-    def _admitted(self, gradients: GradientOperator) -> GradientOperator:
+    def _admitted(self, gradients: "GradientOperator") -> "GradientOperator":
         """The gradients, with zeros in place of those that are not finite."""
         from fedpriv.gradients.numerics import reaches
 
@@ -104,7 +104,7 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> "Noise":
         """Return how a release scatters around its expectation, in standardised coordinates.
 
         Args:
@@ -115,12 +115,12 @@ class Mechanism(ABC):
 
     def draw_products(
         self,
-        grams: NDArray[np.float64],
+        grams: "NDArray[np.float64]",
         dimensions: Sequence[int],
         variances: Sequence[float],
-        sources: NDArray[np.int64],
-        rng: np.random.Generator,
-    ) -> NDArray[np.float64] | None:
+        sources: "NDArray[np.int64]",
+        rng: "np.random.Generator",
+    ) -> "NDArray[np.float64] | None":
         """Draw the inner products of releases of some expected releases with all of them, (m, draws, N).
 
         ``None``: they do not follow from inner products, or nobody wrote down how; releases are drawn whole then.
@@ -135,21 +135,21 @@ class Mechanism(ABC):
         """
         return None
 
-    def blocks_of(self, names: Block) -> tuple[Block, ...]:
+    def blocks_of(self, names: "Block") -> "tuple[Block, ...]":
         """The groups of tensors that share one factor; empty where it changes within a tensor."""
         return (names,)
 
-    def directions(self, names: Block) -> tuple[Block, ...]:
+    def directions(self, names: "Block") -> "tuple[Block, ...]":
         """The groups of tensors whose directions the noise turns independently of each other."""
         return (names,)
 
-    def deviations(self, names: Block) -> Vector:
+    def deviations(self, names: "Block") -> "Vector":
         """By what :meth:`standardise` divides each tensor: numbers of its shape, or (1,)."""
         import torch
 
         return dict.fromkeys(names, torch.ones(1))
 
-    def scales(self, names: Block) -> Mapping[str, float] | None:
+    def scales(self, names: "Block") -> Mapping[str, float] | None:
         """Return what :meth:`standardise` multiplies each tensor with.
 
         ``None`` where the mechanism does more to an expected gradient than to multiply each block with a factor that
@@ -159,10 +159,10 @@ class Mechanism(ABC):
         return None
 
     @abstractmethod
-    def expected(self, gradient: Vector) -> Vector:
+    def expected(self, gradient: "Vector") -> "Vector":
         """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
 
-    def standardise(self, released: Vector) -> Vector:
+    def standardise(self, released: "Vector") -> "Vector":
         """Divide each coordinate by a public number such that the noise is as large in all of them.
 
         Args:
@@ -178,7 +178,7 @@ class BlockMechanism(Mechanism):
     """
 
     @abstractmethod
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+    def weight(self, squared: "Tensor", dimension: int, blocks: int) -> "Tensor":
         """Return the expected factor of one gradient's block, one of those of :meth:`blocks_of`; differentiable.
 
         Args:
@@ -188,7 +188,7 @@ class BlockMechanism(Mechanism):
         """
 
     @override
-    def scales(self, names: Block) -> Mapping[str, float] | None:
+    def scales(self, names: "Block") -> Mapping[str, float] | None:
         deviations = self.deviations(names)
         even = all(bool((value == value.flatten()[0]).all()) for value in deviations.values())
         if not (even and self.blocks_of(names)):
@@ -196,7 +196,7 @@ class BlockMechanism(Mechanism):
         return {name: 1 / float(value.flatten()[0]) for name, value in deviations.items()}
 
     @override
-    def expected(self, gradient: Vector) -> Vector:
+    def expected(self, gradient: "Vector") -> "Vector":
         import torch
 
         standard, blocks = self.standardise(gradient), self.blocks_of(tuple(gradient))
@@ -278,14 +278,14 @@ class MechanismSettings(Section):
     delta: Annotated[Real, Field(gt=0, lt=1)] = Field(1e-5, description="delta of every (epsilon, delta) statement")
 
     @classmethod
-    def proof(cls) -> type[Proof]:
+    def proof(cls) -> "type[Proof]":
         """What is proven about it; a mechanism that says nothing has nothing proven."""
         from fedpriv.accounting.proofs import NoProof
 
         return NoProof
 
     @abstractmethod
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+    def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":
         """Return what releases gradients.
 
         Args:
@@ -430,7 +430,7 @@ class MechanismSettings(Section):
         """How many draws one gradient gets; ``None`` where that is no choice of the settings."""
         return None
 
-    def redistributed(self, parameters: Vector, public: PublicModel) -> Redistribution | None:
+    def redistributed(self, parameters: "Vector", public: PublicModel) -> "Redistribution | None":
         """Return how the noise is shared out over the coordinates; ``None``: the mechanism reads no shares.
 
         Args:
