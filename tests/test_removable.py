@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from tests.rooms import CAPABILITIES, ROOT
@@ -41,7 +42,10 @@ def without(capability: str, tree: Path) -> Path:
     """Copy the tree without one capability's folder."""
     folder = CAPABILITIES[capability].folder
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.check_output(command, cwd=ROOT, text=True).splitlines():
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    # What Python has compiled is valid for copies, which have the same times.
+    compiled = [cache_from_source(name) for name in listed if name.endswith(".py")]
+    for name in (*listed, *compiled):
         if not name.startswith((f"{folder}/", "tests/", "docs/", "studies/")) and (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
