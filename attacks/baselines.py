@@ -79,16 +79,11 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """One picture that is offered for every victim, or one for every class.
+    """One picture that is offered for every victim, or one for every class."""
 
-    Attributes:
-        name: guess-mean, guess-grey or guess-class; of rows guess-mode or guess-class.
-        image: (C, H, W) on the [0, 1] scale, float32; what is offered where nothing is known of the label.
-        by_class: (classes, C, H, W), what is offered for a known label; ``None``: the same picture for all.
-    """
-
-    name: str
-    image: Tensor
+    name: str  # guess-mean, guess-grey or guess-class; of rows guess-mode or guess-class
+    image: Tensor  # (C, H, W) on the [0, 1] scale, float32; what is offered where nothing is known of the label
+    # (classes, C, H, W), what is offered for a known label; `None`: the same picture for all
     by_class: Tensor | None = None
 
     def offer(self, labels: Tensor) -> Tensor:

@@ -20,19 +20,14 @@ LONGEST = 300  # characters of an unexpected error in a line
 
 @dataclass(frozen=True, eq=False)
 class Campaign:
-    """What one attack made of a list of observations.
+    """What one attack made of a list of observations."""
 
-    Attributes:
-        found: number of the observation -> its reconstruction.
-        failures: number of the observation -> why there is none, in one line. Every observation is in one of the two.
-        tracebacks: number of the observation -> that of an unexpected error, which is a bug of the attack or of an own
-            network.
-        void: numbers of the observations whose client the attack simulates wrongly: its failure shows nothing.
-    """
-
-    found: Mapping[int, Reconstruction]
+    found: Mapping[int, Reconstruction]  # number of the observation -> its reconstruction
+    # number of the observation -> why there is none, in one line. Every observation is in one of the two.
     failures: Mapping[int, str]
+    # number of the observation -> that of an unexpected error, which is a bug of the attack or of an own network
     tracebacks: Mapping[int, str] = field(default_factory=dict)
+    # numbers of the observations whose client the attack simulates wrongly: its failure shows nothing
     void: frozenset[int] = frozenset()
 
 

@@ -36,17 +36,11 @@ OTHERS = 99
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What an adversary holds who is to pick each image of an upload out of a list.
+    """What an adversary holds who is to pick each image of an upload out of a list."""
 
-    Attributes:
-        images: (M, C, H, W) on the [0, 1] scale, no two of them the same.
-        labels: int64 (M,), the records' labels.
-        lists: int64 (B, N), for each image of the upload the numbers of N >= 2 records; their order says nothing.
-    """
-
-    images: Tensor
-    labels: Tensor
-    lists: Tensor
+    images: Tensor  # (M, C, H, W) on the [0, 1] scale, no two of them the same
+    labels: Tensor  # int64 (M,), the records' labels
+    lists: Tensor  # int64 (B, N), for each image of the upload the numbers of N >= 2 records; their order says nothing
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.labels.shape != self.images.shape[:1]:
@@ -88,64 +82,42 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What is public of texts.
-
-    Attributes:
-        vocabulary: tokens that there are.
-        task: classify: the label of a sequence; next: each token from those before it.
-        packed: whether sequences are cut from running text, and begin with any token; else each begins a text.
-    """
+    """What is public of texts."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    vocabulary: Count
-    task: Literal["classify", "next"]
+    vocabulary: Count  # tokens that there are
+    task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
+    # whether sequences are cut from running text, and begin with any token; else each begins a text
     packed: bool = False
 
 
 @dataclass(frozen=True)
 class PublicSettings:
-    """What the threat model lets the adversary know: no seed, no indices.
-
-    Attributes:
-        model: its settings, dumped.
-        shape: (C, H, W) of one image.
-        classes: number of classes.
-        mean: public mean of each channel, on the [0, 1] scale.
-        std: public standard deviation of each channel, on the [0, 1] scale.
-        algorithm: fedsgd (the upload is a mean gradient) or fedavg (parameters after minus before).
-        batch_size: public batch size (the expected one, for Poisson sampling); ``None``: withheld.
-        local_steps: optimiser steps between the parameters and the upload; 1 for fedsgd.
-        learning_rate: of the local optimiser, for fedavg.
-        optimizer: the local optimiser, for fedavg.
-        momentum: of the local SGD, for fedavg.
-        client_examples: the number of the client's examples.
-        mechanism: its settings, dumped; with the noise itself (sigma, scale or kappa),
-            never a target. Where it is withheld, it is ``none``: an adversary who knows of no mechanism assumes none.
-        clients: how many clients' uploads are averaged in the one that was heard; their numbers of steps and of
-            examples are then their means.
-        columns: of the table whose rows the examples are; empty: these are images.
-        text: of texts, whose shape is (1, 1, T); ``None``: these are images or rows.
-    """
+    """What the threat model lets the adversary know: no seed, no indices."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    model: dict[str, Any]
-    shape: tuple[Count, Count, Count]
-    classes: Annotated[int, Field(ge=2)]
-    mean: tuple[Finite, ...]
-    std: tuple[Positive, ...]
-    algorithm: str
-    batch_size: Count | None
-    local_steps: Count
-    learning_rate: Positive
-    optimizer: Literal["sgd", "adam"]
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    client_examples: Count
+    model: dict[str, Any]  # its settings, dumped
+    shape: tuple[Count, Count, Count]  # (C, H, W) of one image
+    classes: Annotated[int, Field(ge=2)]  # number of classes
+    mean: tuple[Finite, ...]  # public mean of each channel, on the [0, 1] scale
+    std: tuple[Positive, ...]  # public standard deviation of each channel, on the [0, 1] scale
+    algorithm: str  # fedsgd (the upload is a mean gradient) or fedavg (parameters after minus before)
+    batch_size: Count | None  # public batch size (the expected one, for Poisson sampling); `None`: withheld
+    local_steps: Count  # optimiser steps between the parameters and the upload; 1 for fedsgd
+    learning_rate: Positive  # of the local optimiser, for fedavg
+    optimizer: Literal["sgd", "adam"]  # the local optimiser, for fedavg
+    momentum: Annotated[float, Field(ge=0, lt=1)]  # of the local SGD, for fedavg
+    client_examples: Count  # the number of the client's examples
+    # its settings, dumped; with the noise itself (sigma, scale or kappa), never a target. Where it is withheld, it is
+    # `none`: an adversary who knows of no mechanism assumes none.
     mechanism: dict[str, Any]
+    # how many clients' uploads are averaged in the one that was heard; their numbers of steps and of examples are then
+    # their means
     clients: Count = 1
-    columns: tuple[Column, ...] = ()
-    text: TextFormat | None = None
+    columns: tuple[Column, ...] = ()  # of the table whose rows the examples are; empty: these are images
+    text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); `None`: these are images or rows
 
     def __post_init__(self) -> None:
         if self.columns and (1, 1, features_of(self.columns)) != self.shape:
@@ -168,27 +140,18 @@ class PublicSettings:
 
 @dataclass(frozen=True)
 class Observation:
-    """One upload, or one sum of uploads, as the adversary has it.
+    """One upload, or one sum of uploads, as the adversary has it."""
 
-    Attributes:
-        round: the round, from 1.
-        client: the client, from 0; 0 for a sum.
-        parameters: the parameters that the client started the round from.
-        upload: as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before. A sum is
-            divided by its weights: it is the clients' mean upload.
-        settings: what is public.
-        redistribution: the public shares r of the noise, for the mechanism hgm.
-        labels: the labels behind it, ascending, where the threat model grants them.
-        candidates: for each image a list of records, where the threat model grants them; not stored with the rest.
-    """
-
-    round: int
-    client: int
-    parameters: Vector
+    round: int  # the round, from 1
+    client: int  # the client, from 0; 0 for a sum
+    parameters: Vector  # the parameters that the client started the round from
+    # as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before. A sum is divided by its
+    # weights: it is the clients' mean upload.
     upload: Vector
-    settings: PublicSettings
-    redistribution: Redistribution | None = None
-    labels: tuple[int, ...] | None = None
+    settings: PublicSettings  # what is public
+    redistribution: Redistribution | None = None  # the public shares r of the noise, for the mechanism hgm
+    labels: tuple[int, ...] | None = None  # the labels behind it, ascending, where the threat model grants them
+    # for each image a list of records, where the threat model grants them; not stored with the rest
     candidates: Candidates | None = None
 
     def __post_init__(self) -> None:

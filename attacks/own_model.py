@@ -393,17 +393,11 @@ ROUNDINGS = 1000  # in which two ways to compute a loss may differ
 
 @dataclass(frozen=True)
 class TriedLoss:
-    """A loss as the attacks use it.
+    """A loss as the attacks use it."""
 
-    Attributes:
-        each: of each example.
-        sums: whether the given one adds examples up.
-        shows_labels: whether the gradient of the logits is least at the label, while logits are small.
-    """
-
-    each: Loss
-    sums: bool
-    shows_labels: bool = True
+    each: Loss  # of each example
+    sums: bool  # whether the given one adds examples up
+    shows_labels: bool = True  # whether the gradient of the logits is least at the label, while logits are small
 
 
 def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:

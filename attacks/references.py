@@ -214,15 +214,10 @@ COPIES = 6
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The examples that references are trained on.
+    """The examples that references are trained on."""
 
-    Attributes:
-        images: (N, C, H, W), normalised, in the network's numbers and on its device.
-        labels: (N,), int64, on the same.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # (N, C, H, W), normalised, in the network's numbers and on its device
+    labels: Tensor  # (N,), int64, on the same
 
 
 def build_pool(world: World) -> Pool:
@@ -244,14 +239,10 @@ def _outsiders_labels(world: World) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What one reference model is trained with.
+    """What one reference model is trained with."""
 
-    Attributes:
-        seed: of its batches and its noise.
-        shares: for each client the rows of the pool that it holds, as many as the target's client holds examples.
-    """
-
-    seed: int
+    seed: int  # of its batches and its noise
+    # for each client the rows of the pool that it holds, as many as the target's client holds examples
     shares: Sequence[np.ndarray]
 
 

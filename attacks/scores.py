@@ -22,15 +22,10 @@ RATES = (0.01, 0.001)
 
 
 class Curve(NamedTuple):
-    """The points of a receiver operating characteristic, from (0, 0) to (1, 1), both ascending.
+    """The points of a receiver operating characteristic, from (0, 0) to (1, 1), both ascending."""
 
-    Attributes:
-        false_positive_rate: (P,), from 0 to 1.
-        true_positive_rate: (P,), from 0 to 1.
-    """
-
-    false_positive_rate: Floats
-    true_positive_rate: Floats
+    false_positive_rate: Floats  # (P,), from 0 to 1
+    true_positive_rate: Floats  # (P,), from 0 to 1
 
     @property
     def auc(self) -> float:

@@ -69,22 +69,15 @@ class Client(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SimulationTrial:
-    """One random batch, and what a client would upload for it.
+    """One random batch, and what a client would upload for it."""
 
-    Attributes:
-        model: the network, in the type of the trial; not to be changed.
-        loss: what the clients minimise.
-        observation: the client's upload; there is no mechanism.
-        examples: (B, C, H, W), normalised; or sentences, int64 (B, L), of which the last token is a target only where
-            the next token is predicted.
-        labels: int64 (B,).
-    """
-
-    model: nn.Module
-    loss: Loss
-    observation: Observation
+    model: nn.Module  # the network, in the type of the trial; not to be changed
+    loss: Loss  # what the clients minimise
+    observation: Observation  # the client's upload; there is no mechanism
+    # (B, C, H, W), normalised; or sentences, int64 (B, L), of which the last token is a target only where the next
+    # token is predicted
     examples: Tensor
-    labels: Tensor
+    labels: Tensor  # int64 (B,)
 
     def victim(self, names: Sequence[str]) -> Victim:
         """Return the upload in gradient space; ``names``: of the trained parameters, in order."""
@@ -107,18 +100,13 @@ Simulation = Callable[[SimulationTrial], Vector]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why an attack's simulation does not reproduce an upload.
+    """Why an attack's simulation does not reproduce an upload."""
 
-    Attributes:
-        kind: random: the clients' network draws random numbers; wrong: the simulation is of something else; steps: it
-            is right for one local step, and not for those after it.
-        reason: what does not fit, in one line.
-        traceback: of an unexpected error on the way; empty: there was none.
-    """
-
+    # random: the clients' network draws random numbers; wrong: the simulation is of something else; steps: it is right
+    # for one local step, and not for those after it
     kind: Literal["random", "wrong", "steps"]
-    reason: str
-    traceback: str = ""
+    reason: str  # what does not fit, in one line
+    traceback: str = ""  # of an unexpected error on the way; empty: there was none
 
     def bars(self, attack: type[AttackSettings]) -> bool:
         """Whether the attack is not to be made at all."""

@@ -15,41 +15,30 @@ from fedpriv.data.tokenizers import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What one upload, or one sum of uploads, was made of.
-
-    Attributes:
-        round: the round.
-        client: the client; for a sum the one that its observation names.
-        images: (B, C, H, W) on the [0, 1] scale.
-        labels: int64 (B,), by which those that an attack names are scored.
-        owners: for each image its client and its number in that client's batch; ``None``: ``client``, and their order.
-        clients: how many clients' uploads are in the sum; 1 for a single upload.
-        others: (N, C, H, W) on the [0, 1] scale: images of the same data set among which the original is to be picked
-            out, no two of them alike, and none of them like an original; ``None``: nothing is to be picked.
-        other_labels: int64 (N,).
-        labels_known: whether the adversary knows the originals' labels, and so which of the others are out.
-        candidates: what an attack picks from that is given a list for each image; ``None``: no attack is.
-        used_labels: int64 (B,), those that went into the upload, where clients change labels; ``None``: ``labels``.
-        columns: of the table whose rows the "images" are; empty: they are images.
-        tokenizer: of texts, whose tokens the "images" are, int64 (B, 1, 1, T); ``None``: they are images or rows.
-        optima: for each image, how often the best decision among it and the others is right; ``None``: not known.
-        releases: for each image, in how many releases it was used by the time of this upload; ``None``: not known.
-    """
+    """What one upload, or one sum of uploads, was made of."""
 
     round: int
-    client: int
-    images: Tensor
-    labels: Tensor
+    client: int  # the client; for a sum the one that its observation names
+    images: Tensor  # (B, C, H, W) on the [0, 1] scale
+    labels: Tensor  # int64 (B,), by which those that an attack names are scored
+    # for each image its client and its number in that client's batch; `None`: `client`, and their order
     owners: tuple[tuple[int, int], ...] | None = None
-    clients: int = 1
+    clients: int = 1  # how many clients' uploads are in the sum; 1 for a single upload
+    # (N, C, H, W) on the [0, 1] scale: images of the same data set among which the original is to be picked out, no two
+    # of them alike, and none of them like an original; `None`: nothing is to be picked
     others: Tensor | None = None
-    other_labels: Tensor | None = None
-    labels_known: bool = False
+    other_labels: Tensor | None = None  # int64 (N,)
+    labels_known: bool = False  # whether the adversary knows the originals' labels, and so which of the others are out
+    # what an attack picks from that is given a list for each image; `None`: no attack is
     candidates: Candidates | None = None
+    # for each image, in how many releases it was used by the time of this upload; `None`: not known
     releases: tuple[int, ...] | None = None
+    # for each image, how often the best decision among it and the others is right; `None`: not known
     optima: tuple[Optimum, ...] | None = None
+    # int64 (B,), those that went into the upload, where clients change labels; `None`: `labels`
     used_labels: Tensor | None = None
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
+    # of texts, whose tokens the "images" are, int64 (B, 1, 1, T); `None`: they are images or rows
     tokenizer: Tokenizer | None = None
 
     @property
@@ -64,16 +53,11 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scores:
-    """Lines of scores.jsonl, why they have no LPIPS, and the pictures that they are about.
+    """Lines of scores.jsonl, why they have no LPIPS, and the pictures that they are about."""
 
-    Attributes:
-        scores: by restart, then image.
-        lpips_reason: ``None`` where LPIPS was computed.
-        pictures: number of the true image in the truth -> what the chosen restart made of it, (C, H, W) on [0, 1].
-    """
-
-    scores: tuple[Score, ...]
-    lpips_reason: str | None
+    scores: tuple[Score, ...]  # by restart, then image
+    lpips_reason: str | None  # `None` where LPIPS was computed
+    # number of the true image in the truth -> what the chosen restart made of it, (C, H, W) on [0, 1]
     pictures: Mapping[int, Tensor]
 
 

@@ -62,17 +62,11 @@ MECHANISMS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What a set-up took.
+    """What a set-up took."""
 
-    Attributes:
-        setup: its name.
-        ways: way -> median CPU seconds of a turn.
-        ratios: way -> median over turns of what it took over what the first way took in the same turn.
-    """
-
-    setup: str
-    ways: dict[str, float]
-    ratios: dict[str, float]
+    setup: str  # its name
+    ways: dict[str, float]  # way -> median CPU seconds of a turn
+    ratios: dict[str, float]  # way -> median over turns of what it took over what the first way took in the same turn
 
 
 def main() -> None:

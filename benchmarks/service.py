@@ -52,36 +52,22 @@ _POLICIES: dict[str, dict[str, float]] = {"none": {}, "logits": _PRIVATE, "label
 
 @dataclass(eq=False)
 class User:
-    """Who asks, and what came of it.
+    """Who asks, and what came of it."""
 
-    Attributes:
-        name: in the ledger.
-        key: sent with each question.
-        budget: answers that are theirs.
-        numbers: of the answers that arrived.
-        refused: how often the budget was used up.
-    """
-
-    name: str
-    key: str
-    budget: int
-    numbers: list[int] = field(default_factory=list)
-    refused: int = 0
+    name: str  # in the ledger
+    key: str  # sent with each question
+    budget: int  # answers that are theirs
+    numbers: list[int] = field(default_factory=list)  # of the answers that arrived
+    refused: int = 0  # how often the budget was used up
 
 
 @dataclass(frozen=True)
 class Load:
-    """One stretch of time.
+    """One stretch of time."""
 
-    Attributes:
-        seconds: how long users asked.
-        answers: how many arrived.
-        waits: seconds from question to answer, ascending.
-    """
-
-    seconds: float
-    answers: int
-    waits: tuple[float, ...]
+    seconds: float  # how long users asked
+    answers: int  # how many arrived
+    waits: tuple[float, ...]  # seconds from question to answer, ascending
 
     def wait(self, share: float) -> float:
         """The wait in milliseconds that so large a share of the answers had at most."""

@@ -34,33 +34,21 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What a message asks for.
+    """What a message asks for."""
 
-    Attributes:
-        experiment: the settings.
-        known: their text, and the name under which the seed is kept.
-        round_number: the round, from 1.
-    """
-
-    experiment: Experiment
-    known: tuple[str, str]
-    round_number: int
+    experiment: Experiment  # the settings
+    known: tuple[str, str]  # their text, and the name under which the seed is kept
+    round_number: int  # the round, from 1
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What all clients of a process answer with.
+    """What all clients of a process answer with."""
 
-    Attributes:
-        secret: the run's, where all clients have one, as in a simulation; ``None``: each has its own.
-        origin: :attr:`World.origin` of the run, where clients may read none but the server's data; ``None``: each
-            client has its own data.
-        cohort: those that are asked at once.
-    """
-
-    secret: Secret | None
+    secret: Secret | None  # the run's, where all clients have one, as in a simulation; `None`: each has its own
+    # origin of the run, where clients may read none but the server's data; `None`: each client has its own data
     origin: bytes | None
-    cohort: Cohort
+    cohort: Cohort  # those that are asked at once
 
     def question(self, message: Message, context: Context) -> Question:
         """Read what a message asks for."""

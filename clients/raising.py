@@ -22,15 +22,10 @@ T = TypeVar("T")
 
 
 class Sound(NamedTuple, Generic[T]):
-    """What is computed of a batch.
+    """What is computed of a batch."""
 
-    Attributes:
-        result: with stand-ins in the places of examples that are not sound.
-        sound: the examples on which nothing is raised, (B,).
-    """
-
-    result: T
-    sound: Tensor
+    result: T  # with stand-ins in the places of examples that are not sound
+    sound: Tensor  # the examples on which nothing is raised, (B,)
 
 
 def where_sound(compute: Callable[[Tensor], T], examples: int) -> Sound[T] | None:

@@ -32,17 +32,11 @@ _CACHE_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Stack:
-    """The network of an experiment for many clients at once.
+    """The network of an experiment for many clients at once."""
 
-    Attributes:
-        world: the experiment, built.
-        model: the network.
-        most: how many clients are trained at once, by the memory that they take.
-    """
-
-    world: World
-    model: StackedModel
-    most: int
+    world: World  # the experiment, built
+    model: StackedModel  # the network
+    most: int  # how many clients are trained at once, by the memory that they take
 
     def uploads(self, clients: Sequence[int], before: State, round_number: int) -> tuple[State, ...] | None:
         """Train clients for one round and return what leaves each, as ``local_upload`` does for one.

@@ -34,34 +34,21 @@ _STOP = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """A trained convex model.
+    """A trained convex model."""
 
-    Attributes:
-        weights: (classes, d) float64.
-        gradient_norm: of F there, at most half of the tolerance. It depends on the data: it is for nobody outside.
-    """
-
-    weights: Array
-    gradient_norm: float
+    weights: Array  # (classes, d) float64
+    gradient_norm: float  # of F there, at most half of the tolerance. It depends on the data: it is for nobody outside.
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """F, its gradient and its curvature.
+    """F, its gradient and its curvature."""
 
-    Attributes:
-        features: (n, d) float64.
-        labels: (n,), from 0 to classes - 1.
-        classes: C.
-        regularisation: lambda, above 0.
-        offset: (C, d), of a term <offset, W> that is added to F; ``None``: none is.
-    """
-
-    features: Array
-    labels: NDArray[np.int64]
-    classes: int
-    regularisation: float
-    offset: Array | None = None
+    features: Array  # (n, d) float64
+    labels: NDArray[np.int64]  # (n,), from 0 to classes - 1
+    classes: int  # C
+    regularisation: float  # lambda, above 0
+    offset: Array | None = None  # (C, d), of a term <offset, W> that is added to F; `None`: none is
 
     def value(self, weights: Array) -> float:
         """Return F at weights (C, d)."""

@@ -29,15 +29,11 @@ _WEIGHTS = "squeezenet1_1-*.pth"
 
 @dataclass(frozen=True, eq=False)
 class LpipsResult:
-    """LPIPS of each image, or why there is none.
+    """LPIPS of each image, or why there is none."""
 
-    Attributes:
-        values: float32 (N,), 0 for identical images, larger for less alike ones; None if it cannot be computed.
-        reason: why not, to follow on "LPIPS is not available: "; None if there are values.
-    """
-
+    # float32 (N,), 0 for identical images, larger for less alike ones; None if it cannot be computed
     values: Tensor | None
-    reason: str | None
+    reason: str | None  # why not, to follow on "LPIPS is not available: "; None if there are values
 
 
 def mse(originals: Tensor, reconstructions: Tensor) -> Tensor:

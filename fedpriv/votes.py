@@ -63,13 +63,9 @@ class _Aggregator(Protocol):
 
 @dataclass(frozen=True)
 class NoisyMax:
-    """The class whose count is the largest after normal noise (GNMax, Papernot et al. 2018).
+    """The class whose count is the largest after normal noise (GNMax, Papernot et al. 2018)."""
 
-    Attributes:
-        sigma: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
-    """
-
-    sigma: float
+    sigma: float  # deviation of the noise on each count, in votes, from 1e-9 to 1e12
 
     title: ClassVar[str] = "noisy maximum, normal noise"
 
@@ -93,17 +89,11 @@ class NoisyMax:
 
 @dataclass(frozen=True)
 class ConfidentMax:
-    """The noisy maximum, where the largest count with noise of its own reaches a threshold (Confident-GNMax, 2018).
+    """The noisy maximum, where the largest count with noise of its own reaches a threshold (Confident-GNMax, 2018)."""
 
-    Attributes:
-        threshold: T, in votes.
-        sigma1: deviation of the noise on the largest count that is compared with T, in votes, from 1e-9 to 1e12.
-        sigma2: deviation of the noise on each count, in votes, from 1e-9 to 1e12.
-    """
-
-    threshold: float
-    sigma1: float
-    sigma2: float
+    threshold: float  # T, in votes
+    sigma1: float  # deviation of the noise on the largest count that is compared with T, in votes, from 1e-9 to 1e12
+    sigma2: float  # deviation of the noise on each count, in votes, from 1e-9 to 1e12
 
     title: ClassVar[str] = "confident noisy maximum, normal noise"
 
@@ -132,13 +122,9 @@ class ConfidentMax:
 
 @dataclass(frozen=True)
 class LaplaceMax:
-    """The class whose count is the largest after Laplace noise (LNMax, Papernot et al. 2017).
+    """The class whose count is the largest after Laplace noise (LNMax, Papernot et al. 2017)."""
 
-    Attributes:
-        scale: of the noise on each count, in votes, from 1e-9 to 1e12; its deviation is sqrt(2) scale.
-    """
-
-    scale: float
+    scale: float  # of the noise on each count, in votes, from 1e-9 to 1e12; its deviation is sqrt(2) scale
 
     title: ClassVar[str] = "noisy maximum, Laplace noise"
 
@@ -231,19 +217,14 @@ class SampledUse:
     A fixed number of examples is drawn without replacement, and each has a part in one contribution at most. A
     neighbour has one example replaced, which changes one contribution: the ledger's fixed-size sampling, in which a
     deviation of ``sigma`` sensitivities / 2 is a noise multiplier of ``sigma``.
-
-    Attributes:
-        sensitivity: by how much the sum moves (Euclidean norm) if one contribution becomes any other; sqrt(2) for a
-            vote, and for a probability vector.
-        rate: the share of the examples that is drawn, from 1e-12 to 1.
-        uses: how many sums are released.
-        delta: in (0, 1).
     """
 
+    # by how much the sum moves (Euclidean norm) if one contribution becomes any other; sqrt(2) for a vote, and for a
+    # probability vector
     sensitivity: float
-    rate: float
-    uses: int
-    delta: float
+    rate: float  # the share of the examples that is drawn, from 1e-12 to 1
+    uses: int  # how many sums are released
+    delta: float  # in (0, 1)
 
     def __post_init__(self) -> None:
         self._release(1.0)

@@ -32,22 +32,14 @@ _STEADY_SECONDS, _TELL_SECONDS = 15.0, 2.0
 
 @dataclass(frozen=True)
 class Started:
-    """A run that Flower has started.
+    """A run that Flower has started."""
 
-    Attributes:
-        experiment: as the app has it; in a deployment without its seed.
-        seed: the name under which the seed is kept here and at the clients (:mod:`fedpriv.core.seeds`); empty where the
-            experiment has it.
-        path: where the run's folder is to be: ``FEDPRIV_RUNS/run-ID``, else ``runs/run-ID``.
-        command: what starts it once more.
-        grid: Flower's way to the clients.
-    """
-
-    experiment: Experiment
+    experiment: Experiment  # as the app has it; in a deployment without its seed
+    # the name under which the seed is kept here and at the clients (seeds); empty where the experiment has it
     seed: str
-    path: Path
-    command: str
-    grid: Grid
+    path: Path  # where the run's folder is to be: `FEDPRIV_RUNS/run-ID`, else `runs/run-ID`
+    command: str  # what starts it once more
+    grid: Grid  # Flower's way to the clients
 
     @property
     def is_simulated(self) -> bool:

@@ -31,21 +31,14 @@ _LATE = 1 / 8
 
 @dataclass(frozen=True)
 class Replies:
-    """The outcome of a round's exchange, uploads and failures in the order of the clients.
+    """The outcome of a round's exchange, uploads and failures in the order of the clients."""
 
-    Attributes:
-        uploads: what can be aggregated, one a client; masked where ``mean`` is there.
-        failures: who was left out, and why.
-        bytes_up: of the uploads.
-        bytes_down: of the parameters sent.
-        mean: the mean of the uploads, where secure aggregation keeps all else from the server, or with the noise that a
-            trusted server has added.
-    """
-
-    uploads: tuple[Upload, ...]
-    failures: tuple[Failure, ...]
-    bytes_up: int
-    bytes_down: int
+    uploads: tuple[Upload, ...]  # what can be aggregated, one a client; masked where `mean` is there
+    failures: tuple[Failure, ...]  # who was left out, and why
+    bytes_up: int  # of the uploads
+    bytes_down: int  # of the parameters sent
+    # the mean of the uploads, where secure aggregation keeps all else from the server, or with the noise that a trusted
+    # server has added
     mean: State | None = None
 
 
@@ -105,19 +98,12 @@ class Reached(Protocol):
 
 @dataclass(frozen=True)
 class Federation:
-    """The clients of a run, as the server reaches them.
+    """The clients of a run, as the server reaches them."""
 
-    Attributes:
-        grid: Flower's way to the clients.
-        nodes: node ids by partition; clients that never connected are missing.
-        world: the experiment, built.
-        task: the experiment as JSON; clients build their world from it.
-    """
-
-    grid: Grid
-    nodes: Mapping[int, int]
-    world: World
-    task: str
+    grid: Grid  # Flower's way to the clients
+    nodes: Mapping[int, int]  # node ids by partition; clients that never connected are missing
+    world: World  # the experiment, built
+    task: str  # the experiment as JSON; clients build their world from it
 
     def allowed(self, client: int) -> Allowed:
         """Return what a client may send."""

@@ -32,36 +32,23 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent in one round.
+    """What one client sent in one round."""
 
-    Attributes:
-        client: its partition.
-        examples: how many examples it says it holds.
-        state: the upload proper under ``parameters``, the change of the running statistics under ``buffers``.
-        labels: how often it holds each class after it changed its labels; ``None``: it was not asked.
-    """
-
-    client: int
-    examples: int
-    state: State
+    client: int  # its partition
+    examples: int  # how many examples it says it holds
+    state: State  # the upload proper under `parameters`, the change of the running statistics under `buffers`
+    # how often it holds each class after it changed its labels; `None`: it was not asked
     labels: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What one client may send.
+    """What one client may send."""
 
-    Attributes:
-        examples: the number of examples that it holds, as the ledger accounts for.
-        norm: the largest Euclidean norm of the upload; infinite where nothing bounds it.
-        statistics: whether running statistics may change; under a mechanism none leaves a client.
-        classes: of how many classes it is to say how often it holds them; ``None``: of none.
-    """
-
-    examples: int
-    norm: float
-    statistics: bool
-    classes: int | None = None
+    examples: int  # the number of examples that it holds, as the ledger accounts for
+    norm: float  # the largest Euclidean norm of the upload; infinite where nothing bounds it
+    statistics: bool  # whether running statistics may change; under a mechanism none leaves a client
+    classes: int | None = None  # of how many classes it is to say how often it holds them; `None`: of none
 
 
 def allowed_upload(world: World, client: int) -> Allowed:

@@ -40,18 +40,13 @@ Key = tuple[str, float]  # blocks, nominal epsilon
 
 @dataclass(frozen=True)
 class Study:
-    """The three sweeps: key -> setting.
+    """The three sweeps: key -> setting."""
 
-    Attributes:
-        accuracy: trained on all data; the setting without a mechanism has the key ("", 0).
-        membership: audited; attack -> the settings with its AUC. The first attack is the strongest on average, the last
-            the paper's; they may be one.
-        uploads: attack -> the settings with its error.
-    """
-
-    accuracy: dict[Key, Setting]
+    accuracy: dict[Key, Setting]  # trained on all data; the setting without a mechanism has the key ("", 0)
+    # audited; attack -> the settings with its AUC. The first attack is the strongest on average, the last the paper's;
+    # they may be one.
     membership: dict[str, dict[Key, Setting]]
-    uploads: dict[str, dict[Key, Setting]]
+    uploads: dict[str, dict[Key, Setting]]  # attack -> the settings with its error
 
 
 def main() -> None:

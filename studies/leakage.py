@@ -141,59 +141,35 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one line of figures is about; two lines about the same are measurements of the same.
+    """What one line of figures is about; two lines about the same are measurements of the same."""
 
-    Attributes:
-        data: the data set.
-        model: a key of :data:`MODELS`; empty for the guess, which sees no network.
-        network: untrained, or trained for one round; empty for the guess.
-        mechanism: as :func:`mechanism_of` reads it; empty for the guess.
-        attack: its name.
-        settings: the attack's, as ``key=value``.
-        victims: how many clients upload one image's gradient each.
-        seed: of the experiment.
-    """
-
-    data: str
-    model: str
-    network: str
-    mechanism: str
-    attack: str
-    settings: str
-    victims: int
-    seed: int
+    data: str  # the data set
+    model: str  # a key of MODELS; empty for the guess, which sees no network
+    network: str  # untrained, or trained for one round; empty for the guess
+    mechanism: str  # as mechanism_of reads it; empty for the guess
+    attack: str  # its name
+    settings: str  # the attack's, as `key=value`
+    victims: int  # how many clients upload one image's gradient each
+    seed: int  # of the experiment
 
 
 @dataclass(frozen=True)
 class CellRow:
-    """One line of the JSON file.
+    """One line of the JSON file."""
 
-    Attributes:
-        cell: what it is about.
-        result: the figures; ``None`` where the attack failed on every upload.
-        failure: why; of some victims too. Empty where there is nothing to say.
-        cosine: median over the victims of the cosine between what was sent and the gradient itself.
-        epsilon: proven for one participation at delta 1e-5; ``None`` where nothing is.
-        accuracy: the network's on the test images.
-        seconds: wall time, divided by the number of cells that were attacked together.
-        commit: of the code.
-        best: how often the best decision among 100 candidates is right; computed with the attack that makes it.
-        ceiling: no attack tells one image among 100 more often from this upload; ``None`` without a mechanism.
-        date: of the measurement.
-        versions: of what computed it.
-    """
-
-    cell: Cell
-    result: AttackResult | None
-    failure: str
-    cosine: float | None
-    epsilon: float | None
-    accuracy: float | None
-    seconds: float
-    commit: str
-    date: str
-    versions: Mapping[str, str]
+    cell: Cell  # what it is about
+    result: AttackResult | None  # the figures; `None` where the attack failed on every upload
+    failure: str  # why; of some victims too. Empty where there is nothing to say.
+    cosine: float | None  # median over the victims of the cosine between what was sent and the gradient itself
+    epsilon: float | None  # proven for one participation at delta 1e-5; `None` where nothing is
+    accuracy: float | None  # the network's on the test images
+    seconds: float  # wall time, divided by the number of cells that were attacked together
+    commit: str  # of the code
+    date: str  # of the measurement
+    versions: Mapping[str, str]  # of what computed it
+    # how often the best decision among 100 candidates is right; computed with the attack that makes it
     best: Interval | None = None
+    # no attack tells one image among 100 more often from this upload; `None` without a mechanism
     ceiling: float | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -53,19 +53,12 @@ ATTACKED = (Size("linf", 0.05), Size("linf", 0.1), Size("linf", 0.2))
 
 @dataclass(frozen=True)
 class TrialRow:
-    """Trials that differ in their seed only.
+    """Trials that differ in their seed only."""
 
-    Attributes:
-        records: the trials.
-        name: the paper's.
-        target: epsilon that the noise on gradients is calibrated for; ``None``: there is none.
-        sigma: of the noise in the forward pass; 0: there is none.
-    """
-
-    records: tuple[TrialRecord, ...]
-    name: str
-    target: float | None
-    sigma: float
+    records: tuple[TrialRecord, ...]  # the trials
+    name: str  # the paper's
+    target: float | None  # epsilon that the noise on gradients is calibrated for; `None`: there is none
+    sigma: float  # of the noise in the forward pass; 0: there is none
 
     @staticmethod
     def of(records: tuple[TrialRecord, ...]) -> "TrialRow":
@@ -212,21 +205,13 @@ def claims(rows: Sequence[TrialRow], folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper's scaling says of the attacked images at one size.
+    """What the paper's scaling says of the attacked images at one size."""
 
-    Attributes:
-        size: largest change of a pixel.
-        images: that were attacked, the wrong ones included.
-        claimed: certificates of right images.
-        broken: those whose vote an attack of this size turned.
-        proven: certificates of right images by the sound norm.
-    """
-
-    size: float
-    images: int
-    claimed: int
-    broken: int
-    proven: int
+    size: float  # largest change of a pixel
+    images: int  # that were attacked, the wrong ones included
+    claimed: int  # certificates of right images
+    broken: int  # those whose vote an attack of this size turned
+    proven: int  # certificates of right images by the sound norm
 
 
 def claims_of(run: RunFolder) -> list[Claim]:

@@ -20,19 +20,12 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Attribute:
-    """A feature that is hidden, with two values.
+    """A feature that is hidden, with two values."""
 
-    Attributes:
-        pixel: its place in a flat image.
-        threshold: above it the value is the higher one.
-        values: the two numbers that stand for them, ascending.
-        prior: how often the higher one is met.
-    """
-
-    pixel: int
-    threshold: float
-    values: tuple[float, float]
-    prior: float
+    pixel: int  # its place in a flat image
+    threshold: float  # above it the value is the higher one
+    values: tuple[float, float]  # the two numbers that stand for them, ascending
+    prior: float  # how often the higher one is met
 
 
 def attributes(public: Public, count: int) -> tuple[Attribute, ...]:

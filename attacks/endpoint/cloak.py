@@ -34,36 +34,23 @@ _FREE = 0.0025  # of the accuracy: what noise that is hardly there may cost
 
 @dataclass(frozen=True)
 class Training:
-    """How an adversary's network is trained, by Adam.
+    """How an adversary's network is trained, by Adam."""
 
-    Attributes:
-        steps: each with fresh noise.
-        filtered: whether noise is taken off first.
-        batch: images of a step.
-        rate: of its steps.
-    """
-
-    steps: int
-    filtered: bool = True
-    batch: int = 128
-    rate: float = 1e-3
+    steps: int  # each with fresh noise
+    filtered: bool = True  # whether noise is taken off first
+    batch: int = 128  # images of a step
+    rate: float = 1e-3  # of its steps
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A network behind a linear filter, in float32.
+    """A network behind a linear filter, in float32."""
 
-    Attributes:
-        network: filtered images -> logits of the attribute.
-        sent: (d,), mean of public images as they are sent.
-        factors: what images less ``sent`` are multiplied by, (d, r) and (r, d), or (d, d); empty: nothing.
-        scale: that what comes out is divided by.
-    """
-
-    network: nn.Module
-    sent: Tensor
+    network: nn.Module  # filtered images -> logits of the attribute
+    sent: Tensor  # (d,), mean of public images as they are sent
+    # what images less `sent` are multiplied by, (d, r) and (r, d), or (d, d); empty: nothing
     factors: tuple[Tensor, ...]
-    scale: Tensor
+    scale: Tensor  # that what comes out is divided by
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (n, values) for images (n, C, H, W) as they are sent."""
@@ -185,44 +172,26 @@ _BITS = (
 
 @dataclass(frozen=True, eq=False)
 class CloakTrial:
-    """What one kind of noise came to, on images that nobody learnt from.
+    """What one kind of noise came to, on images that nobody learnt from."""
 
-    Attributes:
-        cloak: the noise.
-        answered: how often the model's answer is correct, for each image.
-        read: how often the adversary names the attribute, an image.
-        bits: that a sent image tells of the image at most.
-    """
-
-    cloak: Cloak
-    answered: Rates
-    read: Rates
-    bits: float
+    cloak: Cloak  # the noise
+    answered: Rates  # how often the model's answer is correct, for each image
+    read: Rates  # how often the adversary names the attribute, an image
+    bits: float  # that a sent image tells of the image at most
 
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """Who plays, and on which images.
+    """Who plays, and on which images."""
 
-    Attributes:
-        answers: of the model: images as they are sent -> logits of its task.
-        public: images with the labels of the task; noise is learnt on them, and the adversary learns from them.
-        held: images that both are judged on.
-        wanted: the attribute of the public images (N,), and of those held (M,).
-        network: an untrained network of the adversary's, images -> logits of the attribute.
-        training: of that network.
-        clamped: whether images are put back onto [0, 1] before they are sent.
-        seed: of all draws.
-    """
-
-    answers: Network
-    public: Public
-    held: Public
-    wanted: tuple[Tensor, Tensor]
-    network: Callable[[], nn.Module]
-    training: Training
-    clamped: bool
-    seed: int
+    answers: Network  # of the model: images as they are sent -> logits of its task
+    public: Public  # images with the labels of the task; noise is learnt on them, and the adversary learns from them
+    held: Public  # images that both are judged on
+    wanted: tuple[Tensor, Tensor]  # the attribute of the public images (N,), and of those held (M,)
+    network: Callable[[], nn.Module]  # an untrained network of the adversary's, images -> logits of the attribute
+    training: Training  # of that network
+    clamped: bool  # whether images are put back onto [0, 1] before they are sent
+    seed: int  # of all draws
 
     @property
     def majority(self) -> float:

@@ -20,21 +20,13 @@ _START = 0.0
 
 @dataclass(frozen=True, eq=False)
 class Cloak:
-    """What a client does to an image before it asks: kept features get noise, the others are the same in all images.
+    """What a client does to an image before it asks: kept features get noise, the others are the same in all images."""
 
-    Attributes:
-        shift: (C, H, W), mu, added to the kept features.
-        sigma: (C, H, W), the deviation of each one's noise, in pixels from 0 to 1.
-        kept: (C, H, W), bool.
-        constants: (C, H, W), what stands in place of the others.
-        clamped: whether what is sent is put back onto [0, 1], as endpoints of images want it.
-    """
-
-    shift: Tensor
-    sigma: Tensor
-    kept: Tensor
-    constants: Tensor
-    clamped: bool
+    shift: Tensor  # (C, H, W), mu, added to the kept features
+    sigma: Tensor  # (C, H, W), the deviation of each one's noise, in pixels from 0 to 1
+    kept: Tensor  # (C, H, W), bool
+    constants: Tensor  # (C, H, W), what stands in place of the others
+    clamped: bool  # whether what is sent is put back onto [0, 1], as endpoints of images want it
 
     def hide(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return images (n, C, H, W) as they are sent, each with noise of its own."""
@@ -58,25 +50,15 @@ class Cloak:
 
 @dataclass(frozen=True)
 class Learning:
-    """How noise is learnt.
+    """How noise is learnt."""
 
-    Attributes:
-        weight: lambda, of the cross entropy against -log of the noise power.
-        least: m, of each deviation, above 0.
-        most: M, of each deviation, above ``least``.
-        steps: of Adam.
-        rate: of its steps.
-        batch: images of a step.
-        clamped: as in :class:`Cloak`.
-    """
-
-    weight: float
-    least: float = 1e-3
-    most: float = 1.5
-    steps: int = 1500
-    rate: float = 0.05
-    batch: int = 128
-    clamped: bool = False
+    weight: float  # lambda, of the cross entropy against -log of the noise power
+    least: float = 1e-3  # m, of each deviation, above 0
+    most: float = 1.5  # M, of each deviation, above `least`
+    steps: int = 1500  # of Adam
+    rate: float = 0.05  # of its steps
+    batch: int = 128  # images of a step
+    clamped: bool = False  # as in Cloak
 
     def deviations(self, rho: Tensor) -> Tensor:
         """Return sigma = m + (1 + tanh rho) (M - m) / 2, from m to M."""

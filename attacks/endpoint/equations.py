@@ -27,15 +27,10 @@ _AFFINE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class AffineScores:
-    """Logits that are affine in the image, with a mean of 0 over the classes.
+    """Logits that are affine in the image, with a mean of 0 over the classes."""
 
-    Attributes:
-        weights: (classes, d), of pixels on [0, 1].
-        bias: (classes,).
-    """
-
-    weights: Array
-    bias: Array
+    weights: Array  # (classes, d), of pixels on [0, 1]
+    bias: Array  # (classes,)
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits (n, classes) of images (n, C, H, W)."""

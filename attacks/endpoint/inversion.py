@@ -35,21 +35,13 @@ _SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Descent:
-    """How far each step goes, and when it ends.
+    """How far each step goes, and when it ends."""
 
-    Attributes:
-        rate: of a step.
-        steps: at most (alpha).
-        patience: steps without gain after which a class ends (beta).
-        enough: the cost at which a class ends.
-        blur: standard deviation in pixels of the blur after each step; 0: none.
-    """
-
-    rate: float
-    steps: int
-    patience: int
-    enough: float
-    blur: float = 0.0
+    rate: float  # of a step
+    steps: int  # at most (alpha)
+    patience: int  # steps without gain after which a class ends (beta)
+    enough: float  # the cost at which a class ends
+    blur: float = 0.0  # standard deviation in pixels of the blur after each step; 0: none
 
 
 def invert(gradient: Gradient, start: Tensor, descent: Descent) -> tuple[Tensor, Tensor]:

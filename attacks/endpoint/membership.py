@@ -36,30 +36,19 @@ _OF_ROUNDS = "lira-rounds"
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """Members and others, and who asks.
+    """Members and others, and who asks."""
 
-    Attributes:
-        candidates: pairs, as in an audit.
-        pool: training data, then test data, as the network is fed.
-        images: the same as they lie in the data set, uint8, (N, C, H, W).
-    """
-
-    candidates: Candidates
-    pool: Pool
-    images: Tensor
+    candidates: Candidates  # pairs, as in an audit
+    pool: Pool  # training data, then test data, as the network is fed
+    images: Tensor  # the same as they lie in the data set, uint8, (N, C, H, W)
 
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """What answers say about rows of the pool.
+    """What answers say about rows of the pool."""
 
-    Attributes:
-        logits: (n,), of the right label's probability.
-        others: (n, K), logarithms of the wrong labels' probabilities, the largest first.
-    """
-
-    logits: Array
-    others: Array
+    logits: Array  # (n,), of the right label's probability
+    others: Array  # (n, K), logarithms of the wrong labels' probabilities, the largest first
 
 
 def draw_game(rehearsal: Rehearsal, pairs: int, seed: int) -> Game:

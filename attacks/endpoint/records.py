@@ -11,21 +11,13 @@ from fedpriv.core.runs import RunFolder
 
 @dataclass(frozen=True)
 class Inverted(Record):
-    """What an attack says one class looks like.
+    """What an attack says one class looks like."""
 
-    Attributes:
-        label: the class; nobody is named.
-        picture: its file in probe/.
-        confidence: of the attacked model in the label.
-        rank: the label's place among all classes, by likeness to pictures that nobody trained with; 1: told.
-        psnr: to the mean of the class's training pictures, in dB.
-    """
-
-    label: int
-    picture: str
-    confidence: float
-    rank: int
-    psnr: float
+    label: int  # the class; nobody is named
+    picture: str  # its file in probe/
+    confidence: float  # of the attacked model in the label
+    rank: int  # the label's place among all classes, by likeness to pictures that nobody trained with; 1: told
+    psnr: float  # to the mean of the class's training pictures, in dB
 
 
 @dataclass(frozen=True)
@@ -39,53 +31,31 @@ class Shown(Record):
 
 @dataclass(frozen=True)
 class ProbeResult(Record):
-    """One attack in one variant.
+    """One attack in one variant."""
 
-    Attributes:
-        attack: its name in the table.
-        variant: what tells it from its others; may be empty.
-        surface: what it needs of the threat model, in words.
-        queries: images that the endpoint answered.
-        figures: between guess and ceiling, the one that headlines are about first.
-        curve: of the first figure against questions; may be empty.
-        inverted: the classes, for attacks that make pictures.
-        guess_picture: the file of what a guess offers for every class; empty where there are no pictures.
-        sentences: what it means.
-        shown: further pictures; may be empty.
-    """
-
-    attack: str
-    variant: str
-    surface: str
-    queries: int
-    figures: tuple[Figure, ...]
-    curve: tuple[CurvePoint, ...] = ()
-    inverted: tuple[Inverted, ...] = ()
-    guess_picture: str = ""
-    sentences: tuple[str, ...] = ()
-    shown: tuple[Shown, ...] = ()
+    attack: str  # its name in the table
+    variant: str  # what tells it from its others; may be empty
+    surface: str  # what it needs of the threat model, in words
+    queries: int  # images that the endpoint answered
+    figures: tuple[Figure, ...]  # between guess and ceiling, the one that headlines are about first
+    curve: tuple[CurvePoint, ...] = ()  # of the first figure against questions; may be empty
+    inverted: tuple[Inverted, ...] = ()  # the classes, for attacks that make pictures
+    guess_picture: str = ""  # the file of what a guess offers for every class; empty where there are no pictures
+    sentences: tuple[str, ...] = ()  # what it means
+    shown: tuple[Shown, ...] = ()  # further pictures; may be empty
 
 
 class Probe(FileRecord):
-    """probe.json.
-
-    Attributes:
-        adversary: who attacks, a row of the threat models.
-        answers: the policy of the endpoint, in its short form.
-        heuristic: whether nothing is proven about the answers as such.
-        results: in the order in which they were made.
-        refusals: attacks that the threat model or the policy withholds, and why.
-        seconds: wall time.
-    """
+    """probe.json."""
 
     path: ClassVar[str] = "probe.json"
 
-    adversary: str
-    answers: str
-    heuristic: bool
-    results: tuple[ProbeResult, ...]
-    refusals: tuple[str, ...] = ()
-    seconds: float
+    adversary: str  # who attacks, a row of the threat models
+    answers: str  # the policy of the endpoint, in its short form
+    heuristic: bool  # whether nothing is proven about the answers as such
+    results: tuple[ProbeResult, ...]  # in the order in which they were made
+    refusals: tuple[str, ...] = ()  # attacks that the threat model or the policy withholds, and why
+    seconds: float  # wall time
 
     @property
     def bounded(self) -> bool:

@@ -27,19 +27,12 @@ _ADVERSARIES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Gallery:
-    """The inverted classes of one attack.
+    """The inverted classes of one attack."""
 
-    Attributes:
-        title: of the attack.
-        guess: what a guess offers for every class; ``None``: no picture.
-        shots: a picture and its class, the first so many.
-        hidden: how many classes are not shown.
-    """
-
-    title: str
-    guess: Picture | None
-    shots: tuple[tuple[Picture | None, Inverted], ...]
-    hidden: int
+    title: str  # of the attack
+    guess: Picture | None  # what a guess offers for every class; `None`: no picture
+    shots: tuple[tuple[Picture | None, Inverted], ...]  # a picture and its class, the first so many
+    hidden: int  # how many classes are not shown
 
 
 def probe_title(name: str) -> str:

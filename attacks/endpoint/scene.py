@@ -49,67 +49,44 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """Images of the same kind as the training data that are nobody's there.
+    """Images of the same kind as the training data that are nobody's there."""
 
-    Attributes:
-        images: (N, C, H, W) on [0, 1], float64.
-        labels: (N,), int64.
-        finer: (N,), int64, the classes that ``data.groups`` joins to labels; ``None``: labels are the classes.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # (N, C, H, W) on [0, 1], float64
+    labels: Tensor  # (N,), int64
+    # (N,), int64, the classes that `data.groups` joins to labels; `None`: labels are the classes
     finer: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """The run's training, which an adversary who knows all examples but the candidates repeats on data of its own.
+    """The run's training, which an adversary who knows all examples but the candidates repeats on data of its own."""
 
-    Attributes:
-        world: the run's experiment, built.
-        schedule: round -> the clients whose uploads were averaged.
-        policy: of the endpoint, as it is known to everybody.
-    """
-
-    world: World
-    schedule: Mapping[int, Sequence[int]]
-    policy: AnswerPolicy
+    world: World  # the run's experiment, built
+    schedule: Mapping[int, Sequence[int]]  # round -> the clients whose uploads were averaged
+    policy: AnswerPolicy  # of the endpoint, as it is known to everybody
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """All that an adversary of the finished model has.
+    """All that an adversary of the finished model has."""
 
-    Attributes:
-        open: opens the endpoint anew, with the budget of one variant of an attack.
-        budget: images that it answers at most.
-        classes: how many there are.
-        shape: (C, H, W) of an image.
-        copy: an untrained network of the model's architecture in float64, drawn by a seed of the adversary's.
-        normalise: images on [0, 1] -> what a network is fed; public constants of the data set.
-        seed: of the adversary's random choices.
-        labels_only: whether the endpoint never names a probability.
-        public: public images; ``None``: the threat model withholds them.
-        model: the finished model in float64, parameters frozen; ``None``: the threat model withholds it.
-        rehearsal: for membership inference, whose adversary knows all other examples; ``None``: not in this scene.
-        proven: about the model or its answers, under replace-one, whichever is less; ``None``: nothing.
-        finer_classes: how many classes ``data.groups`` joins; 0: none.
-    """
-
-    open: Callable[[], Questions]
-    budget: int
-    classes: int
-    shape: tuple[int, int, int]
+    open: Callable[[], Questions]  # opens the endpoint anew, with the budget of one variant of an attack
+    budget: int  # images that it answers at most
+    classes: int  # how many there are
+    shape: tuple[int, int, int]  # (C, H, W) of an image
+    # an untrained network of the model's architecture in float64, drawn by a seed of the adversary's
     copy: Callable[[int], nn.Module]
-    normalise: Callable[[Tensor], Tensor]
-    seed: int
-    labels_only: bool = False
-    public: Public | None = None
+    normalise: Callable[[Tensor], Tensor]  # images on [0, 1] -> what a network is fed; public constants of the data set
+    seed: int  # of the adversary's random choices
+    labels_only: bool = False  # whether the endpoint never names a probability
+    public: Public | None = None  # public images; `None`: the threat model withholds them
+    # the finished model in float64, parameters frozen; `None`: the threat model withholds it
     model: Network | None = None
+    # for membership inference, whose adversary knows all other examples; `None`: not in this scene
     rehearsal: Rehearsal | None = None
+    # about the model or its answers, under replace-one, whichever is less; `None`: nothing
     proven: Guarantee | None = None
-    finer_classes: int = 0
+    finer_classes: int = 0  # how many classes `data.groups` joins; 0: none
 
     @property
     def pixels(self) -> int:
@@ -140,23 +117,15 @@ class Scene:
 
 @dataclass(frozen=True, eq=False)
 class Referee:
-    """What attacks are scored against.
+    """What attacks are scored against."""
 
-    Attributes:
-        truth: the finished model in float64, exact, whatever the endpoint's policy shows of it.
-        classes: how many there are.
-        held: test images that the adversary does not hold; what copies are compared on.
-        train_means: (classes, C, H, W), the mean of each class's training images on [0, 1]; NaN where there is none.
-        test_means: (classes, C, H, W), the same of the test images, which nobody trained with.
-        seed: of the images that copies are compared on besides.
-    """
-
-    truth: Network
-    classes: int
-    held: Public
+    truth: Network  # the finished model in float64, exact, whatever the endpoint's policy shows of it
+    classes: int  # how many there are
+    held: Public  # test images that the adversary does not hold; what copies are compared on
+    # (classes, C, H, W), the mean of each class's training images on [0, 1]; NaN where there is none
     train_means: Tensor
-    test_means: Tensor
-    seed: int
+    test_means: Tensor  # (classes, C, H, W), the same of the test images, which nobody trained with
+    seed: int  # of the images that copies are compared on besides
 
     def scores(self, images: Tensor) -> Tensor:
         """Return exact logits (n, classes) without gradients."""

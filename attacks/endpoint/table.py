@@ -17,33 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ProbeOutcome:
-    """What one attack in one variant found.
+    """What one attack in one variant found."""
 
-    Attributes:
-        result: the figures.
-        pictures: name of a file -> image (C, H, W) on [0, 1].
-    """
-
-    result: ProbeResult
-    pictures: "Mapping[str, Tensor]" = field(default_factory=dict)
+    result: ProbeResult  # the figures
+    pictures: "Mapping[str, Tensor]" = field(default_factory=dict)  # name of a file -> image (C, H, W) on [0, 1]
 
 
 class EndpointAttack(Section):
-    """An attack and its settings; a subclass with a name, entered in ``PROBES``, is one.
+    """An attack and its settings; a subclass with a name, entered in ``PROBES``, is one."""
 
-    Attributes:
-        name: on the command line.
-        title: what it is called.
-        reference: the paper.
-        needs: what the threat model must grant.
-        adversary: who makes it unless somebody is named; empty: whoever gets the model of a run.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    reference: ClassVar[str]
-    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)
-    adversary: ClassVar[str] = ""
+    name: ClassVar[str]  # on the command line
+    title: ClassVar[str]  # what it is called
+    reference: ClassVar[str]  # the paper
+    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)  # what the threat model must grant
+    adversary: ClassVar[str] = ""  # who makes it unless somebody is named; empty: whoever gets the model of a run
 
     @property
     def surface(self) -> str:

@@ -40,19 +40,12 @@ class Target(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PlainTarget:
-    """A network without noise: each image has one vote.
+    """A network without noise: each image has one vote."""
 
-    Attributes:
-        network: in evaluation mode.
-        normalise: (B, C, H, W) on [0, 1] -> what the network is fed.
-        classes: number of logits.
-        dimension: numbers of an image.
-    """
-
-    network: nn.Module
-    normalise: Callable[[Tensor], Tensor]
-    classes: int
-    dimension: int
+    network: nn.Module  # in evaluation mode
+    normalise: Callable[[Tensor], Tensor]  # (B, C, H, W) on [0, 1] -> what the network is fed
+    classes: int  # number of logits
+    dimension: int  # numbers of an image
 
     @property
     def noisy(self) -> bool:
@@ -74,13 +67,9 @@ class PlainTarget:
 
 @dataclass(frozen=True, eq=False)
 class SmoothedTarget:
-    """A network with noise in it.
+    """A network with noise in it."""
 
-    Attributes:
-        network: answers with votes.
-    """
-
-    network: SmoothedNetwork
+    network: SmoothedNetwork  # answers with votes
 
     @property
     def noisy(self) -> bool:
@@ -129,15 +118,10 @@ _FAR_L2 = 2.5
 
 @dataclass(frozen=True)
 class Ball:
-    """The perturbations that are allowed.
+    """The perturbations that are allowed."""
 
-    Attributes:
-        norm: l2: Euclidean; linf: the largest change of a pixel.
-        size: above 0, in pixels from 0 to 1.
-    """
-
-    norm: NormName
-    size: float
+    norm: NormName  # l2: Euclidean; linf: the largest change of a pixel
+    size: float  # above 0, in pixels from 0 to 1
 
     def distance(self, origins: Tensor, images: Tensor) -> Tensor:
         """Return how far images (B, C, H, W) are from their origins, (B,)."""

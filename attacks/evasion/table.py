@@ -10,22 +10,14 @@ if TYPE_CHECKING:
 
 
 class EvasionAttack(ABC):
-    """Steps along the loss's gradient at an image; a subclass with a name is an attack.
+    """Steps along the loss's gradient at an image; a subclass with a name is an attack."""
 
-    Attributes:
-        name: in experiment files and on the command line.
-        title: what it is called.
-        reference: the paper.
-        single: whether it makes one step of the whole size, however many are asked for.
-        far: how many times the size all steps together go, for the largest change of a pixel.
-        starts_anywhere: whether it starts at a random point of the ball, not at the image; restarts are for these.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    reference: ClassVar[str]
-    single: ClassVar[bool] = False
-    far: ClassVar[float] = 1.0
+    name: ClassVar[str]  # in experiment files and on the command line
+    title: ClassVar[str]  # what it is called
+    reference: ClassVar[str]  # the paper
+    single: ClassVar[bool] = False  # whether it makes one step of the whole size, however many are asked for
+    far: ClassVar[float] = 1.0  # how many times the size all steps together go, for the largest change of a pixel
+    # whether it starts at a random point of the ball, not at the image; restarts are for these
     starts_anywhere: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:

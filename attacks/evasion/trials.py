@@ -21,19 +21,12 @@ _AGAIN, _LEAST_AGAIN = 20, 2_000
 
 @dataclass(frozen=True, eq=False)
 class Victims:
-    """Images that are right unattacked.
+    """Images that are right unattacked."""
 
-    Attributes:
-        rows: of the test set, N.
-        images: (N, C, H, W) on [0, 1], on the network's device.
-        labels: (N,), on the network's device.
-        certificates: row -> certificate; empty: there are none.
-    """
-
-    rows: Sequence[int]
-    images: Tensor
-    labels: Tensor
-    certificates: Mapping[int, Certificate]
+    rows: Sequence[int]  # of the test set, N
+    images: Tensor  # (N, C, H, W) on [0, 1], on the network's device
+    labels: Tensor  # (N,), on the network's device
+    certificates: Mapping[int, Certificate]  # row -> certificate; empty: there are none
 
     def part(self, start: int, count: int) -> "Victims":
         """Return ``count`` of them, or as many as there are from ``start`` on."""
@@ -43,29 +36,17 @@ class Victims:
 
 @dataclass(frozen=True)
 class EvasionTrial:
-    """One attack of one size.
+    """One attack of one size."""
 
-    Attributes:
-        name: of the attack, as it is recorded.
-        kind: the attack.
-        ball: how far it goes.
-        draws: of noise for each gradient; 0: without noise.
-        steps: of attacks that make several.
-        restarts: of attacks with random starts.
-        votes: that judge an attacked image.
-        alpha: probability with which the sound certificate of one image may be called broken.
-        seed: of random starts, draws and votes.
-    """
-
-    name: str
-    kind: type[EvasionAttack]
-    ball: Ball
-    draws: int
-    steps: int
-    restarts: int
-    votes: int
-    alpha: float
-    seed: int
+    name: str  # of the attack, as it is recorded
+    kind: type[EvasionAttack]  # the attack
+    ball: Ball  # how far it goes
+    draws: int  # of noise for each gradient; 0: without noise
+    steps: int  # of attacks that make several
+    restarts: int  # of attacks with random starts
+    votes: int  # that judge an attacked image
+    alpha: float  # probability with which the sound certificate of one image may be called broken
+    seed: int  # of random starts, draws and votes
 
     @property
     def purpose(self) -> str:

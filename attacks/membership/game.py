@@ -35,21 +35,13 @@ GUESSED_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Pairs of a member and a non-member, and examples that are nobody's.
+    """Pairs of a member and a non-member, and examples that are nobody's."""
 
-    Attributes:
-        members: (C,), rows of the pool that the target was trained with.
-        non_members: (C,), rows that it was not.
-        clients: (C,), whose data the member of a pair is part of.
-        positions: (C,), where in that client's data it stands.
-        population: (Z,), rows that neither target nor references are trained with.
-    """
-
-    members: NDArray[np.int64]
-    non_members: NDArray[np.int64]
-    clients: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    population: NDArray[np.int64]
+    members: NDArray[np.int64]  # (C,), rows of the pool that the target was trained with
+    non_members: NDArray[np.int64]  # (C,), rows that it was not
+    clients: NDArray[np.int64]  # (C,), whose data the member of a pair is part of
+    positions: NDArray[np.int64]  # (C,), where in that client's data it stands
+    population: NDArray[np.int64]  # (Z,), rows that neither target nor references are trained with
 
     @property
     def rows(self) -> NDArray[np.int64]:

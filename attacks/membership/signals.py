@@ -30,26 +30,16 @@ class Signals:
     """The logits of the right labels' probabilities, in float64: of N candidates, Z population examples, R references.
 
     Nothing in here says which candidates are members of the target's data.
-
-    Attributes:
-        target: (T, N), of the target at T rounds, the last of them the final model.
-        references: (R, T, N), of the reference models at the same rounds.
-        inside: (R, N), whether a reference was trained with a candidate.
-        population: (T, Z), of the target on examples that are known to be nobody's training data.
-        reference_population: (R, T, Z), of the references on the same.
-        rounds: (T,), which rounds, ascending.
-        others: (N, K), the target's :func:`wrong_log_probabilities` at the final model.
-        reference_others: (R, N, K), of the references at theirs.
     """
 
-    target: Floats
-    references: Floats
-    inside: NDArray[np.bool_]
-    population: Floats
-    reference_population: Floats
-    rounds: NDArray[np.int64]
-    others: Floats
-    reference_others: Floats
+    target: Floats  # (T, N), of the target at T rounds, the last of them the final model
+    references: Floats  # (R, T, N), of the reference models at the same rounds
+    inside: NDArray[np.bool_]  # (R, N), whether a reference was trained with a candidate
+    population: Floats  # (T, Z), of the target on examples that are known to be nobody's training data
+    reference_population: Floats  # (R, T, Z), of the references on the same
+    rounds: NDArray[np.int64]  # (T,), which rounds, ascending
+    others: Floats  # (N, K), the target's wrong_log_probabilities at the final model
+    reference_others: Floats  # (R, N, K), of the references at theirs
 
     def __post_init__(self) -> None:
         (rounds, candidates), models, people = self.target.shape, len(self.references), self.population.shape[-1]

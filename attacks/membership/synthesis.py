@@ -17,19 +17,12 @@ from fedpriv.service.questions import Questions
 
 @dataclass(frozen=True)
 class RecordSearch:
-    """How records are searched for (the paper's Algorithm 1).
+    """How records are searched for (the paper's Algorithm 1)."""
 
-    Attributes:
-        confidence: of the target in a record's class, from which on it may be taken.
-        changed: share of the features that a proposal changes at first (k_max).
-        least: share that it changes at last (k_min).
-        rejections: in a row after which the share is halved.
-    """
-
-    confidence: float = 0.5
-    changed: float = 0.3
-    least: float = 0.03
-    rejections: int = 5
+    confidence: float = 0.5  # of the target in a record's class, from which on it may be taken
+    changed: float = 0.3  # share of the features that a proposal changes at first (k_max)
+    least: float = 0.03  # share that it changes at last (k_min)
+    rejections: int = 5  # in a row after which the share is halved
 
 
 def is_binary(images: Tensor) -> bool:

@@ -34,17 +34,11 @@ _AT_ONCE = 256  # sequences
 
 @dataclass(frozen=True)
 class Exposure:
-    """What the model remembers of a secret.
+    """What the model remembers of a secret."""
 
-    Attributes:
-        log_perplexity: in nats.
-        rank: from 1; ``None`` where it is extrapolated.
-        bits: the exposure, from 0 to log2 |R|.
-    """
-
-    log_perplexity: float
-    rank: int | None
-    bits: float
+    log_perplexity: float  # in nats
+    rank: int | None  # from 1; `None` where it is extrapolated
+    bits: float  # the exposure, from 0 to log2 |R|
 
 
 def exposures(

@@ -103,15 +103,10 @@ MOST_OPERATIONS, FEWEST_DRAWS, MOST_DRAWS = 2e9, 20, 200
 
 @dataclass(frozen=True)
 class Optimum:
-    """How often the best decision was right.
+    """How often the best decision was right."""
 
-    Attributes:
-        right: in so many of the draws.
-        draws: uploads that were drawn, each from another record of the list in turn.
-    """
-
-    right: int
-    draws: int
+    right: int  # in so many of the draws
+    draws: int  # uploads that were drawn, each from another record of the list in turn
 
     @property
     def share(self) -> float:
@@ -121,15 +116,10 @@ class Optimum:
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """One list of records.
+    """One list of records."""
 
-    Attributes:
-        expected: (N, K), what each record is expected to send, standardised.
-        victim: how uploads come about.
-    """
-
-    expected: Tensor
-    victim: Victim
+    expected: Tensor  # (N, K), what each record is expected to send, standardised
+    victim: Victim  # how uploads come about
 
 
 @twice_differentiable()
@@ -361,19 +351,13 @@ MOST_RECORDS, MOST_NUMBERS = 4000, 2**31
 
 @dataclass(frozen=True, eq=False)
 class _Pick:
-    """What is picked for one upload.
+    """What is picked for one upload."""
 
-    Attributes:
-        records: their numbers, (B,).
-        labels: their classes, (B,).
-        log_likelihoods: of the upload with each of them behind it, but for a constant, (B,).
-        probability: of the pick, where the upload is of one image; ``None`` for a batch, of which the attack knows only
-            how probable each record is by itself.
-    """
-
-    records: Tensor
-    labels: Tensor
-    log_likelihoods: Tensor
+    records: Tensor  # their numbers, (B,)
+    labels: Tensor  # their classes, (B,)
+    log_likelihoods: Tensor  # of the upload with each of them behind it, but for a constant, (B,)
+    # of the pick, where the upload is of one image; `None` for a batch, of which the attack knows only how probable
+    # each record is by itself
     probability: float | None
 
     @property

@@ -40,29 +40,20 @@ NOT_FINITE = "the optimisation gave no finite loss; the images are its random st
 
 @dataclass(frozen=True, eq=False)
 class AttackJob:
-    """One attack, what it attacks, and what it knows.
+    """One attack, what it attacks, and what it knows."""
 
-    Attributes:
-        name: a name in :data:`ATTACKS`.
-        observations: what was heard; of one data set and network. Put all of them in one job: that is much faster than
-            one job each. A tuple is one victim, several uploads of the very same batch, and so are
-            :class:`OtherBatches` (see ``upload_model``); its result bears round and client of the first.
-        model: the network, on the device to use. Its own parameters do not matter, and it is not changed.
-        config: the attack's settings.
-        seed: from which random starts are drawn, with round, client and restart.
-        progress: told about a hundred times.
-        loss: what the clients minimise, of each example.
-        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for
-            attacks that know what images look like; ``None``: they are withheld.
-    """
-
-    name: str
+    name: str  # a name in ATTACKS
+    # what was heard; of one data set and network. Put all of them in one job: that is much faster than one job each. A
+    # tuple is one victim, several uploads of the very same batch, and so are OtherBatches (see `upload_model`); its
+    # result bears round and client of the first.
     observations: Sequence[Heard]
-    model: nn.Module
-    config: Any
-    seed: int
-    progress: Progress | None = None
-    loss: Loss = soft_cross_entropy
+    model: nn.Module  # the network, on the device to use. Its own parameters do not matter, and it is not changed.
+    config: Any  # the attack's settings
+    seed: int  # from which random starts are drawn, with round, client and restart
+    progress: Progress | None = None  # told about a hundred times
+    loss: Loss = soft_cross_entropy  # what the clients minimise, of each example
+    # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for attacks that know what
+    # images look like; `None`: they are withheld
     public_images: Tensor | None = None
 
 

@@ -43,19 +43,12 @@ UNKNOWN = "the labels of the batch cannot be read off the last layer, and featur
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What the last layer got.
+    """What the last layer got."""
 
-    Attributes:
-        layer: its name in the network.
-        values: (B, F), float64 on the CPU.
-        labels: int64 (B,), each its example's.
-        misfit: the share of the squared gradient that they leave.
-    """
-
-    layer: str
-    values: Tensor
-    labels: Tensor
-    misfit: float
+    layer: str  # its name in the network
+    values: Tensor  # (B, F), float64 on the CPU
+    labels: Tensor  # int64 (B,), each its example's
+    misfit: float  # the share of the squared gradient that they leave
 
 
 def read_features(scene: Scene, victim: Victim) -> Features:

@@ -212,15 +212,10 @@ PROBE = 20240229  # the seed of the images that tell which tensor is the last; i
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The tensor whose gradient shows the labels.
+    """The tensor whose gradient shows the labels."""
 
-    Attributes:
-        name: the parameter.
-        bias: whether it is added to the logits; else it is the weight (classes, features) of a layer without bias.
-    """
-
-    name: str
-    bias: bool
+    name: str  # the parameter
+    bias: bool  # whether it is added to the logits; else it is the weight (classes, features) of a layer without bias
 
 
 def find_output_layer(

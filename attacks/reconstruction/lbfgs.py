@@ -27,17 +27,11 @@ STANDSTILL = 1e-9  # of the value: a step that gains no more is the last
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where each row ended.
+    """Where each row ended."""
 
-    Attributes:
-        points: (N, D), the best point of each row; the start, where its value there is not finite.
-        values: (N,), the values there.
-        iterations: (N,), accepted steps.
-    """
-
-    points: Tensor
-    values: Tensor
-    iterations: Tensor
+    points: Tensor  # (N, D), the best point of each row; the start, where its value there is not finite
+    values: Tensor  # (N,), the values there
+    iterations: Tensor  # (N,), accepted steps
 
 
 @dataclass

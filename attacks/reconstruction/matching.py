@@ -117,25 +117,15 @@ class Matcher:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Rows with the same parameters and upload model.
+    """Rows with the same parameters and upload model."""
 
-    Attributes:
-        index: the rows' numbers in the matcher.
-        parameters: what the clients started from.
-        model: how the uploads come about.
-        targets: the heard uploads, standardised.
-        heard: (N, m), their squared norms.
-        blocks: parameters that share a direction.
-        scales: the mechanism's, of the tensors.
-    """
-
-    index: Tensor
-    parameters: Vector
-    model: UploadModel
-    targets: Targets
-    heard: Tensor
-    blocks: tuple[Block, ...]
-    scales: Mapping[str, float] | None
+    index: Tensor  # the rows' numbers in the matcher
+    parameters: Vector  # what the clients started from
+    model: UploadModel  # how the uploads come about
+    targets: Targets  # the heard uploads, standardised
+    heard: Tensor  # (N, m), their squared norms
+    blocks: tuple[Block, ...]  # parameters that share a direction
+    scales: Mapping[str, float] | None  # the mechanism's, of the tensors
 
     @staticmethod
     def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype, often: bool) -> "_Group":

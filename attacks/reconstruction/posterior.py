@@ -60,19 +60,12 @@ POINTS_SEED = 20240527  # the seed of the points at which posteriors are compare
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """A normal distribution of images for each of n rows.
+    """A normal distribution of images for each of n rows."""
 
-    Attributes:
-        middle: coordinates (n, B, C, H, W).
-        along: deviations (n, B, r) along the prior's principal directions, in the prior's.
-        rest: deviation (n, B, 1) along all others.
-        others: what else was fitted, without deviations.
-    """
-
-    middle: Tensor
-    along: Tensor
-    rest: Tensor
-    others: tuple[Tensor, ...]
+    middle: Tensor  # coordinates (n, B, C, H, W)
+    along: Tensor  # deviations (n, B, r) along the prior's principal directions, in the prior's
+    rest: Tensor  # deviation (n, B, 1) along all others
+    others: tuple[Tensor, ...]  # what else was fitted, without deviations
 
     @property
     def least(self) -> Tensor:
@@ -166,14 +159,10 @@ class Whitening:
 
     S is the covariance's symmetric root, so that without principal directions z is the image itself, shifted and
     scaled.
-
-    Attributes:
-        prior: of images.
-        shape: (C, H, W).
     """
 
-    prior: GaussianPrior
-    shape: tuple[int, int, int]
+    prior: GaussianPrior  # of images
+    shape: tuple[int, int, int]  # (C, H, W)
 
     @cached_property
     def _roots(self) -> tuple[Tensor, float]:
@@ -347,21 +336,13 @@ def read_gated(
 
 @dataclass(frozen=True, eq=False)
 class _GatePosterior:
-    """Minus the logarithm of the posterior (n,), but for constants.
+    """Minus the logarithm of the posterior (n,), but for constants."""
 
-    Attributes:
-        matcher: gives minus the log-likelihood.
-        whitening: of the prior.
-        labels: probabilities (n, B, classes).
-        spread: standard deviation of the logarithm of the contrast.
-        sizes: of the inputs of each ReLU, (n * B, 1, ...).
-    """
-
-    matcher: Matcher
-    whitening: Whitening
-    labels: Tensor
-    spread: float
-    sizes: Sequence[Tensor]
+    matcher: Matcher  # gives minus the log-likelihood
+    whitening: Whitening  # of the prior
+    labels: Tensor  # probabilities (n, B, classes)
+    spread: float  # standard deviation of the logarithm of the contrast
+    sizes: Sequence[Tensor]  # of the inputs of each ReLU, (n * B, 1, ...)
 
     def searched(self, coordinates: Tensor, contrast: Tensor, *logits: Tensor) -> Tensor:
         """Of images, the logarithm of their contrast (n,), and the gates' logits."""
@@ -448,21 +429,13 @@ Tell = Callable[[float, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class SearchStart:
-    """Where a search begins.
+    """Where a search begins."""
 
-    Attributes:
-        row: for which.
-        victim: of the row.
-        labels: int64 (B,) that are taken for granted; ``None``: they are optimised.
-        coordinates: (B, C, H, W).
-        logits: (B, classes), for labels that are optimised.
-    """
-
-    row: int
-    victim: Victim
-    labels: Tensor | None
-    coordinates: Tensor
-    logits: Tensor
+    row: int  # for which
+    victim: Victim  # of the row
+    labels: Tensor | None  # int64 (B,) that are taken for granted; `None`: they are optimised
+    coordinates: Tensor  # (B, C, H, W)
+    logits: Tensor  # (B, classes), for labels that are optimised
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,21 +27,14 @@ SHARE = 0.995  # of the variance that principal directions of the generic prior 
 
 @dataclass(frozen=True, eq=False)
 class GaussianPrior:
-    """A normal distribution over images of P numbers, on the scale of the network's input.
+    """A normal distribution over images of P numbers, on the scale of the network's input."""
 
-    Attributes:
-        mean: (P,).
-        basis: (P, r), orthonormal columns.
-        variances: (r,), along the columns, above 0.
-        rest: variance along every other direction, above 0.
-        contrast: standard deviation of the logarithm of an image's squared distance from the mean, measured in standard
-            deviations: 0.0 for images that really are normal with many pixels.
-    """
-
-    mean: Tensor
-    basis: Tensor
-    variances: Tensor
-    rest: float
+    mean: Tensor  # (P,)
+    basis: Tensor  # (P, r), orthonormal columns
+    variances: Tensor  # (r,), along the columns, above 0
+    rest: float  # variance along every other direction, above 0
+    # standard deviation of the logarithm of an image's squared distance from the mean, measured in standard deviations:
+    # 0.0 for images that really are normal with many pixels
     contrast: float
 
     @property

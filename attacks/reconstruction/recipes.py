@@ -55,27 +55,22 @@ TILE = 4  # pixels along a side of the square that a patterned start repeats
 
 @dataclass(frozen=True)
 class Recipe:
-    """Parts of an attack.
+    """Parts of an attack."""
 
-    Attributes:
-        objective: how expected and heard upload are compared: a key of :data:`OBJECTIVES`.
-        optimiser: lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of
-            :data:`SIGNS`.
-        schedule: of Adam's learning rate: a key of :data:`SCHEDULES`; L-BFGS searches along lines.
-        variables: pixels, decorrelated, or relaxed, of rows (``variables``).
-        start: a key of :data:`STARTS` or of :data:`FOUND`.
-        box: whether images stay within the valid range of pixels.
-        priors: keys of :data:`PRIORS`; the weight of each is the setting of its name.
-        labels: where they come from, in this order: known, read (off the last layer), optimised (with the images).
-    """
-
+    # how expected and heard upload are compared: a key of OBJECTIVES
     objective: Literal["squared-distance", "cosine", "likelihood"]
+    # lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of SIGNS
     optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
+    # of Adam's learning rate: a key of SCHEDULES; L-BFGS searches along lines
     schedule: Literal["constant", "steps", "cosine"] = "constant"
+    # pixels, decorrelated, or relaxed, of rows (`variables`)
     variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"
+    # a key of STARTS or of FOUND
     start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
-    box: bool = False
+    box: bool = False  # whether images stay within the valid range of pixels
+    # keys of PRIORS; the weight of each is the setting of its name
     priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()
+    # where they come from, in this order: known, read (off the last layer), optimised (with the images)
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
 
     @property
@@ -452,15 +447,10 @@ NARROWEST = 1e-3  # of a number's range: the least deviation of a column that is
 
 @dataclass(frozen=True, eq=False)
 class NumberPrior:
-    """Laplace distributions of numbers around their medians, normalised: many a column is mostly one number.
+    """Laplace distributions of numbers around their medians, normalised: many a column is mostly one number."""
 
-    Attributes:
-        middle: (numbers,).
-        deviation: (numbers,), mean absolute ones, above 0.
-    """
-
-    middle: Tensor
-    deviation: Tensor
+    middle: Tensor  # (numbers,)
+    deviation: Tensor  # (numbers,), mean absolute ones, above 0
 
     def energy(self, numbers: Tensor) -> Tensor:
         """Return minus the log-density (N,) of numbers (N, B, numbers), but for a constant."""
@@ -469,34 +459,21 @@ class NumberPrior:
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """The values of one category or flag.
+    """The values of one category or flag."""
 
-    Attributes:
-        places: the features.
-        values: (values, places), normalised.
-        surprise: (values,), minus the logarithms of their shares.
-    """
-
-    places: slice
-    values: Tensor
-    surprise: Tensor
+    places: slice  # the features
+    values: Tensor  # (values, places), normalised
+    surprise: Tensor  # (values,), minus the logarithms of their shares
 
 
 @dataclass(frozen=True, eq=False)
 class _RowPrior:
-    """What public rows say about each column, taken as independent.
+    """What public rows say about each column, taken as independent."""
 
-    Attributes:
-        middle: (1, 1, features), the most frequent values and medians, normalised.
-        choices: of categories, flags, and whether a number is missing.
-        places: features that are numbers.
-        numbers: their distribution.
-    """
-
-    middle: Tensor
-    choices: tuple[_Choice, ...]
-    places: list[int]
-    numbers: NumberPrior
+    middle: Tensor  # (1, 1, features), the most frequent values and medians, normalised
+    choices: tuple[_Choice, ...]  # of categories, flags, and whether a number is missing
+    places: list[int]  # features that are numbers
+    numbers: NumberPrior  # their distribution
 
     @staticmethod
     def of(scene: Scene, public: Tensor) -> "_RowPrior":

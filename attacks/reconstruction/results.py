@@ -10,38 +10,24 @@ from fedpriv.core.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where an attack's rows ended, before the results are sorted by victim.
+    """Where an attack's rows ended, before the results are sorted by victim."""
 
-    Attributes:
-        images: (N, B, C, H, W), normalised; or of each row (B, C, H, W), where their numbers differ.
-        labels: int64 (N, B), or of each row (B,).
-        losses: (N,), the attack's own objective at these images.
-        iterations: int64 (N,).
-        notes: one a row, may be empty.
-    """
-
+    # (N, B, C, H, W), normalised; or of each row (B, C, H, W), where their numbers differ
     images: Tensor | tuple[Tensor, ...]
-    labels: Tensor | tuple[Tensor, ...]
-    losses: Tensor
-    iterations: Tensor
-    notes: tuple[str, ...]
+    labels: Tensor | tuple[Tensor, ...]  # int64 (N, B), or of each row (B,)
+    losses: Tensor  # (N,), the attack's own objective at these images
+    iterations: Tensor  # int64 (N,)
+    notes: tuple[str, ...]  # one a row, may be empty
 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One restart's result.
+    """One restart's result."""
 
-    Attributes:
-        images: (B, C, H, W) on the [0, 1] scale, clamped, float32 on the CPU.
-        labels: int64 (B,), those that this very restart ended with; -1: none is told.
-        loss: the attack's own objective at these images, or ``None`` where it was never finite.
-        iterations: steps made.
-    """
-
-    images: Tensor
-    labels: Tensor
-    loss: float | None
-    iterations: int
+    images: Tensor  # (B, C, H, W) on the [0, 1] scale, clamped, float32 on the CPU
+    labels: Tensor  # int64 (B,), those that this very restart ended with; -1: none is told
+    loss: float | None  # the attack's own objective at these images, or `None` where it was never finite
+    iterations: int  # steps made
 
 
 @dataclass(frozen=True, eq=False)

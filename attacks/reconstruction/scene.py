@@ -23,25 +23,16 @@ Report = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True)
 class Scene:
-    """The public facts of a set of victims that are attacked together.
-
-    Attributes:
-        network: the network.
-        shape: (C, H, W).
-        classes: number of classes.
-        mean: (C, 1, 1), the public mean.
-        std: (C, 1, 1), the public standard deviation.
-        public_images: (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; ``None``: there are none.
-        columns: of the table whose rows the "images" are; empty: they are images.
-    """
+    """The public facts of a set of victims that are attacked together."""
 
     network: Network
-    shape: tuple[int, int, int]
-    classes: int
-    mean: Tensor
-    std: Tensor
+    shape: tuple[int, int, int]  # (C, H, W)
+    classes: int  # number of classes
+    mean: Tensor  # (C, 1, 1), the public mean
+    std: Tensor  # (C, 1, 1), the public standard deviation
+    # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; `None`: there are none
     public_images: Tensor | None = None
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
 
     @staticmethod
     def of(
@@ -125,15 +116,10 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where the search for one victim's images starts.
+    """Where the search for one victim's images starts."""
 
-    Attributes:
-        images: (B, C, H, W), normalised.
-        labels: int64 (B,), each its image's; ``None``: not all are known.
-    """
-
-    images: Tensor
-    labels: Tensor | None
+    images: Tensor  # (B, C, H, W), normalised
+    labels: Tensor | None  # int64 (B,), each its image's; `None`: not all are known
 
     @staticmethod
     def of(scene: Scene, images: Tensor, labels: Tensor, count: int) -> "Start":

@@ -50,23 +50,14 @@ from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The public facts of what a client does between the parameters that it is sent and its upload.
+    """The public facts of what a client does between the parameters that it is sent and its upload."""
 
-    Attributes:
-        optimizer: sgd or adam.
-        learning_rate: of the optimiser.
-        momentum: of sgd, from 0 up to 1.
-        steps: optimiser steps.
-        batch_size: examples in the batch of a step.
-        clients: how many clients' updates are averaged; each trains on its own share of the dummies.
-    """
-
-    optimizer: Literal["sgd", "adam"]
-    learning_rate: float
-    momentum: float
-    steps: int
-    batch_size: int
-    clients: int = 1
+    optimizer: Literal["sgd", "adam"]  # sgd or adam
+    learning_rate: float  # of the optimiser
+    momentum: float  # of sgd, from 0 up to 1
+    steps: int  # optimiser steps
+    batch_size: int  # examples in the batch of a step
+    clients: int = 1  # how many clients' updates are averaged; each trains on its own share of the dummies
 
     @property
     def is_gradient(self) -> bool:
@@ -197,28 +188,20 @@ class Norms(Protocol):
 
 @dataclass(frozen=True)
 class UploadModel:
-    """What the adversary expects a client with given examples to send, in gradient space.
+    """What the adversary expects a client with given examples to send, in gradient space."""
 
-    Attributes:
-        mechanism: the mechanism, with its public parameters.
-        unit: example (applied to each example's gradient) or update (to the whole upload).
-        step: what the client multiplied its mean gradient with, but for the sign: learning rate times local steps for
-            fedavg (see :attr:`LocalTraining.length`), 1 for fedsgd.
-        signed: -1 for fedavg (the upload points downhill), 1 for fedsgd.
-        examples: the number B of examples behind the upload.
-        training: the local training, where the upload is more than one gradient and has to be unrolled.
-        batch: the examples behind one release of the mechanism.
-        releases: how many releases with noise of their own are averaged in the upload; where they count differently (as
-            with momentum), how many alike would average the noise as much.
-    """
-
-    mechanism: Mechanism
-    unit: str
+    mechanism: Mechanism  # the mechanism, with its public parameters
+    unit: str  # example (applied to each example's gradient) or update (to the whole upload)
+    # what the client multiplied its mean gradient with, but for the sign: learning rate times local steps for fedavg
+    # (see length), 1 for fedsgd
     step: float
-    signed: int
-    examples: int
+    signed: int  # -1 for fedavg (the upload points downhill), 1 for fedsgd
+    examples: int  # the number B of examples behind the upload
+    # the local training, where the upload is more than one gradient and has to be unrolled
     training: LocalTraining | None = None
-    batch: int = 1
+    batch: int = 1  # the examples behind one release of the mechanism
+    # how many releases with noise of their own are averaged in the upload; where they count differently (as with
+    # momentum), how many alike would average the noise as much
     releases: float = 1.0
 
     @staticmethod
@@ -341,32 +324,19 @@ def batch_mean(gradients: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Victim:
-    """One observation, made ready for an attack.
-
-    Attributes:
-        round: the round.
-        client: the client.
-        parameters: what the client started from; one object for all uploads of a round.
-        gradient: the upload in gradient space.
-        model: how such uploads come about.
-        note: what a reader of the result must know; may be empty.
-        labels: int64 (B,), where the threat model grants them.
-        candidates: for each image a list of records, where the threat model grants them.
-        more: other uploads of the same examples, from other parameters; see
-            :func:`join`.
-        pool: how many images the uploads' batches are drawn from, where these are other batches of one client in each
-            round; 0: all uploads are of the same batch.
-    """
+    """One observation, made ready for an attack."""
 
     round: int
     client: int
-    parameters: Vector
-    gradient: Vector
-    model: UploadModel
-    note: str
-    labels: Tensor | None = None
-    candidates: Candidates | None = None
-    more: tuple["Victim", ...] = ()
+    parameters: Vector  # what the client started from; one object for all uploads of a round
+    gradient: Vector  # the upload in gradient space
+    model: UploadModel  # how such uploads come about
+    note: str  # what a reader of the result must know; may be empty
+    labels: Tensor | None = None  # int64 (B,), where the threat model grants them
+    candidates: Candidates | None = None  # for each image a list of records, where the threat model grants them
+    more: tuple["Victim", ...] = ()  # other uploads of the same examples, from other parameters; see join
+    # how many images the uploads' batches are drawn from, where these are other batches of one client in each round; 0:
+    # all uploads are of the same batch
     pool: int = 0
 
     @property
@@ -584,13 +554,9 @@ MOST = 128  # images of a client that its rounds show together
 
 @dataclass(frozen=True)
 class OtherBatches:
-    """Uploads of one client in several rounds, of other mini-batches of its images.
+    """Uploads of one client in several rounds, of other mini-batches of its images."""
 
-    Attributes:
-        observations: at least two.
-    """
-
-    observations: tuple[Observation, ...]
+    observations: tuple[Observation, ...]  # at least two
 
 
 Heard = Observation | tuple[Observation, ...] | OtherBatches

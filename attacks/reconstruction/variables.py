@@ -31,17 +31,11 @@ SIDE = 32
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Roots of the covariances of an image's channels, lines and columns.
+    """Roots of the covariances of an image's channels, lines and columns."""
 
-    Attributes:
-        channels: (C, C).
-        down: (H, H).
-        across: (W, W).
-    """
-
-    channels: Tensor
-    down: Tensor
-    across: Tensor
+    channels: Tensor  # (C, C)
+    down: Tensor  # (H, H)
+    across: Tensor  # (W, W)
 
     def images(self, coordinates: Tensor) -> Tensor:
         """Map coordinates (..., C, H, W) to normalised images of the same shape; linear, and one to one."""
@@ -88,17 +82,11 @@ LEAST = 1e-3  # share of a category's value, and distance of a number from the e
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The way from variables to normalised rows.
+    """The way from variables to normalised rows."""
 
-    Attributes:
-        groups: the features of each category.
-        mean: (1, 1, 1) of the normalisation.
-        std: (1, 1, 1) of the normalisation.
-    """
-
-    groups: tuple[slice, ...]
-    mean: Tensor
-    std: Tensor
+    groups: tuple[slice, ...]  # the features of each category
+    mean: Tensor  # (1, 1, 1) of the normalisation
+    std: Tensor  # (1, 1, 1) of the normalisation
 
     def images(self, variables: Tensor) -> Tensor:
         """Map variables (..., 1, 1, features) to normalised rows of the same shape."""

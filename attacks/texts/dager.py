@@ -37,20 +37,13 @@ _SEED = 20240513  # of the random tokens on which dependence is tried; it decide
 
 @dataclass(frozen=True)
 class Probe:
-    """Linear layers with one input.
+    """Linear layers with one input."""
 
-    Attributes:
-        layer: the name of the first of them, in the order in which they are called.
-        weights: the names of their weights, as far as these are trained.
-        width: n, of an input.
-        rows: of all their gradients.
-        reach: what an input depends on: token (and its position), prefix (the token and those before it) or sequence.
-    """
-
-    layer: str
-    weights: tuple[str, ...]
-    width: int
-    rows: int
+    layer: str  # the name of the first of them, in the order in which they are called
+    weights: tuple[str, ...]  # the names of their weights, as far as these are trained
+    width: int  # n, of an input
+    rows: int  # of all their gradients
+    # what an input depends on: token (and its position), prefix (the token and those before it) or sequence
     reach: Reach
 
 
@@ -188,38 +181,23 @@ SLACK = 4.0  # rounding errors are no independent noise
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why a probe tells nothing.
+    """Why a probe tells nothing."""
 
-    Attributes:
-        kind: zero, noise or rank.
-        reason: in one line.
-    """
-
-    kind: str
-    reason: str
+    kind: str  # zero, noise or rank
+    reason: str  # in one line
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The row space of one probe's gradient.
+    """The row space of one probe's gradient."""
 
-    Attributes:
-        probe: whose it is.
-        spectrum: of the gradient.
-        null: (n, n - R) orthonormal columns outside the row space.
-        weighted: (n, R), right singular vectors over their values times the noise's deviation.
-        dimensions: that inputs have.
-        noisy: whether noise of a mechanism, or of several steps, is in the gradient.
-        sees_first: whether the first position of a sequence is in it.
-    """
-
-    probe: Probe
-    spectrum: Spectrum
-    null: Tensor
-    weighted: Tensor
-    dimensions: int
-    noisy: bool
-    sees_first: bool = True
+    probe: Probe  # whose it is
+    spectrum: Spectrum  # of the gradient
+    null: Tensor  # (n, n - R) orthonormal columns outside the row space
+    weighted: Tensor  # (n, R), right singular vectors over their values times the noise's deviation
+    dimensions: int  # that inputs have
+    noisy: bool  # whether noise of a mechanism, or of several steps, is in the gradient
+    sees_first: bool = True  # whether the first position of a sequence is in it
 
     @property
     def free(self) -> int:
@@ -296,15 +274,10 @@ _UNLIKE = 1e-5  # relative difference from which an input depends on its positio
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """Tokens that may stand at each position.
+    """Tokens that may stand at each position."""
 
-    Attributes:
-        tokens: of each position, those nearest to the row space first.
-        placed: whether inputs depend on the position: else all positions have the same tokens.
-    """
-
-    tokens: tuple[tuple[int, ...], ...]
-    placed: bool
+    tokens: tuple[tuple[int, ...], ...]  # of each position, those nearest to the row space first
+    placed: bool  # whether inputs depend on the position: else all positions have the same tokens
 
     @property
     def before_end(self) -> tuple[tuple[int, ...], ...]:
@@ -365,17 +338,11 @@ def _is_placed(inputs: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Grown:
-    """Sentences, as tokens.
+    """Sentences, as tokens."""
 
-    Attributes:
-        whole: those that no token extends.
-        inner: their beginnings, each of which may be a sentence of the batch as well.
-        tried: prefixes that were run through the network.
-    """
-
-    whole: tuple[tuple[int, ...], ...]
-    inner: tuple[tuple[int, ...], ...]
-    tried: int
+    whole: tuple[tuple[int, ...], ...]  # those that no token extends
+    inner: tuple[tuple[int, ...], ...]  # their beginnings, each of which may be a sentence of the batch as well
+    tried: int  # prefixes that were run through the network
 
 
 def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int) -> Grown:
@@ -517,17 +484,11 @@ _HALF = 0.5  # of a sentence's weight in the batch, from which it is there, or t
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """What explains an upload best.
+    """What explains an upload best."""
 
-    Attributes:
-        sentences: those that count, each as often as it is in the batch; the heaviest first.
-        labels: of each, or -1.
-        unexplained: the length of what is left over that of the upload.
-    """
-
-    sentences: tuple[Sentence, ...]
-    labels: tuple[int, ...]
-    unexplained: float
+    sentences: tuple[Sentence, ...]  # those that count, each as often as it is in the batch; the heaviest first
+    labels: tuple[int, ...]  # of each, or -1
+    unexplained: float  # the length of what is left over that of the upload
 
 
 def weigh(
@@ -599,17 +560,11 @@ _LAYERS = 8  # that see more than single tokens, and are tried: those of the fir
 
 @dataclass(frozen=True)
 class Limits:
-    """Settings that bound the work.
+    """Settings that bound the work."""
 
-    Attributes:
-        most_tokens: kept at one position.
-        most_sentences: beginnings kept at one position.
-        starts: random sentences of the search in encoders, for each length.
-    """
-
-    most_tokens: int
-    most_sentences: int
-    starts: int
+    most_tokens: int  # kept at one position
+    most_sentences: int  # beginnings kept at one position
+    starts: int  # random sentences of the search in encoders, for each length
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,18 +28,13 @@ SHARE = 0.25  # of a place's gradient that a token's row explains, if it stood t
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """What the tables say.
+    """What the tables say."""
 
-    Attributes:
-        tokens: int64 (n,), those that were looked up or predicted, by falling energy.
-        length: of the longest sentence, its beginning included; ``None``: there is no table of positions, or noise
-            hides it.
-        places: (length, V), or (T, V) where noise hides it, the share of each place's gradient that is each token's;
-            ``None``: there is no table of positions.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # int64 (n,), those that were looked up or predicted, by falling energy
+    # of the longest sentence, its beginning included; `None`: there is no table of positions, or noise hides it
     length: int | None
+    # (length, V), or (T, V) where noise hides it, the share of each place's gradient that is each token's; `None`:
+    # there is no table of positions
     places: Tensor | None
 
     def sentences(self, scene: TextScene, count: int, language: Language) -> Tensor:

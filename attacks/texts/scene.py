@@ -19,53 +19,34 @@ from fedpriv.gradients import Vector
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """One attempt at the sentences behind an upload.
+    """One attempt at the sentences behind an upload."""
 
-    Attributes:
-        tokens: int64 (N, T), padded at the end; N need not be the number of examples. The order says nothing.
-        labels: int64 (N,), or -1 where none is told.
-        loss: the attack's own objective, the lower the better; may be infinite.
-        steps: made.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    loss: float
-    steps: int
+    tokens: Tensor  # int64 (N, T), padded at the end; N need not be the number of examples. The order says nothing.
+    labels: Tensor  # int64 (N,), or -1 where none is told
+    loss: float  # the attack's own objective, the lower the better; may be infinite
+    steps: int  # made
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What an attack on texts hands back.
+    """What an attack on texts hands back."""
 
-    Attributes:
-        attempts: one for each restart; the one with the lowest loss is shown.
-        note: what a reader must know of the result; may be empty.
-    """
-
-    attempts: tuple[Sentences, ...]
-    note: str = ""
+    attempts: tuple[Sentences, ...]  # one for each restart; the one with the lowest loss is shown
+    note: str = ""  # what a reader must know of the result; may be empty
 
 
 @dataclass(frozen=True, eq=False)
 class TextScene:
-    """The public facts of the texts behind a set of uploads.
+    """The public facts of the texts behind a set of uploads."""
 
-    Attributes:
-        model: the network in evaluation mode; its own parameters do not matter, and those that are not trained are
-            public. It is not to be changed.
-        names: of the trained parameters.
-        format: vocabulary and task.
-        length: T, of a sequence.
-        classes: of labels; of the next token the vocabulary.
-        public: (M, T), int64: texts of the same kind, none of the victims'; ``None``: they are withheld.
-    """
-
+    # the network in evaluation mode; its own parameters do not matter, and those that are not trained are public. It is
+    # not to be changed.
     model: nn.Module
-    names: tuple[str, ...]
-    format: TextFormat
-    length: int
-    classes: int
+    names: tuple[str, ...]  # of the trained parameters
+    format: TextFormat  # vocabulary and task
+    length: int  # T, of a sequence
+    classes: int  # of labels; of the next token the vocabulary
+    # (M, T), int64: texts of the same kind, none of the victims'; `None`: they are withheld
     public: Tensor | None = None
 
     @staticmethod

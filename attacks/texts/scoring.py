@@ -36,16 +36,12 @@ WRITTEN = 8  # batches whose gradients are written out at once
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """A batch of sentences that may be behind an upload.
+    """A batch of sentences that may be behind an upload."""
 
-    Attributes:
-        tokens: int64 (B, L), padded at the end; L is T, or T + 1 where the next token is predicted: then the last one
-            is a target only.
-        labels: int64 (B,); of the next token they are not looked at.
-    """
-
+    # int64 (B, L), padded at the end; L is T, or T + 1 where the next token is predicted: then the last one is a target
+    # only
     tokens: Tensor
-    labels: Tensor
+    labels: Tensor  # int64 (B,); of the next token they are not looked at
 
     def exchanged(self, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> "Texts":
         """Return the batch with other sentences (k, L) and labels (k,) in k places."""

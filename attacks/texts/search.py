@@ -322,31 +322,19 @@ def _texts(scene: TextScene) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """Where searches stand.
+    """Where searches stand."""
 
-    Attributes:
-        scene: what is public.
-        victim: the upload.
-        bare: the same upload without what tokens are looked up in, for the network on vectors.
-        soft: the network on probabilities of tokens.
-        vectors: the network on vectors.
-        table: the vectors of all tokens, (V, width).
-        labels: int64 (B,), or -1 where none is told.
-        lookup: what the tables in the upload say; ``None``: nothing.
-        lengths: of the sentences, their beginning included, as tables or usual texts tell them.
-        starts: lengths at which a search begins, the longest last. Where no table tells them there are several: a
-            search that begins with too many tokens fits them to the noise instead of dropping them.
-    """
-
-    scene: TextScene
-    victim: Victim
-    bare: Victim
-    soft: Network
-    vectors: Network
-    table: Tensor
-    labels: Tensor
-    lookup: Lookup | None
-    lengths: tuple[int, ...]
+    scene: TextScene  # what is public
+    victim: Victim  # the upload
+    bare: Victim  # the same upload without what tokens are looked up in, for the network on vectors
+    soft: Network  # the network on probabilities of tokens
+    vectors: Network  # the network on vectors
+    table: Tensor  # the vectors of all tokens, (V, width)
+    labels: Tensor  # int64 (B,), or -1 where none is told
+    lookup: Lookup | None  # what the tables in the upload say; `None`: nothing
+    lengths: tuple[int, ...]  # of the sentences, their beginning included, as tables or usual texts tell them
+    # lengths at which a search begins, the longest last. Where no table tells them there are several: a search that
+    # begins with too many tokens fits them to the noise instead of dropping them.
     starts: tuple[tuple[int, ...], ...]
 
     @staticmethod

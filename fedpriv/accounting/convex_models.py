@@ -52,21 +52,13 @@ _EXACT = (
 
 @dataclass(frozen=True)
 class Problem:
-    """The public sizes of one client's problem.
+    """The public sizes of one client's problem."""
 
-    Attributes:
-        examples: n, at least 1.
-        features: d, the constant 1 among them.
-        classes: K, at least 2.
-        regularisation: lambda, above 0.
-        tolerance: tau, the largest length of J's gradient at the end.
-    """
-
-    examples: int
-    features: int
-    classes: int
-    regularisation: float
-    tolerance: float = 0.0
+    examples: int  # n, at least 1
+    features: int  # d, the constant 1 among them
+    classes: int  # K, at least 2
+    regularisation: float  # lambda, above 0
+    tolerance: float = 0.0  # tau, the largest length of J's gradient at the end
 
     def __post_init__(self) -> None:
         for name, value, least in (("examples", self.examples, 1), ("features", self.features, 1)):
@@ -158,19 +150,12 @@ def output_scale(problem: Problem, epsilon: float, law: ModelLaw, delta: float) 
 
 @dataclass(frozen=True)
 class ObjectiveTerms:
-    """What is added to the objective, and to the weights at which the solver stops.
+    """What is added to the objective, and to the weights at which the solver stops."""
 
-    Attributes:
-        regularisation: of the perturbed objective, at least lambda.
-        epsilon: epsilon', what is left for the noise in the objective.
-        scale: 2 / epsilon', of the density exp(-|b| / scale) of b.
-        cover: of the density exp(-length / cover) of noise on the weights, which covers the solver's error; 0: none is
-            needed.
-    """
-
-    regularisation: float
-    epsilon: float
-    scale: float
+    regularisation: float  # of the perturbed objective, at least lambda
+    epsilon: float  # epsilon', what is left for the noise in the objective
+    scale: float  # 2 / epsilon', of the density exp(-|b| / scale) of b
+    # of the density exp(-length / cover) of noise on the weights, which covers the solver's error; 0: none is needed
     cover: float
 
 

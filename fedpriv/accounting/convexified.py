@@ -11,21 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ClaimedSensitivity:
-    """What the paper claims of a network with one hidden layer of tanh units, without biases.
+    """What the paper claims of a network with one hidden layer of tanh units, without biases."""
 
-    Attributes:
-        inputs: m, features of an example.
-        hidden: h, hidden units.
-        classes: C.
-        examples: n.
-        regularisation: lambda.
-    """
-
-    inputs: int
-    hidden: int
-    classes: int
-    examples: int
-    regularisation: float
+    inputs: int  # m, features of an example
+    hidden: int  # h, hidden units
+    classes: int  # C
+    examples: int  # n
+    regularisation: float  # lambda
 
     @property
     def weights(self) -> int:

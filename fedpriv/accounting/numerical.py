@@ -95,19 +95,12 @@ class TooManyCellsError(Exception):
 
 @dataclass(frozen=True)
 class LossDistribution:
-    """The privacy loss on a grid, so that no delta is too small.
+    """The privacy loss on a grid, so that no delta is too small."""
 
-    Attributes:
-        interval: of the grid, above 0.
-        lowest: the lowest loss, in intervals.
-        masses: (N,) the probabilities of the losses from there on.
-        infinite: the probability of an infinite loss.
-    """
-
-    interval: float
-    lowest: int
-    masses: Array
-    infinite: float
+    interval: float  # of the grid, above 0
+    lowest: int  # the lowest loss, in intervals
+    masses: Array  # (N,) the probabilities of the losses from there on
+    infinite: float  # the probability of an infinite loss
 
     @classmethod
     def of(cls, pair: Pair, interval: float, end: float = math.inf) -> "LossDistribution":
@@ -301,21 +294,13 @@ def _tilted_epsilon(laws: list[tuple[LossDistribution, int]], delta: float) -> f
 
 @dataclass(frozen=True)
 class _Tilting:
-    """The finite losses of ``count`` like releases, for other densities.
+    """The finite losses of ``count`` like releases, for other densities."""
 
-    Attributes:
-        start: the sum of the lowest losses, in intervals.
-        positions: (N,) losses of one release in intervals, ascending.
-        log_masses: (N,) logarithms of their probabilities.
-        lowest: of one release.
-        count: how many releases.
-    """
-
-    start: int
-    positions: Array
-    log_masses: Array
-    lowest: int
-    count: int
+    start: int  # the sum of the lowest losses, in intervals
+    positions: Array  # (N,) losses of one release in intervals, ascending
+    log_masses: Array  # (N,) logarithms of their probabilities
+    lowest: int  # of one release
+    count: int  # how many releases
 
     @classmethod
     def of(cls, law: LossDistribution, count: int) -> "_Tilting":
@@ -382,13 +367,9 @@ def _best_order(grids: list[_Tilting], log_chance: float, interval: float | None
 
 @dataclass(frozen=True)
 class ComposedPair(Pair):
-    """Several pairs released together, as those of the blocks of a gradient.
+    """Several pairs released together, as those of the blocks of a gradient."""
 
-    Attributes:
-        parts: pairs, and how many of each.
-    """
-
-    parts: tuple[tuple[Pair, int], ...]
+    parts: tuple[tuple[Pair, int], ...]  # pairs, and how many of each
 
     @property
     @override

@@ -54,25 +54,18 @@ def smallest(claims: Sequence[Claim]) -> Claim:
 
 @dataclass(frozen=True)
 class Proof(ABC):
-    """What is known about one client's releases by one mechanism.
+    """What is known about one client's releases by one mechanism."""
 
-    Attributes:
-        release: what the mechanism did; at least one participation.
-        parameter: what says how much noise there is; ``None``: nothing does.
-        amplifying: the samplings for which amplification is proven, the tightest first.
-        zero_out: whether something is proven under zero-out, in Poisson batches.
-        whole_clients: whether it is about the sum of clients' updates, so that zero-out is proven for a client's, and
-            the sampling of clients can amplify.
-        ratio: the noise-to-signal ratio in words, for ``fedpriv account compare``.
-    """
+    release: Release  # what the mechanism did; at least one participation
 
-    release: Release
-
-    parameter: ClassVar[NoiseParameter | None] = None
+    parameter: ClassVar[NoiseParameter | None] = None  # what says how much noise there is; `None`: nothing does
+    # the samplings for which amplification is proven, the tightest first
     amplifying: ClassVar[tuple[SamplingName, ...]] = ()
-    zero_out: ClassVar[bool] = False
+    zero_out: ClassVar[bool] = False  # whether something is proven under zero-out, in Poisson batches
+    # whether it is about the sum of clients' updates, so that zero-out is proven for a client's, and the sampling of
+    # clients can amplify
     whole_clients: ClassVar[bool] = False
-    ratio: ClassVar[str] = ""
+    ratio: ClassVar[str] = ""  # the noise-to-signal ratio in words, for `fedpriv account compare`
 
     @property
     def noise(self) -> float:

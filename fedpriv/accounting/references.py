@@ -107,17 +107,11 @@ class ReferencePair(Pair):
 
 @dataclass(frozen=True)
 class Reference:
-    """What a mechanism's ceiling compares a run with.
+    """What a mechanism's ceiling compares a run with."""
 
-    Attributes:
-        parts: pairs of one participation, and how many of each; at least one.
-        theorem: which two runs they are, in words, and why these pairs compose.
-        is_hidden: whether the pair is that of a sampled step already.
-    """
-
-    parts: tuple[tuple[ReferencePair, int], ...]
-    theorem: str
-    is_hidden: bool = False
+    parts: tuple[tuple[ReferencePair, int], ...]  # pairs of one participation, and how many of each; at least one
+    theorem: str  # which two runs they are, in words, and why these pairs compose
+    is_hidden: bool = False  # whether the pair is that of a sampled step already
 
     @property
     def pieces(self) -> int:
@@ -144,14 +138,10 @@ class NormalReference(ReferencePair):
     """(1 - q) N(0, sigma^2) + q N(1, sigma^2) against N(0, sigma^2): with z, which Poisson batches have, or without it.
 
     The coordinate is that of the noise, in standard deviations. Tight (Hayes, Mahloujifar and Balle 2023).
-
-    Attributes:
-        sigma: noise standard deviation over clip_norm, above 0.
-        rate: q in (0, 1]; 1: in every batch.
     """
 
-    sigma: float
-    rate: float = 1.0
+    sigma: float  # noise standard deviation over clip_norm, above 0
+    rate: float = 1.0  # q in (0, 1]; 1: in every batch
 
     @property
     @override
@@ -197,13 +187,9 @@ class NormalReference(ReferencePair):
 
 @dataclass(frozen=True)
 class LaplaceReference(ReferencePair):
-    """Laplace distributions on the line at a distance of ``shift`` scales; the coordinate is the loss.
+    """Laplace distributions on the line at a distance of ``shift`` scales; the coordinate is the loss."""
 
-    Attributes:
-        shift: above 0.
-    """
-
-    shift: float
+    shift: float  # above 0
 
     @property
     @override
@@ -243,14 +229,10 @@ class DirectionalReference(ReferencePair):
 
     t is the cosine of the draw with its direction; the coordinate is their angle. For large K this is nearly the pair
     of normal distributions at a distance of kappa / sqrt(K).
-
-    Attributes:
-        kappa: at least 0.
-        dimension: K, at least 1.
     """
 
-    kappa: float
-    dimension: int
+    kappa: float  # at least 0
+    dimension: int  # K, at least 1
 
     @property
     @override

@@ -21,15 +21,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Response:
-    """The law of one answer.
+    """The law of one answer."""
 
-    Attributes:
-        epsilon: from 1e-9 to 20.
-        answers: K, at least 2.
-    """
-
-    epsilon: float
-    answers: int
+    epsilon: float  # from 1e-9 to 20
+    answers: int  # K, at least 2
 
     def __post_init__(self) -> None:
         if not LEAST_LABEL_EPSILON <= self.epsilon <= MOST_LABEL_EPSILON:

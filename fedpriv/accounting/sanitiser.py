@@ -48,17 +48,11 @@ def _divergence(orders: Array, log_ratio: float, noise: float) -> Array:
 
 @dataclass(frozen=True)
 class Sanitiser:
-    """How a data-dependent cost is made fit to be shown: settings that are fixed before any vote is seen.
+    """How a data-dependent cost is made fit to be shown: settings that are fixed before any vote is seen."""
 
-    Attributes:
-        order: of the Renyi divergence, above 1.
-        beta: how fast the sensitivity may fall with distance; order < 1 / (2 beta).
-        noise: deviation of the noise, in smooth sensitivities.
-    """
-
-    order: float
-    beta: float
-    noise: float
+    order: float  # of the Renyi divergence, above 1
+    beta: float  # how fast the sensitivity may fall with distance; order < 1 / (2 beta)
+    noise: float  # deviation of the noise, in smooth sensitivities
 
     def __post_init__(self) -> None:
         if not (self.order > 1 and self.beta > 0 and self.noise > 0 and 2 * self.beta * self.order < 1):

@@ -20,17 +20,11 @@ from fedpriv.core.records import Stop, members_text
 
 @dataclass(eq=False)
 class _Account:
-    """The epsilon of releases of one kind, by how many there were; the clients of a run mostly share one or two.
+    """The epsilon of releases of one kind, by how many there were; the clients of a run mostly share one or two."""
 
-    Attributes:
-        release: without participations.
-        kind: the same number for accounts that differ in the rate only.
-        known: participations -> epsilon.
-    """
-
-    release: Release
-    kind: int
-    known: dict[int, float] = field(default_factory=dict)
+    release: Release  # without participations
+    kind: int  # the same number for accounts that differ in the rate only
+    known: dict[int, float] = field(default_factory=dict)  # participations -> epsilon
 
     def epsilon(self, participations: int) -> float:
         """What is proven after so many participations; it grows with them."""

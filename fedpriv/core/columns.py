@@ -22,27 +22,19 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Column:
-    """A public description of one column; nothing in it may be computed from the rows unless that is accounted for.
-
-    Attributes:
-        name: what it is called.
-        kind: category (one feature a value, one of them 1), flag (one feature, 0 or 1) or number (one feature, scaled
-            from ``low`` and ``high`` to 0 and 1, and cut there).
-        values: of a category, one a feature; of a flag, what 0 and 1 mean; of a number none.
-        low: the number that becomes 0.
-        high: the number that becomes 1, above ``low``.
-        whole: whether numbers are integers.
-        optional: whether a number has a second feature, which is 1 where there is no number. The first is then 0.5.
-    """
+    """A public description of one column; nothing in it may be computed from the rows unless that is accounted for."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    name: str
+    name: str  # what it is called
+    # category (one feature a value, one of them 1), flag (one feature, 0 or 1) or number (one feature, scaled from
+    # `low` and `high` to 0 and 1, and cut there)
     kind: Literal["category", "flag", "number"]
-    values: tuple[str, ...] = ()
-    low: Finite = 0.0
-    high: Finite = 1.0
-    whole: bool = False
+    values: tuple[str, ...] = ()  # of a category, one a feature; of a flag, what 0 and 1 mean; of a number none
+    low: Finite = 0.0  # the number that becomes 0
+    high: Finite = 1.0  # the number that becomes 1, above `low`
+    whole: bool = False  # whether numbers are integers
+    # whether a number has a second feature, which is 1 where there is no number. The first is then 0.5.
     optional: bool = False
 
     def __post_init__(self) -> None:

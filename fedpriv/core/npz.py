@@ -39,17 +39,11 @@ _SIP = 4096
 
 @dataclass(frozen=True)
 class Header:
-    """What an array in ``.npy`` format says of itself.
+    """What an array in ``.npy`` format says of itself."""
 
-    Attributes:
-        dtype: of its numbers or texts; never Python objects.
-        shape: sizes from 0.
-        length: bytes of the header itself.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    length: int
+    dtype: np.dtype[Any]  # of its numbers or texts; never Python objects
+    shape: tuple[int, ...]  # sizes from 0
+    length: int  # bytes of the header itself
 
     @property
     def ndim(self) -> int:

@@ -36,28 +36,19 @@ from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 @dataclass(frozen=True)
 class Plan:
-    """What one client does with its data over a whole run.
+    """What one client does with its data over a whole run."""
 
-    Attributes:
-        client: the partition's number, from 0.
-        sampling: how batches are drawn from the client's examples.
-        steps_per_round: gradient steps in a round; 1 for FedSGD.
-        config: the mechanism's settings with the noise itself (sigma, scale or kappa) in place of any target. Mechanism
-            and ledger both read it here and nowhere else; this is how the adversary knows it, too.
-        tensors: the number of coordinates of each parameter tensor, in the model's order.
-        seed: that batches are drawn by: the experiment's, or a secret one.
-        redistribution: r, for hgm.
-        noise_places: where what this client releases gets noise before anybody else reads it. By default at the client
-            alone: whoever masks it, or adds noise at the server, has to say so.
-    """
-
-    client: int
-    sampling: Sampling
-    steps_per_round: int
+    client: int  # the partition's number, from 0
+    sampling: Sampling  # how batches are drawn from the client's examples
+    steps_per_round: int  # gradient steps in a round; 1 for FedSGD
+    # the mechanism's settings with the noise itself (sigma, scale or kappa) in place of any target. Mechanism and
+    # ledger both read it here and nowhere else; this is how the adversary knows it, too.
     config: MechanismSettings
-    tensors: tuple[int, ...]
-    seed: int
-    redistribution: Redistribution | None = None
+    tensors: tuple[int, ...]  # the number of coordinates of each parameter tensor, in the model's order
+    seed: int  # that batches are drawn by: the experiment's, or a secret one
+    redistribution: Redistribution | None = None  # r, for hgm
+    # where what this client releases gets noise before anybody else reads it. By default at the client alone: whoever
+    # masks it, or adds noise at the server, has to say so.
     noise_places: tuple[NoiseAt, ...] = ("clients",)
 
     def __post_init__(self) -> None:
@@ -280,15 +271,11 @@ _least_noise = lru_cache(maxsize=1024)(calibrate)
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which rounds a client will be selected if nobody stops, as far as that is public.
+    """In which rounds a client will be selected if nobody stops, as far as that is public."""
 
-    Attributes:
-        rounds: of the whole run.
-        drawn: client -> its rounds, where the seed draws some clients for each round; clients that are in none are
-            missing. ``None``: all clients are in every round, or a secret draws them, so that any may be.
-    """
-
-    rounds: range
+    rounds: range  # of the whole run
+    # client -> its rounds, where the seed draws some clients for each round; clients that are in none are missing.
+    # `None`: all clients are in every round, or a secret draws them, so that any may be.
     drawn: Mapping[int, tuple[int, ...]] | None
 
     @staticmethod
@@ -317,23 +304,15 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Plans(Sequence[Plan]):
-    """One plan for each client.
+    """One plan for each client."""
 
-    Attributes:
-        experiment: the settings.
-        sizes: (C,), how many examples each client holds.
-        tensors: the number of coordinates of each parameter tensor, in the model's order.
-        redistribution: r, for hgm.
-        secret: the run's, which batches are drawn by where they must be hidden; ``None``: all follows from the seed.
-        seed: that batches are drawn by instead; ``None``: what follows from the settings.
-    """
-
-    experiment: Experiment
-    sizes: NDArray[np.int64]
-    tensors: tuple[int, ...]
-    redistribution: Redistribution | None = None
+    experiment: Experiment  # the settings
+    sizes: NDArray[np.int64]  # (C,), how many examples each client holds
+    tensors: tuple[int, ...]  # the number of coordinates of each parameter tensor, in the model's order
+    redistribution: Redistribution | None = None  # r, for hgm
+    # the run's, which batches are drawn by where they must be hidden; `None`: all follows from the seed
     secret: Secret | None = None
-    seed: int | None = None
+    seed: int | None = None  # that batches are drawn by instead; `None`: what follows from the settings
 
     def check(self) -> None:
         """Make one plan of each kind, so that a run that could not go on does not begin."""

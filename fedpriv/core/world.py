@@ -85,33 +85,21 @@ def tracked_buffers(model: nn.Module) -> Vector:
 
 @dataclass(frozen=True)
 class World:
-    """One experiment, built.
+    """One experiment, built."""
 
-    Attributes:
-        experiment: the settings that it was built from.
-        dataset: training and test data.
-        partitions: for each client the indices of its training examples, ascending.
-        model: a working copy of the network on the device, in the numbers of ``engine.precision`` (float32 for
-            bfloat16); whoever uses it loads a :class:`State` first.
-        model_digest: SHA-256 of the network's code and of the numbers that it was built with.
-        initial: the numbers that training starts from.
-        device: where models and data are computed.
-        plans: one for each client.
-        secret: what the noise is keyed by in a simulation, and batches where they are hidden.
-        smoothing: the noise inside the model's forward pass; ``None``: there is none.
-        unchanged: (N,), training labels before clients changed theirs, for the referee alone; ``None``: nobody did.
-    """
-
-    experiment: Experiment
-    dataset: Dataset
-    partitions: Sequence[np.ndarray]
+    experiment: Experiment  # the settings that it was built from
+    dataset: Dataset  # training and test data
+    partitions: Sequence[np.ndarray]  # for each client the indices of its training examples, ascending
+    # a working copy of the network on the device, in the numbers of `engine.precision` (float32 for bfloat16); whoever
+    # uses it loads a State first
     model: nn.Module
-    model_digest: bytes
-    initial: State
-    device: torch.device
-    plans: Sequence[Plan]
-    secret: Secret
-    smoothing: Smoothing | None = None
+    model_digest: bytes  # SHA-256 of the network's code and of the numbers that it was built with
+    initial: State  # the numbers that training starts from
+    device: torch.device  # where models and data are computed
+    plans: Sequence[Plan]  # one for each client
+    secret: Secret  # what the noise is keyed by in a simulation, and batches where they are hidden
+    smoothing: Smoothing | None = None  # the noise inside the model's forward pass; `None`: there is none
+    # (N,), training labels before clients changed theirs, for the referee alone; `None`: nobody did
     unchanged: Tensor | None = None
 
     @cached_property

@@ -22,19 +22,13 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Secrets as tokens.
+    """Secrets as tokens."""
 
-    Attributes:
-        start: tokens before each secret, its beginning included, (m,).
-        alphabet: tokens that secrets are made of, (A,).
-        secrets: numbers in the alphabet, (2 N, n), all different: N that are put in, then N that nobody trains on.
-        copies: how often each of the former is put in, (N,).
-    """
-
-    start: Numbers
-    alphabet: Numbers
+    start: Numbers  # tokens before each secret, its beginning included, (m,)
+    alphabet: Numbers  # tokens that secrets are made of, (A,)
+    # numbers in the alphabet, (2 N, n), all different: N that are put in, then N that nobody trains on
     secrets: Numbers
-    copies: Numbers
+    copies: Numbers  # how often each of the former is put in, (N,)
 
     @property
     def space(self) -> int:

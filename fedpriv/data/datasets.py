@@ -38,37 +38,24 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images and labels, all in memory. The tensors are shared by everyone who loads them: do not write into them.
+    """Images and labels, all in memory. The tensors are shared by everyone who loads them: do not write into them."""
 
-    Attributes:
-        name: as in ``data.name``.
-        x_train: (N, C, H, W), uint8, or float32 on [0, 1] as tables may have it; of texts tokens, int32 (N, 1, 1, T).
-        y_train: int64 (N,), from 0 to ``classes`` - 1; where the next token is predicted that, (N, T), negative where
-            nothing is.
-        x_test: (M, C, H, W), likewise.
-        y_test: int64 (M,) or (M, T), likewise.
-        class_names: one a class.
-        mean: one a channel, on the [0, 1] scale. Public constants of the data set, never computed from the examples
-            at hand.
-        std: as mean.
-        source: one line that says where the images came from.
-        columns: of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images.
-        notes: what a reader of anything proven about the data must know.
-        text: of texts; ``None``: these are images or rows.
-    """
-
-    name: str
+    name: str  # as in `data.name`
+    # (N, C, H, W), uint8, or float32 on [0, 1] as tables may have it; of texts tokens, int32 (N, 1, 1, T)
     x_train: Tensor
+    # int64 (N,), from 0 to `classes` - 1; where the next token is predicted that, (N, T), negative where nothing is
     y_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    class_names: tuple[str, ...]
+    x_test: Tensor  # (M, C, H, W), likewise
+    y_test: Tensor  # int64 (M,) or (M, T), likewise
+    class_names: tuple[str, ...]  # one a class
+    # one a channel, on the [0, 1] scale. Public constants of the data set, never computed from the examples at hand.
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    source: str
+    std: tuple[float, ...]  # as mean
+    source: str  # one line that says where the images came from
+    # of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images
     columns: tuple[Column, ...] = ()
-    notes: tuple[str, ...] = ()
-    text: TextFacts | None = None
+    notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
+    text: TextFacts | None = None  # of texts; `None`: these are images or rows
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -26,28 +26,18 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """Images and labels as they lie in files.
+    """Images and labels as they lie in files."""
 
-    Attributes:
-        x_train: uint8 (N, H, W) or (N, H, W, C) with C = 1 or 3; of a table (N, 1, features), there also float32 on
-            [0, 1].
-        y_train: integers (N,), 0-based.
-        x_test: as x_train.
-        y_test: as y_train.
-        class_names: one a class, or empty: the labels are then named by their numbers.
-        columns: of a table; empty: these are images.
-        notes: what a reader of anything proven about them must know.
-        text: of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted
-            y_train and y_test are those after each, (N, T).
-    """
-
+    # uint8 (N, H, W) or (N, H, W, C) with C = 1 or 3; of a table (N, 1, features), there also float32 on [0, 1]
     x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    class_names: tuple[str, ...] = ()
-    columns: tuple[Column, ...] = ()
-    notes: tuple[str, ...] = ()
+    y_train: np.ndarray  # integers (N,), 0-based
+    x_test: np.ndarray  # as x_train
+    y_test: np.ndarray  # as y_train
+    class_names: tuple[str, ...] = ()  # one a class, or empty: the labels are then named by their numbers
+    columns: tuple[Column, ...] = ()  # of a table; empty: these are images
+    notes: tuple[str, ...] = ()  # what a reader of anything proven about them must know
+    # of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted y_train
+    # and y_test are those after each, (N, T)
     text: TextFacts | None = None
 
 

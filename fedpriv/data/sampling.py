@@ -17,19 +17,14 @@ from fedpriv.core.randomness import numpy_stream
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one client draws its batches.
+    """How one client draws its batches."""
 
-    Attributes:
-        kind: ``shuffled``: the disjoint batches of a shuffled pass, and the rest that fills no batch waits for the next
-            pass; ``fixed``: ``batch_size`` examples without replacement, independent of other steps; ``poisson``: each
-            example on its own with probability ``rate``, so that a batch may have any size, zero included.
-        batch_size: examples in a batch (poisson: on average), from 1 to ``examples``.
-        examples: the client's number of examples n_k.
-    """
-
+    # `shuffled`: the disjoint batches of a shuffled pass, and the rest that fills no batch waits for the next pass;
+    # `fixed`: `batch_size` examples without replacement, independent of other steps; `poisson`: each example on its own
+    # with probability `rate`, so that a batch may have any size, zero included
     kind: Literal["shuffled", "fixed", "poisson"]
-    batch_size: int
-    examples: int
+    batch_size: int  # examples in a batch (poisson: on average), from 1 to `examples`
+    examples: int  # the client's number of examples n_k
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -19,23 +19,14 @@ from fedpriv.data.files import Arrays, checked
 
 @dataclass(frozen=True)
 class Place:
-    """Where an experiment says that its data set lies.
+    """Where an experiment says that its data set lies."""
 
-    Attributes:
-        path: of a file of your own.
-        root: the folder of the data sets.
-        download: whether what is not there is fetched.
-        memory: MiB that reading a file may take.
-        table: what the columns of a table of your own are.
-        text: how texts become sequences; ``None``: these are no texts.
-    """
-
-    path: str
-    root: Path
-    download: bool
-    memory: int
-    table: TableConfig | None = None
-    text: CorpusConfig | None = None
+    path: str  # of a file of your own
+    root: Path  # the folder of the data sets
+    download: bool  # whether what is not there is fetched
+    memory: int  # MiB that reading a file may take
+    table: TableConfig | None = None  # what the columns of a table of your own are
+    text: CorpusConfig | None = None  # how texts become sequences; `None`: these are no texts
 
 
 def home(path: str) -> Path:
@@ -48,48 +39,29 @@ def home(path: str) -> Path:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """One line of ``fedpriv data``.
+    """One line of ``fedpriv data``."""
 
-    Attributes:
-        name: as in ``data.name``.
-        available: can be read without a download.
-        where: the file or folder, "embedded in scikit-learn", or empty.
-        examples: training and test images together; None when not available.
-        note: the two numbers, or why it is not available.
-    """
-
-    name: str
-    available: bool
-    where: str
-    examples: int | None
-    note: str
+    name: str  # as in `data.name`
+    available: bool  # can be read without a download
+    where: str  # the file or folder, "embedded in scikit-learn", or empty
+    examples: int | None  # training and test images together; None when not available
+    note: str  # the two numbers, or why it is not available
 
 
 class Source(ABC):
-    """A data set that experiments can name: a subclass with a name, entered in ``DATASETS``.
+    """A data set that experiments can name: a subclass with a name, entered in ``DATASETS``."""
 
-    Attributes:
-        name: as in ``data.name``.
-        title: what it is called.
-        mean: one a channel, on the [0, 1] scale; a public constant, never computed from the examples at hand. Empty:
-            0.5 for each channel.
-        std: as mean.
-        class_names: one a class; empty: they come with the images.
-        is_facts: whether every feature is black or white: a fact that holds, or does not.
-        needs_path: whether ``data.path`` has to name its file.
-        needs_table: whether ``data.table`` says what its columns are.
-        is_text: whether these are texts, of which ``data.text`` says how they are read.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str]  # as in `data.name`
+    title: ClassVar[str]  # what it is called
+    # one a channel, on the [0, 1] scale; a public constant, never computed from the examples at hand. Empty: 0.5 for
+    # each channel.
     mean: ClassVar[tuple[float, ...]] = ()
-    std: ClassVar[tuple[float, ...]] = ()
-    class_names: ClassVar[tuple[str, ...]] = ()
-    is_facts: ClassVar[bool] = False
-    needs_path: ClassVar[bool] = False
-    needs_table: ClassVar[bool] = False
-    is_text: ClassVar[bool] = False
+    std: ClassVar[tuple[float, ...]] = ()  # as mean
+    class_names: ClassVar[tuple[str, ...]] = ()  # one a class; empty: they come with the images
+    is_facts: ClassVar[bool] = False  # whether every feature is black or white: a fact that holds, or does not
+    needs_path: ClassVar[bool] = False  # whether `data.path` has to name its file
+    needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
+    is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
 
     @classmethod
     @abstractmethod
@@ -112,15 +84,10 @@ class Source(ABC):
 
 
 class Embedded(Source):
-    """A data set that comes with a package.
+    """A data set that comes with a package."""
 
-    Attributes:
-        where: in words.
-        examples: training and test images together.
-    """
-
-    where: ClassVar[str]
-    examples: ClassVar[int]
+    where: ClassVar[str]  # in words
+    examples: ClassVar[int]  # training and test images together
 
     @classmethod
     @abstractmethod
@@ -144,17 +111,11 @@ class Embedded(Source):
 
 
 class SingleFile(Source):
-    """A data set that is one file in the folder of the data sets, and is not downloaded.
+    """A data set that is one file in the folder of the data sets, and is not downloaded."""
 
-    Attributes:
-        file: its name.
-        kind: of file, in words.
-        origin: who publishes the data, and what the file has to hold.
-    """
-
-    file: ClassVar[str]
-    kind: ClassVar[str]
-    origin: ClassVar[str]
+    file: ClassVar[str]  # its name
+    kind: ClassVar[str]  # of file, in words
+    origin: ClassVar[str]  # who publishes the data, and what the file has to hold
 
     @classmethod
     @abstractmethod

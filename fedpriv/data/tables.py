@@ -30,17 +30,11 @@ _SHOWN = 300  # characters of what Arrow says, which quotes rows
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A table of texts.
+    """A table of texts."""
 
-    Attributes:
-        table: an Arrow table whose columns are texts, null where a cell is empty.
-        where: names the file in errors.
-        numbers: of its rows in the file, from 1.
-    """
-
-    table: "pa.Table"
-    where: str
-    numbers: NDArray[np.int64]
+    table: "pa.Table"  # an Arrow table whose columns are texts, null where a cell is empty
+    where: str  # names the file in errors
+    numbers: NDArray[np.int64]  # of its rows in the file, from 1
 
     @property
     def names(self) -> tuple[str, ...]:

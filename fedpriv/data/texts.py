@@ -34,19 +34,12 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 
 class Columns(NamedTuple):
-    """The columns, or keys, that are read of a file; empty: there is none.
+    """The columns, or keys, that are read of a file; empty: there is none."""
 
-    Attributes:
-        text: of the texts.
-        label: of their labels.
-        key: that says whose each is.
-        split: that says which part of the data set it belongs to; may be missing.
-    """
-
-    text: str
-    label: str = ""
-    key: str = ""
-    split: str = "split"
+    text: str  # of the texts
+    label: str = ""  # of their labels
+    key: str = ""  # that says whose each is
+    split: str = "split"  # that says which part of the data set it belongs to; may be missing
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -176,36 +169,25 @@ _MADE_OF_A_BYTE = 24
 
 
 class Part(NamedTuple):
-    """Training and test texts.
+    """Training and test texts."""
 
-    Attributes:
-        train: clients' texts.
-        test: public ones.
-    """
-
-    train: Sequence[Row]
-    test: Sequence[Row]
+    train: Sequence[Row]  # clients' texts
+    test: Sequence[Row]  # public ones
 
 
 class Corpus(Source):
-    """Texts in one file of the folder of the data sets, which is not downloaded.
-
-    Attributes:
-        file: its name.
-        columns: of the file.
-        labels: what stands in the file for each, and its name; empty: texts have none.
-        tests: what the column split says of test texts; other texts than these and "train" are left out. Empty: there
-            is no such column.
-        has_repeats: whether texts that are there already are left out.
-    """
+    """Texts in one file of the folder of the data sets, which is not downloaded."""
 
     is_text = True
 
-    file: ClassVar[str]
-    columns: ClassVar[Columns]
+    file: ClassVar[str]  # its name
+    columns: ClassVar[Columns]  # of the file
+    # what stands in the file for each, and its name; empty: texts have none
     labels: ClassVar[tuple[tuple[str, str], ...]] = ()
+    # what the column split says of test texts; other texts than these and "train" are left out. Empty: there is no such
+    # column.
     tests: ClassVar[tuple[str, ...]] = ("test",)
-    has_repeats: ClassVar[bool] = False
+    has_repeats: ClassVar[bool] = False  # whether texts that are there already are left out
 
     @classmethod
     def found(cls, place: Place) -> Path:

@@ -33,15 +33,10 @@ _STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"
 
 
 class Tokenizer(ABC):
-    """A tokenizer.
+    """A tokenizer."""
 
-    Attributes:
-        name: as in ``data.text.tokenizer``.
-        size: of the vocabulary.
-    """
-
-    name: str
-    size: int
+    name: str  # as in `data.text.tokenizer`
+    size: int  # of the vocabulary
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -245,21 +240,13 @@ Numbers = TypeAliasType("Numbers", "NDArray[np.int64]")
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """What is to be known of a data set of texts, beside its tokens.
+    """What is to be known of a data set of texts, beside its tokens."""
 
-    Attributes:
-        task: classify: the label of a sequence; next: each token from those before it.
-        tokenizer: that made the tokens.
-        keys: whose each training sequence is, (N,), numbers of ``key_names``; ``None``: nobody says.
-        key_names: the keys.
-        packed: whether sequences are cut from texts laid end to end.
-    """
-
-    task: Literal["classify", "next"]
-    tokenizer: Tokenizer
-    keys: Numbers | None = None
-    key_names: tuple[str, ...] = ()
-    packed: bool = False
+    task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
+    tokenizer: Tokenizer  # that made the tokens
+    keys: Numbers | None = None  # whose each training sequence is, (N,), numbers of `key_names`; `None`: nobody says
+    key_names: tuple[str, ...] = ()  # the keys
+    packed: bool = False  # whether sequences are cut from texts laid end to end
 
     def chosen(self, rows: Numbers) -> TextFacts:
         """Return the facts of some training sequences."""

@@ -24,21 +24,14 @@ if TYPE_CHECKING:
 
 
 class Torchvision(Source):
-    """A data set in the folder of the data sets: as torchvision's files, or as NAME.npz.
+    """A data set in the folder of the data sets: as torchvision's files, or as NAME.npz."""
 
-    Attributes:
-        folder: of torchvision's files, under the root.
-        parts: the .npz files that are put together, in this order, without their ending; empty: one of its name.
-        fetcher: the class of ``torchvision.datasets`` that downloads it.
-        options: of that class.
-        classes: how many there are.
-    """
-
-    folder: ClassVar[str]
+    folder: ClassVar[str]  # of torchvision's files, under the root
+    # the .npz files that are put together, in this order, without their ending; empty: one of its name
     parts: ClassVar[tuple[str, ...]] = ()
-    fetcher: ClassVar[str]
-    options: ClassVar[Mapping[str, str]] = {}
-    classes: ClassVar[int]
+    fetcher: ClassVar[str]  # the class of `torchvision.datasets` that downloads it
+    options: ClassVar[Mapping[str, str]] = {}  # of that class
+    classes: ClassVar[int]  # how many there are
 
     @classmethod
     @abstractmethod

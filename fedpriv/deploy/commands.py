@@ -14,34 +14,21 @@ LAUNCHED = ("flwr", "flwr-clientapp", "flwr-serverapp")
 
 @dataclass(frozen=True)
 class Command:
-    """One process.
+    """One process."""
 
-    Attributes:
-        name: how people call it, such as ``supernode-0``.
-        program: a program of Flower's, ``fedpriv``, or a path.
-        arguments: its arguments.
-    """
-
-    name: str
-    program: str
-    arguments: tuple[str, ...]
+    name: str  # how people call it, such as `supernode-0`
+    program: str  # a program of Flower's, `fedpriv`, or a path
+    arguments: tuple[str, ...]  # its arguments
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the files of TLS and of authentication are, as the process sees them.
+    """Where the files of TLS and of authentication are, as the process sees them."""
 
-    Attributes:
-        authority: the certificate that all others are checked against.
-        certificate: of the server.
-        key: of the server's certificate.
-        secret: shared by a SuperLink or SuperNode and its executor.
-    """
-
-    authority: PurePath
-    certificate: PurePath
-    key: PurePath
-    secret: PurePath
+    authority: PurePath  # the certificate that all others are checked against
+    certificate: PurePath  # of the server
+    key: PurePath  # of the server's certificate
+    secret: PurePath  # shared by a SuperLink or SuperNode and its executor
 
 
 def superlink(host: str, port: int, database: PurePath, keys: Keys | None) -> Command:

@@ -20,19 +20,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Spoken:
-    """One request and its reply.
+    """One request and its reply."""
 
-    Attributes:
-        path: what was asked for.
-        request: the body sent by the SuperNode.
-        status: the reply's HTTP status.
-        reply: the body sent by the SuperLink.
-    """
-
-    path: str
-    request: bytes
-    status: int
-    reply: bytes
+    path: str  # what was asked for
+    request: bytes  # the body sent by the SuperNode
+    status: int  # the reply's HTTP status
+    reply: bytes  # the body sent by the SuperLink
 
 
 @dataclass

@@ -28,17 +28,11 @@ _ORNAMENT = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What Flower says of a run.
+    """What Flower says of a run."""
 
-    Attributes:
-        run_id: its number.
-        status: such as ``running`` or ``finished:completed``.
-        details: why it failed, if it did.
-    """
-
-    run_id: str
-    status: str
-    details: str
+    run_id: str  # its number
+    status: str  # such as `running` or `finished:completed`
+    details: str  # why it failed, if it did
 
     @property
     def is_over(self) -> bool:

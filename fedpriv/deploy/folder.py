@@ -22,26 +22,18 @@ EXECUTABLE = 0o700
 
 @dataclass(frozen=True)
 class Record:
-    """What ``up`` started, for the commands that come after it.
+    """What ``up`` started, for the commands that come after it."""
 
-    Attributes:
-        nodes: how many SuperNodes; node k holds partition k.
-        port: of the SuperLink; SuperNode k listens for its executor on the (k + 1)-th port after it.
-        insecure: nothing is encrypted and nobody authenticated.
-        processes: what was started.
-        node_ids: Flower's number for each node, by partition; empty without authentication, where nodes get new ones.
-        listens: an eavesdropper sits between the SuperNodes and the SuperLink.
-        gpus: those that the apps see, by CUDA's names, shared out among the clients in turn; empty: all see all.
-        is_contained: the processes are not ours but containers', which whoever started them restarts and stops.
-    """
-
-    nodes: int
-    port: int
-    insecure: bool
-    processes: tuple[Started, ...]
+    nodes: int  # how many SuperNodes; node k holds partition k
+    port: int  # of the SuperLink; SuperNode k listens for its executor on the (k + 1)-th port after it
+    insecure: bool  # nothing is encrypted and nobody authenticated
+    processes: tuple[Started, ...]  # what was started
+    # Flower's number for each node, by partition; empty without authentication, where nodes get new ones
     node_ids: tuple[str, ...] = ()
-    listens: bool = False
+    listens: bool = False  # an eavesdropper sits between the SuperNodes and the SuperLink
+    # those that the apps see, by CUDA's names, shared out among the clients in turn; empty: all see all
     gpus: tuple[str, ...] = ()
+    # the processes are not ours but containers', which whoever started them restarts and stops
     is_contained: bool = False
 
     @property

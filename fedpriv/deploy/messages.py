@@ -25,19 +25,12 @@ _OK = 200
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question to a SuperNode and its answer.
+    """One question to a SuperNode and its answer."""
 
-    Attributes:
-        run_id: Flower's number of the run.
-        kind: such as ``train``.
-        question: what the server sent.
-        answer: what the SuperNode sent back.
-    """
-
-    run_id: int
-    kind: str
-    question: RecordDict
-    answer: RecordDict
+    run_id: int  # Flower's number of the run
+    kind: str  # such as `train`
+    question: RecordDict  # what the server sent
+    answer: RecordDict  # what the SuperNode sent back
 
 
 @dataclass(frozen=True)

@@ -35,29 +35,17 @@ class NotReadableError(ValueError):
 
 @dataclass(frozen=True)
 class Listened:
-    """What passed while the listener was there.
+    """What passed while the listener was there."""
 
-    Attributes:
-        address: where it listened.
-        server: the SuperLink.
-        connections: how many it passed on, by kind: http, tls, silent, other.
-        bytes_up: from SuperNodes to the SuperLink.
-        bytes_down: from the SuperLink to SuperNodes.
-        exchanges: questions to SuperNodes whose answers it has read, too.
-        uploads: how many of them it has stored.
-        unread: why others were not, each reason once.
-        unanswered: connections that it could not pass on, since no SuperLink answered.
-    """
-
-    address: str
-    server: str
-    connections: dict[str, int]
-    bytes_up: int = 0
-    bytes_down: int = 0
-    exchanges: int = 0
-    uploads: int = 0
-    unread: tuple[str, ...] = ()
-    unanswered: int = 0
+    address: str  # where it listened
+    server: str  # the SuperLink
+    connections: dict[str, int]  # how many it passed on, by kind: http, tls, silent, other
+    bytes_up: int = 0  # from SuperNodes to the SuperLink
+    bytes_down: int = 0  # from the SuperLink to SuperNodes
+    exchanges: int = 0  # questions to SuperNodes whose answers it has read, too
+    uploads: int = 0  # how many of them it has stored
+    unread: tuple[str, ...] = ()  # why others were not, each reason once
+    unanswered: int = 0  # connections that it could not pass on, since no SuperLink answered
 
     @property
     def is_encrypted(self) -> bool:

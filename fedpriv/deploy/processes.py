@@ -21,17 +21,11 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Started:
-    """One process that was started.
+    """One process that was started."""
 
-    Attributes:
-        name: how people call it.
-        pid: its number.
-        created: its time of start, in seconds since 1970.
-    """
-
-    name: str
-    pid: int
-    created: float
+    name: str  # how people call it
+    pid: int  # its number
+    created: float  # its time of start, in seconds since 1970
 
 
 def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Started:

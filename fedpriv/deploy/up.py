@@ -37,23 +37,14 @@ class ProcessStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """A deployment, looked at.
+    """A deployment, looked at."""
 
-    Attributes:
-        server: the SuperLink's host and port.
-        insecure: nothing is encrypted.
-        processes: what was started.
-        nodes: how many SuperNodes were started.
-        online: how many are connected, by what Flower says; ``None`` where the SuperLink does not answer.
-        runs: all runs since ``up``, by what Flower says.
-    """
-
-    server: str
-    insecure: bool
-    processes: tuple[ProcessStatus, ...]
-    nodes: int
-    online: int | None
-    runs: tuple[flower.RunStatus, ...]
+    server: str  # the SuperLink's host and port
+    insecure: bool  # nothing is encrypted
+    processes: tuple[ProcessStatus, ...]  # what was started
+    nodes: int  # how many SuperNodes were started
+    online: int | None  # how many are connected, by what Flower says; `None` where the SuperLink does not answer
+    runs: tuple[flower.RunStatus, ...]  # all runs since `up`, by what Flower says
 
 
 def up(

@@ -10,18 +10,12 @@ from fedpriv.core.errors import reason_of
 
 @dataclass(frozen=True)
 class TaskResources:
-    """What one task takes, and whose Ray it runs on.
+    """What one task takes, and whose Ray it runs on."""
 
-    Attributes:
-        cpus: share of CPUs.
-        gpus: share of a GPU.
-        address: of a running cluster; empty: a local one is started, and stopped in the end.
-        keys: of the settings that the three come from, for people.
-    """
-
-    cpus: float
-    gpus: float
-    address: str
+    cpus: float  # share of CPUs
+    gpus: float  # share of a GPU
+    address: str  # of a running cluster; empty: a local one is started, and stopped in the end
+    # of the settings that the three come from, for people
     keys: tuple[str, str, str] = ("resources.cpus", "resources.gpus", "resources.address")
 
 
@@ -34,17 +28,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Ended:
-    """A task is over.
+    """A task is over."""
 
-    Attributes:
-        index: which.
-        result: what the function returned; ``None`` where it failed.
-        error: why it failed; ``None`` where it did not.
-    """
-
-    index: int
-    result: Any = None
-    error: str | None = None
+    index: int  # which
+    result: Any = None  # what the function returned; `None` where it failed
+    error: str | None = None  # why it failed; `None` where it did not
 
 
 def run_tasks(

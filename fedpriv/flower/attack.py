@@ -38,18 +38,12 @@ _NO_LPIPS = "not computed for a tap's pictures"
 
 @dataclass(frozen=True)
 class TappedSummary:
-    """attacks.json: what came of all attacks of one command.
+    """attacks.json: what came of all attacks of one command."""
 
-    Attributes:
-        attacks: one row for each attack, and for each guess.
-        verdict: guess, measured and proven, in sentences.
-        warnings: what makes an attack mean less than it seems to.
-        pictures: of each attack on each upload, originals above what was made of them; paths in the folder.
-    """
-
-    attacks: tuple[AttackResult, ...]
-    verdict: tuple[str, ...]
-    warnings: tuple[str, ...]
+    attacks: tuple[AttackResult, ...]  # one row for each attack, and for each guess
+    verdict: tuple[str, ...]  # guess, measured and proven, in sentences
+    warnings: tuple[str, ...]  # what makes an attack mean less than it seems to
+    # of each attack on each upload, originals above what was made of them; paths in the folder
     pictures: tuple[str, ...]
 
 

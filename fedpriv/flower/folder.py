@@ -27,30 +27,19 @@ ABOUT, TRUTH, LEDGER = "tap.json", "truth", "ledger"
 
 @dataclass(frozen=True)
 class Tapped(Record):
-    """What ``tap.json`` says.
+    """What ``tap.json`` says."""
 
-    Attributes:
-        model: import path of what returns the network.
-        app: the folder of the app's module.
-        loss: import path of what is minimised.
-    """
-
-    model: str
-    app: str
-    loss: str
+    model: str  # import path of what returns the network
+    app: str  # the folder of the app's module
+    loss: str  # import path of what is minimised
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What a client trained on in one round.
+    """What a client trained on in one round."""
 
-    Attributes:
-        images: (N, ...) as the network was shown them, each once.
-        labels: int64 (N,), -1 where no label was seen.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # (N, ...) as the network was shown them, each once
+    labels: Tensor  # int64 (N,), -1 where no label was seen
 
 
 _TAPPED, _LINE = TypeAdapter(Tapped), TypeAdapter(LedgerLine)

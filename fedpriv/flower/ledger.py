@@ -25,32 +25,20 @@ TOLD = 1 / 100  # which of 100 images, as in the ledger of a run
 
 @dataclass(frozen=True)
 class Limits:
-    """When a client stops answering.
+    """When a client stops answering."""
 
-    Attributes:
-        answers: as often, and no more; ``None``: no limit.
-        epsilon: an answer that would take it above is not given; ``None``: no limit.
-    """
-
-    answers: int | None
-    epsilon: float | None
+    answers: int | None  # as often, and no more; `None`: no limit
+    epsilon: float | None  # an answer that would take it above is not given; `None`: no limit
 
 
 @dataclass(frozen=True)
 class AnswerLedger:
-    """The ledger of one client.
+    """The ledger of one client."""
 
-    Attributes:
-        folder: of all clients' ledgers on this machine.
-        plan: of the client: what a release is.
-        limits: when it stops answering.
-        notes: what a reader must know with the figures.
-    """
-
-    folder: Path
-    plan: Plan
-    limits: Limits
-    notes: tuple[str, ...] = ()
+    folder: Path  # of all clients' ledgers on this machine
+    plan: Plan  # of the client: what a release is
+    limits: Limits  # when it stops answering
+    notes: tuple[str, ...] = ()  # what a reader must know with the figures
 
     def charge(self, run: int, round_number: int | None) -> LedgerLine:
         """Enter one more answer and return what is proven with it; whoever calls this may release once.

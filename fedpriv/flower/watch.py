@@ -51,29 +51,18 @@ class Steps:
 
 @dataclass
 class Seen:
-    """All that was seen while one message was answered.
+    """All that was seen while one message was answered."""
 
-    Attributes:
-        images: batches that the network was shown in training mode, up to MOST_IMAGES examples.
-        labels: batches that a cross-entropy was given meanwhile.
-        batch_sizes: of all of these batches.
-        classes: logits of the network; 0: it was not seen.
-        trained: names of the parameters that were trained.
-        steps: the first step; ``None``: no optimiser of PyTorch stepped.
-        step_count: how many there were.
-        changed: whether the learning rate was another one later.
-        released: by our own mechanism, if it acted.
-    """
-
+    # batches that the network was shown in training mode, up to MOST_IMAGES examples
     images: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    batch_sizes: list[int] = field(default_factory=list)
-    classes: int = 0
-    trained: tuple[str, ...] = ()
-    steps: Steps | None = None
-    step_count: int = 0
-    changed: bool = False
-    released: Released | None = None
+    labels: list[Tensor] = field(default_factory=list)  # batches that a cross-entropy was given meanwhile
+    batch_sizes: list[int] = field(default_factory=list)  # of all of these batches
+    classes: int = 0  # logits of the network; 0: it was not seen
+    trained: tuple[str, ...] = ()  # names of the parameters that were trained
+    steps: Steps | None = None  # the first step; `None`: no optimiser of PyTorch stepped
+    step_count: int = 0  # how many there were
+    changed: bool = False  # whether the learning rate was another one later
+    released: Released | None = None  # by our own mechanism, if it acted
     _rows: set[bytes] = field(default_factory=set)
 
     @property

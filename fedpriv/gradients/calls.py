@@ -20,35 +20,23 @@ class Output(NamedTuple):
     """A tensor that a call returned and that has a gradient.
 
     It is kept as an edge of autograd's graph: a later in-place operation changes the tensor, not the edge.
-
-    Attributes:
-        place: among all that the call returned.
-        edge: of autograd's graph.
-        value: a copy of its numbers; of a layer with a rule, none.
     """
 
-    place: int
-    edge: GradientEdge
-    value: Tensor | None
+    place: int  # among all that the call returned
+    edge: GradientEdge  # of autograd's graph
+    value: Tensor | None  # a copy of its numbers; of a layer with a rule, none
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module.
+    """One call of a module."""
 
-    Attributes:
-        arguments: all that it was given, laid end to end, tensors detached.
-        form: how they lay as positional and named arguments; of a layer with a rule, which takes one tensor, nothing.
-        versions: of the tensors among them, when the module returned; they count changes in place.
-        sources: the nodes of autograd's graph that made these tensors.
-        outputs: what it returned that has a gradient.
-    """
-
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # all that it was given, laid end to end, tensors detached
+    # how they lay as positional and named arguments; of a layer with a rule, which takes one tensor, nothing
     form: TreeSpec | None
-    versions: tuple[int, ...]
-    sources: tuple[Node, ...]
-    outputs: tuple[Output, ...]
+    versions: tuple[int, ...]  # of the tensors among them, when the module returned; they count changes in place
+    sources: tuple[Node, ...]  # the nodes of autograd's graph that made these tensors
+    outputs: tuple[Output, ...]  # what it returned that has a gradient
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -72,23 +60,14 @@ class Call:
 
 @dataclass
 class Part:
-    """A module whose parameters are handled together: a layer with a rule, or a subtree without one.
+    """A module whose parameters are handled together: a layer with a rule, or a subtree without one."""
 
-    Attributes:
-        name: in the model.
-        module: itself.
-        ruled: whether there is a rule for it.
-        trained: its trained parameters by their names in the module; of a subtree all of them.
-        calls: what was seen of it.
-        spread: whether it was asked once for all examples, and that was repeated for each of them.
-    """
-
-    name: str
-    module: nn.Module
-    ruled: bool
-    trained: Mapping[str, Tensor]
-    calls: list[Call] = field(default_factory=list)
-    spread: bool = False
+    name: str  # in the model
+    module: nn.Module  # itself
+    ruled: bool  # whether there is a rule for it
+    trained: Mapping[str, Tensor]  # its trained parameters by their names in the module; of a subtree all of them
+    calls: list[Call] = field(default_factory=list)  # what was seen of it
+    spread: bool = False  # whether it was asked once for all examples, and that was repeated for each of them
 
     def __str__(self) -> str:
         return f"{self.name or 'the model'} ({self.kind})"
@@ -205,14 +184,10 @@ def _recorder(part: Part) -> Any:
 
 
 class ReachedNodes(NamedTuple):
-    """What the losses depend on.
+    """What the losses depend on."""
 
-    Attributes:
-        nodes: of autograd's graph, those inside of layers with a rule left out.
-        leaves: ids of the tensors that are used outside of layers with a rule, such as parameters of other modules.
-    """
-
-    nodes: set[Node]
+    nodes: set[Node]  # of autograd's graph, those inside of layers with a rule left out
+    # ids of the tensors that are used outside of layers with a rule, such as parameters of other modules
     leaves: set[int]
 
 

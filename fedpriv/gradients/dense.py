@@ -250,17 +250,11 @@ Value = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 
 
 class DenseRows(NamedTuple):
-    """Gradients written out.
+    """Gradients written out."""
 
-    Attributes:
-        gradients: (B, *shape) each.
-        outputs: what was kept of each example, (B, ...).
-        way: what is to be said about the way, for people; empty for the usual one.
-    """
-
-    gradients: Vector
-    outputs: tuple[Tensor, ...]
-    way: str
+    gradients: Vector  # (B, *shape) each
+    outputs: tuple[Tensor, ...]  # what was kept of each example, (B, ...)
+    way: str  # what is to be said about the way, for people; empty for the usual one
 
 
 def dense_rows(

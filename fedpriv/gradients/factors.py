@@ -156,12 +156,9 @@ class Inputs(Protocol):
 
 
 class Factor(ABC):
-    """The gradients of B examples with respect to one parameter.
+    """The gradients of B examples with respect to one parameter."""
 
-    Attributes:
-        kept_as_sums: whether gradients are sums whose terms are kept, and may cancel where they are combined.
-    """
-
+    # whether gradients are sums whose terms are kept, and may cancel where they are combined
     kept_as_sums: ClassVar[bool] = False
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:

@@ -61,15 +61,10 @@ class Entangled:
 
 @dataclass(frozen=True)
 class Errors:
-    """The gradient of the total loss with respect to one output of a part.
+    """The gradient of the total loss with respect to one output of a part."""
 
-    Attributes:
-        output: which one.
-        values: (B, ...).
-    """
-
-    output: Output
-    values: Tensor
+    output: Output  # which one
+    values: Tensor  # (B, ...)
 
 
 @dataclass(frozen=True)

@@ -101,21 +101,13 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
 
 
 class _Change(NamedTuple):
-    """A batch in which one example was replaced.
+    """A batch in which one example was replaced."""
 
-    Attributes:
-        what: took its place, for people.
-        position: of the example.
-        x: (B, ...).
-        y: (B, ...).
-        natural: whether data may hold such an example.
-    """
-
-    what: str
-    position: int
-    x: Tensor
-    y: Tensor
-    natural: bool
+    what: str  # took its place, for people
+    position: int  # of the example
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B, ...)
+    natural: bool  # whether data may hold such an example
 
 
 def _change(
@@ -285,19 +277,12 @@ def _other_sum(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route)
 
 
 class _Pass(NamedTuple):
-    """What one pass gave.
+    """What one pass gave."""
 
-    Attributes:
-        rows: the gradients, (B, *shape).
-        routes: how they were computed.
-        drew: whether a global generator moved.
-        states: of the global generators at the end.
-    """
-
-    rows: Vector
-    routes: dict[str, str]
-    drew: bool
-    states: tuple[object, ...]
+    rows: Vector  # the gradients, (B, *shape)
+    routes: dict[str, str]  # how they were computed
+    drew: bool  # whether a global generator moved
+    states: tuple[object, ...]  # of the global generators at the end
 
 
 def _pass(
@@ -345,15 +330,10 @@ def _refused(what: str) -> Iterator[None]:
 
 
 class _First(NamedTuple):
-    """What a first look shows.
+    """What a first look shows."""
 
-    Attributes:
-        examples: how many to try: no other size in the model, if there are enough.
-        slopes: whether the model draws slopes (RReLU).
-    """
-
-    examples: int
-    slopes: bool
+    examples: int  # how many to try: no other size in the model, if there are enough
+    slopes: bool  # whether the model draws slopes (RReLU)
 
 
 def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:

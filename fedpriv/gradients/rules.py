@@ -331,19 +331,13 @@ def _positions(values: Tensor, axes: int) -> int:
 
 @dataclass(frozen=True)
 class Attended:
-    """What an attention module computed.
+    """What an attention module computed."""
 
-    Attributes:
-        inputs: of the projections to queries, keys and values, (B, T, width) each; the same tensor where they are one.
-        projected: queries, keys and values, (B, T, width) each, leaves of autograd's graph.
-        heads: what the heads attend to, (B, T, width), a function of ``projected``: the output projection's input.
-        output: (B, T, width).
-    """
-
+    # of the projections to queries, keys and values, (B, T, width) each; the same tensor where they are one
     inputs: tuple[Tensor, Tensor, Tensor]
-    projected: tuple[Tensor, Tensor, Tensor]
-    heads: Tensor
-    output: Tensor
+    projected: tuple[Tensor, Tensor, Tensor]  # queries, keys and values, (B, T, width) each, leaves of autograd's graph
+    heads: Tensor  # what the heads attend to, (B, T, width), a function of `projected`: the output projection's input
+    output: Tensor  # (B, T, width)
 
 
 def is_usual(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:

@@ -131,15 +131,10 @@ class GaussianSettings(GaussianFamily):
 
 @dataclass(frozen=True)
 class NormalNoise(BlockMechanism):
-    """A mechanism whose sum gets normal noise, of one size in standardised coordinates.
+    """A mechanism whose sum gets normal noise, of one size in standardised coordinates."""
 
-    Attributes:
-        sigma: noise multiplier, at least 0.
-        clip_norm: bound of the norm of one example's gradient, above 0.
-    """
-
-    sigma: float
-    clip_norm: float
+    sigma: float  # noise multiplier, at least 0
+    clip_norm: float  # bound of the norm of one example's gradient, above 0
 
     def __post_init__(self) -> None:
         check_noise("sigma", self.sigma)

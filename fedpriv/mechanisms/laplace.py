@@ -72,17 +72,14 @@ class LaplaceMechanism(Mechanism):
     """Each finite gradient is clipped in L1, others count as zero.
 
     The sum gets Laplace noise, always, also that of an empty batch.
-
-    Attributes:
-        scale: noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with
-            b = scale * clip_norm in each coordinate, a standard deviation of sqrt(2) b.
-        clip_norm: bound of the L1 norm of one example's gradient, above 0.
     """
 
     name: ClassVar[str] = "laplace"
 
+    # noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with b = scale *
+    # clip_norm in each coordinate, a standard deviation of sqrt(2) b
     scale: float
-    clip_norm: float
+    clip_norm: float  # bound of the L1 norm of one example's gradient, above 0
 
     def __post_init__(self) -> None:
         check_noise("scale", self.scale)

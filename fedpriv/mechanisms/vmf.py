@@ -124,19 +124,15 @@ class VmfMechanism(BlockMechanism):
     only rounding errors are left (see ``vmf_sampling``); that depends on the gradient alone. The sum over the
     batch is drawn exactly from the gradients' inner products, not from B draws of K numbers; for blocks of a given
     size, which cut through layers, from draws of the blocks (see the module ``block_sum``).
-
-    Attributes:
-        kappa: concentration, from 0 (a uniform direction: no signal) to 1e7.
-        blocks: whole: one draw for the whole gradient; layer: one for each parameter tensor; size:D: one for each D
-            consecutive coordinates of all parameters (see ``block_sizes``).
-        scale: the length of each block's draw, above 0.
     """
 
     name: ClassVar[str] = "vmf"
 
-    kappa: float
+    kappa: float  # concentration, from 0 (a uniform direction: no signal) to 1e7
+    # whole: one draw for the whole gradient; layer: one for each parameter tensor; size:D: one for each D consecutive
+    # coordinates of all parameters (see `block_sizes`)
     blocks: str = "whole"
-    scale: float = 1.0
+    scale: float = 1.0  # the length of each block's draw, above 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= MOST_KAPPA:

@@ -26,21 +26,13 @@ _CHANGED = "all examples of one client are replaced by any others"
 
 @dataclass(frozen=True)
 class Classifier:
-    """Who answers.
+    """Who answers."""
 
-    Attributes:
-        language: the model.
-        wording: of prompts; its texts are the examples.
-        config: how many prompts of how many examples.
-        secret: draws who is in which prompt; what is proven rests on nobody knowing it.
-        seed: shares the examples out to clients.
-    """
-
-    language: Language
-    wording: Wording
-    config: IclConfig
-    secret: Secret
-    seed: int
+    language: Language  # the model
+    wording: Wording  # of prompts; its texts are the examples
+    config: IclConfig  # how many prompts of how many examples
+    secret: Secret  # draws who is in which prompt; what is proven rests on nobody knowing it
+    seed: int  # shares the examples out to clients
 
     def scores(self, prefixes: Sequence[str], question: str) -> Floats:
         """Return how likely each label is behind each prefix, (prefixes, labels); corrected if the settings say so."""
@@ -85,17 +77,11 @@ class Classifier:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise on counts, and what all answers together prove.
+    """The noise on counts, and what all answers together prove."""
 
-    Attributes:
-        epsilon: that it was calibrated for.
-        sigma: deviation on each count, in votes.
-        guarantee: of all answers.
-    """
-
-    epsilon: float
-    sigma: float
-    guarantee: Guarantee
+    epsilon: float  # that it was calibrated for
+    sigma: float  # deviation on each count, in votes
+    guarantee: Guarantee  # of all answers
 
 
 def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:

@@ -24,21 +24,14 @@ _ROUND = 1
 
 @dataclass(frozen=True)
 class Prompter:
-    """What the clients of a simulation know.
+    """What the clients of a simulation know."""
 
-    Attributes:
-        votes: (client, questions) -> what each of its prompts votes for, (t, Q) whole numbers from 0.
-        examples: how many each client has.
-        labels: how many there are.
-        sigma: deviation of the noise on each count of the sum, in votes.
-        secret: what the shares of the noise are drawn from.
-    """
-
+    # (client, questions) -> what each of its prompts votes for, (t, Q) whole numbers from 0
     votes: Callable[[int, Sequence[str]], Tensor]
-    examples: Sequence[int]
-    labels: int
-    sigma: float
-    secret: Secret
+    examples: Sequence[int]  # how many each client has
+    labels: int  # how many there are
+    sigma: float  # deviation of the noise on each count of the sum, in votes
+    secret: Secret  # what the shares of the noise are drawn from
 
     @property
     def clients(self) -> int:

@@ -34,32 +34,20 @@ _COUNTS = "private/counts.json"
 
 @dataclass(frozen=True)
 class Votes(Record):
-    """One line of private/votes.jsonl.
+    """One line of private/votes.jsonl."""
 
-    Attributes:
-        question: its number.
-        votes: the label that each prompt votes for.
-        zero_shot: the label that the model finds likeliest without examples.
-    """
-
-    question: int
-    votes: tuple[int, ...]
-    zero_shot: int
+    question: int  # its number
+    votes: tuple[int, ...]  # the label that each prompt votes for
+    zero_shot: int  # the label that the model finds likeliest without examples
 
 
 @dataclass(frozen=True)
 class NoisyCounts(Record):
-    """private/counts.json: what secure aggregation left the server, which is as private as what is proven.
+    """private/counts.json: what secure aggregation left the server, which is as private as what is proven."""
 
-    Attributes:
-        counts: of each question, one a label: the sum of votes and shares of the noise.
-        clients: who is in it, ascending.
-        failures: who is not, and why.
-    """
-
-    counts: tuple[tuple[float, ...], ...]
-    clients: tuple[int, ...]
-    failures: tuple[Failure, ...] = ()
+    counts: tuple[tuple[float, ...], ...]  # of each question, one a label: the sum of votes and shares of the noise
+    clients: tuple[int, ...]  # who is in it, ascending
+    failures: tuple[Failure, ...] = ()  # who is not, and why
 
 
 _COUNTS_RECORD = TypeAdapter(NoisyCounts)

@@ -26,19 +26,12 @@ _ENDS = ("\n", "")  # an example is one line
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes synthetic examples.
+    """Who writes synthetic examples."""
 
-    Attributes:
-        language: the model.
-        wording: of prompts; its texts are the examples.
-        config: of prompts, tokens and candidates.
-        secret: draws examples and noise.
-    """
-
-    language: Language
-    wording: Wording
-    config: IclConfig
-    secret: Secret
+    language: Language  # the model
+    wording: Wording  # of prompts; its texts are the examples
+    config: IclConfig  # of prompts, tokens and candidates
+    secret: Secret  # draws examples and noise
 
     def example(self, label: int, number: int, sigma: float) -> Example:
         """Write one synthetic example."""

@@ -25,15 +25,10 @@ Floats = NDArray[np.float64]
 
 
 class Language(ABC):
-    """A language model.
+    """A language model."""
 
-    Attributes:
-        title: what it is, for people.
-        is_language_model: whether it is one.
-    """
-
-    title: str
-    is_language_model: ClassVar[bool] = True
+    title: str  # what it is, for people
+    is_language_model: ClassVar[bool] = True  # whether it is one
 
     @abstractmethod
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:

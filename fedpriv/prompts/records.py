@@ -9,96 +9,55 @@ from fedpriv.core.records.rounds import Failure
 
 @dataclass(frozen=True)
 class PromptLevel(Record):
-    """Answers with one amount of noise.
+    """Answers with one amount of noise."""
 
-    Attributes:
-        epsilon: what all answers are proven to keep to; ``None``: no noise, nothing proven.
-        sigma: deviation of the noise on each count, in votes.
-        accuracy: share of questions that are answered correctly.
-        released: whether these are the answers that the run releases.
-    """
-
-    epsilon: float | None
-    sigma: float
-    accuracy: Interval
-    released: bool = False
+    epsilon: float | None  # what all answers are proven to keep to; `None`: no noise, nothing proven
+    sigma: float  # deviation of the noise on each count, in votes
+    accuracy: Interval  # share of questions that are answered correctly
+    released: bool = False  # whether these are the answers that the run releases
 
 
 @dataclass(frozen=True)
 class PromptLeak(Record):
-    """One attack on prompts, without protection and with it.
+    """One attack on prompts, without protection and with it."""
 
-    Attributes:
-        title: of the attack.
-        figures: between guess and ceiling.
-        sentences: what they mean.
-    """
-
-    title: str
-    figures: tuple[Figure, ...]
-    sentences: tuple[str, ...]
+    title: str  # of the attack
+    figures: tuple[Figure, ...]  # between guess and ceiling
+    sentences: tuple[str, ...]  # what they mean
 
 
 @dataclass(frozen=True)
 class Synthetic(Record):
-    """A synthetic example: proven private, so it may be shown.
+    """A synthetic example: proven private, so it may be shown."""
 
-    Attributes:
-        label: what it is an example of, in words.
-        text: what was written.
-    """
-
-    label: str
-    text: str
+    label: str  # what it is an example of, in words
+    text: str  # what was written
 
 
 class Prompts(Model):
-    """icl.json.
+    """icl.json."""
 
-    Attributes:
-        mode: classify or generate.
-        model: which one, in words.
-        is_language_model: whether it is one.
-        source: where the texts are from.
-        examples: private ones.
-        labels: in words.
-        queries: test texts that were asked about.
-        majority: accuracy of whoever always names the commonest label of the questions asked.
-        zero_shot: accuracy of the model without examples.
-        one_prompt: mean accuracy of single prompts, no noise; its interval is over questions.
-        levels: by falling noise, then without; where clients add the noise, with theirs alone.
-        together: epsilon of all levels with noise, released together; ``None``: one level at most.
-        leaks: attacks on the prompts.
-        synthetic: examples that were generated; empty with classify.
-        refusals: attacks that were not made, and why.
-        noise_at: who adds the noise to votes: server or clients.
-        clients: who share the examples; 1: nobody does.
-        voted: of these, whose votes are in the sum under masks; ``None``: there are no masks.
-        failures: who was left out of it, and why.
-        seconds: wall time, of this process.
-    """
-
-    mode: str
-    model: str
-    is_language_model: bool
-    source: str
-    examples: int
-    labels: tuple[str, ...]
-    queries: int
-    majority: float
-    zero_shot: Interval
-    one_prompt: Interval | None = None
-    levels: tuple[PromptLevel, ...]
-    together: float | None = None
+    mode: str  # classify or generate
+    model: str  # which one, in words
+    is_language_model: bool  # whether it is one
+    source: str  # where the texts are from
+    examples: int  # private ones
+    labels: tuple[str, ...]  # in words
+    queries: int  # test texts that were asked about
+    majority: float  # accuracy of whoever always names the commonest label of the questions asked
+    zero_shot: Interval  # accuracy of the model without examples
+    one_prompt: Interval | None = None  # mean accuracy of single prompts, no noise; its interval is over questions
+    levels: tuple[PromptLevel, ...]  # by falling noise, then without; where clients add the noise, with theirs alone
+    together: float | None = None  # epsilon of all levels with noise, released together; `None`: one level at most
     delta: float
-    leaks: tuple[PromptLeak, ...] = ()
-    synthetic: tuple[Synthetic, ...] = ()
-    refusals: tuple[str, ...] = ()
-    noise_at: str = "server"
-    clients: int = 1
-    voted: int | None = None
-    failures: tuple[Failure, ...] = ()
-    seconds: float
+    leaks: tuple[PromptLeak, ...] = ()  # attacks on the prompts
+    synthetic: tuple[Synthetic, ...] = ()  # examples that were generated; empty with classify
+    refusals: tuple[str, ...] = ()  # attacks that were not made, and why
+    noise_at: str = "server"  # who adds the noise to votes: server or clients
+    clients: int = 1  # who share the examples; 1: nobody does
+    voted: int | None = None  # of these, whose votes are in the sum under masks; `None`: there are no masks
+    failures: tuple[Failure, ...] = ()  # who was left out of it, and why
+    seconds: float  # wall time, of this process
 
     @property
     def masked(self) -> tuple[str, ...]:

@@ -63,23 +63,14 @@ def resume_icl(path: Path, progress: Progress) -> Prompts:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What a run works with.
+    """What a run works with."""
 
-    Attributes:
-        settings: of the run.
-        texts: private examples and public questions.
-        questions: those that are asked.
-        language: the model.
-        noises: of each level, by falling noise; or, where examples are generated, of each label.
-        secret: draws noise and prompts.
-    """
-
-    settings: Prompting
-    texts: Texts
-    questions: tuple[Example, ...]
-    language: Language
-    noises: tuple[Noise, ...]
-    secret: Secret
+    settings: Prompting  # of the run
+    texts: Texts  # private examples and public questions
+    questions: tuple[Example, ...]  # those that are asked
+    language: Language  # the model
+    noises: tuple[Noise, ...]  # of each level, by falling noise; or, where examples are generated, of each label
+    secret: Secret  # draws noise and prompts
 
     @property
     def classifier(self) -> Classifier:

@@ -40,17 +40,11 @@ def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float)
 
 @dataclass(frozen=True)
 class Prompters:
-    """Clients with examples, as the server reaches them; see :class:`fedpriv.server.exchange.Reached`.
+    """Clients with examples, as the server reaches them; see :class:`fedpriv.server.exchange.Reached`."""
 
-    Attributes:
-        grid: Flower's way to the clients.
-        nodes: node ids by client.
-        examples: how many each client has.
-    """
-
-    grid: Grid
-    nodes: Mapping[int, int]
-    examples: Sequence[int]
+    grid: Grid  # Flower's way to the clients
+    nodes: Mapping[int, int]  # node ids by client
+    examples: Sequence[int]  # how many each client has
 
     def allowed_masked(self, client: int) -> Allowed:
         """Return what a client may send under a mask."""

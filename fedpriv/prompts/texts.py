@@ -25,23 +25,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Texts:
-    """Private examples, public questions, and what a prompt says around them.
+    """Private examples, public questions, and what a prompt says around them."""
 
-    Attributes:
-        source: one line that says where they came from.
-        examples: whom prompts may be made of.
-        questions: test texts with their labels, for scoring.
-        labels: what the model is to say, one a label.
-        text_word: stands before a text in a prompt.
-        label_word: stands before a label in a prompt.
-    """
-
-    source: str
-    examples: tuple[Example, ...]
-    questions: tuple[Example, ...]
-    labels: tuple[str, ...]
-    text_word: str
-    label_word: str
+    source: str  # one line that says where they came from
+    examples: tuple[Example, ...]  # whom prompts may be made of
+    questions: tuple[Example, ...]  # test texts with their labels, for scoring
+    labels: tuple[str, ...]  # what the model is to say, one a label
+    text_word: str  # stands before a text in a prompt
+    label_word: str  # stands before a label in a prompt
 
 
 @dataclass(frozen=True)

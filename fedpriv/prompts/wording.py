@@ -15,15 +15,10 @@ CONTENT_FREE = "N/A"
 
 @dataclass(frozen=True)
 class Wording:
-    """How examples and questions look: blocks apart by an empty line, which ends in what the model is to say.
+    """How examples and questions look: blocks apart by an empty line, which ends in what the model is to say."""
 
-    Attributes:
-        texts: whose labels and words these are.
-        words: of a text that are kept.
-    """
-
-    texts: Texts
-    words: int
+    texts: Texts  # whose labels and words these are
+    words: int  # of a text that are kept
 
     def cut(self, text: str) -> str:
         """Return a text in one line, its first words only."""

@@ -34,33 +34,20 @@ _ORDER = (("extended", "analytic"), ("classic", "analytic"), ("analytic", "main"
 
 @dataclass(frozen=True)
 class Certificate(Record):
-    """One image: what no perturbation below a radius can change about the vote on it.
+    """One image: what no perturbation below a radius can change about the vote on it."""
 
-    Attributes:
-        image: its row in the test set.
-        label: its class.
-        predicted: the class that the first votes chose.
-        count: fresh votes for it.
-        votes: fresh votes in all.
-        runner_up: fresh votes for the strongest other class.
-        lower: what the probability of the chosen class is at least.
-        upper: what that of any other class is at most.
-        margins: bound -> margin, 0 where it proves nothing; ``main`` is the one to use.
-        radius_l2: below which no perturbation changes the vote, Euclidean, in pixels from 0 to 1; of the main margin.
-        radius_linf: the same for the largest change of a pixel.
-    """
-
-    image: Annotated[int, Field(ge=0)]
-    label: Annotated[int, Field(ge=0)]
-    predicted: Annotated[int, Field(ge=0)]
-    count: Annotated[int, Field(ge=0)]
-    votes: Annotated[int, Field(ge=1)]
-    runner_up: Annotated[int, Field(ge=0)]
-    lower: Share
-    upper: Share
-    margins: Mapping[str, NotNegative]
+    image: Annotated[int, Field(ge=0)]  # its row in the test set
+    label: Annotated[int, Field(ge=0)]  # its class
+    predicted: Annotated[int, Field(ge=0)]  # the class that the first votes chose
+    count: Annotated[int, Field(ge=0)]  # fresh votes for it
+    votes: Annotated[int, Field(ge=1)]  # fresh votes in all
+    runner_up: Annotated[int, Field(ge=0)]  # fresh votes for the strongest other class
+    lower: Share  # what the probability of the chosen class is at least
+    upper: Share  # what that of any other class is at most
+    margins: Mapping[str, NotNegative]  # bound -> margin, 0 where it proves nothing; `main` is the one to use
+    # below which no perturbation changes the vote, Euclidean, in pixels from 0 to 1; of the main margin
     radius_l2: NotNegative
-    radius_linf: NotNegative
+    radius_linf: NotNegative  # the same for the largest change of a pixel
 
     def __post_init__(self) -> None:
         if self.count + self.runner_up > self.votes:
@@ -100,26 +87,16 @@ class Certificate(Record):
 
 @dataclass(frozen=True)
 class NoiseFacts(Record):
-    """The noise that the certificates are about.
+    """The noise that the certificates are about."""
 
-    Attributes:
-        place: hidden or input.
-        redistribution: how it is shared out.
-        sigma: what it is scaled by: the radius for a margin of 1 in ``norm``, pixels from 0 to 1.
-        norm: l2 or linf.
-        afterwards: whether the model was trained without this noise.
-        dimension: K, numbers that noise is added to.
-        epsilon: that names sigma, with delta and size; ``None`` where sigma was given. It is no privacy budget.
-        model: SHA-256 of the certified model's numbers, hexadecimal.
-    """
-
-    place: str
-    redistribution: str
-    sigma: float
-    norm: Literal["l2", "linf"]
-    afterwards: bool
-    dimension: int
-    model: str
+    place: str  # hidden or input
+    redistribution: str  # how it is shared out
+    sigma: float  # what it is scaled by: the radius for a margin of 1 in `norm`, pixels from 0 to 1
+    norm: Literal["l2", "linf"]  # l2 or linf
+    afterwards: bool  # whether the model was trained without this noise
+    dimension: int  # K, numbers that noise is added to
+    model: str  # SHA-256 of the certified model's numbers, hexadecimal
+    # that names sigma, with delta and size; `None` where sigma was given. It is no privacy budget.
     epsilon: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -129,36 +106,22 @@ class NoiseFacts(Record):
 
 @dataclass(frozen=True)
 class NormFacts(Record):
-    """How far a perturbation moves the noisy value at most, in units of the noise: a radius is margin over norm.
+    """How far a perturbation moves the noisy value at most, in units of the noise: a radius is margin over norm."""
 
-    Attributes:
-        l2: S_2, from above.
-        linf: S_infinity, from above.
-        linf_how: how it was bounded.
-        linf_least: a lower bound of S_infinity, by sign ascent.
-    """
-
-    l2: float
-    linf: float
-    linf_how: str
-    linf_least: float
+    l2: float  # S_2, from above
+    linf: float  # S_infinity, from above
+    linf_how: str  # how it was bounded
+    linf_least: float  # a lower bound of S_infinity, by sign ascent
 
 
 @dataclass(frozen=True)
 class CertifiedCurve(Record):
-    """Certified accuracy against size: the share of images whose right class no perturbation of that size changes.
+    """Certified accuracy against size: the share of images whose right class no perturbation of that size changes."""
 
-    Attributes:
-        norm: l2 or linf.
-        bound: which margin.
-        sizes: of perturbations, pixels from 0 to 1, ascending.
-        shares: with Wilson intervals over images.
-    """
-
-    norm: str
-    bound: str
-    sizes: tuple[float, ...]
-    shares: tuple[Interval, ...]
+    norm: str  # l2 or linf
+    bound: str  # which margin
+    sizes: tuple[float, ...]  # of perturbations, pixels from 0 to 1, ascending
+    shares: tuple[Interval, ...]  # with Wilson intervals over images
 
 
 @dataclass(frozen=True)
@@ -183,43 +146,25 @@ class MeanRadius(Record):
 
 
 class Robustness(FileRecord):
-    """robustness.json.
-
-    Attributes:
-        noise: that was added.
-        norms: of the first layer, in units of the noise.
-        examples: images, drawn from the test set by the seed.
-        selection: votes that chose a class.
-        votes: fresh votes of an image.
-        alpha: probability with which one certificate may be wrong.
-        rivals: each or together, how other classes were bounded.
-        wrong_at_most: of all certificates, with 95 % confidence.
-        voted: the share of images whose chosen class is right.
-        noiseless: that of the model without noise, on the same images.
-        abstained: images whose votes do not show which class is ahead.
-        curves: for each norm and bound.
-        radii: for each bound.
-        reach: how large a radius can be at all.
-        seconds: wall time.
-    """
+    """robustness.json."""
 
     path: ClassVar[str] = "robustness.json"
 
-    noise: NoiseFacts
-    norms: NormFacts
-    examples: Annotated[int, Field(ge=1)]
-    selection: int
-    votes: int
-    alpha: float
-    rivals: str
-    wrong_at_most: int
-    voted: Interval
-    noiseless: Interval
-    abstained: int
-    curves: tuple[CertifiedCurve, ...]
-    radii: tuple[MeanRadius, ...]
-    reach: Reach
-    seconds: float
+    noise: NoiseFacts  # that was added
+    norms: NormFacts  # of the first layer, in units of the noise
+    examples: Annotated[int, Field(ge=1)]  # images, drawn from the test set by the seed
+    selection: int  # votes that chose a class
+    votes: int  # fresh votes of an image
+    alpha: float  # probability with which one certificate may be wrong
+    rivals: str  # each or together, how other classes were bounded
+    wrong_at_most: int  # of all certificates, with 95 % confidence
+    voted: Interval  # the share of images whose chosen class is right
+    noiseless: Interval  # that of the model without noise, on the same images
+    abstained: int  # images whose votes do not show which class is ahead
+    curves: tuple[CertifiedCurve, ...]  # for each norm and bound
+    radii: tuple[MeanRadius, ...]  # for each bound
+    reach: Reach  # how large a radius can be at all
+    seconds: float  # wall time
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -259,35 +204,21 @@ def middle(sizes: Sequence[float]) -> int:
 
 @dataclass(frozen=True)
 class Attempt(Record):
-    """One attack of one size on one image that the votes had right before.
+    """One attack of one size on one image that the votes had right before."""
 
-    Attributes:
-        image: its row in the test set.
-        label: its class.
-        attack: the name.
-        norm: l2 or linf.
-        size: of the ball, pixels from 0 to 1.
-        distance: how far the attacked image is from the original, in the norm.
-        predicted: the class that the votes choose of the attacked image.
-        count: votes for the label.
-        rival: votes for the strongest other class.
-        votes: in all.
-        radius: below which the image's certificate says that the vote cannot change; ``None``: there is none.
-        broken: whether the votes refute the certificate.
-    """
-
-    image: Annotated[int, Field(ge=0)]
-    label: Annotated[int, Field(ge=0)]
-    attack: str
-    norm: str
-    size: Annotated[float, Field(gt=0)]
-    distance: Annotated[float, Field(ge=0)]
-    predicted: Annotated[int, Field(ge=0)]
-    count: Annotated[int, Field(ge=0)]
-    rival: Annotated[int, Field(ge=0)]
-    votes: Annotated[int, Field(ge=1)]
+    image: Annotated[int, Field(ge=0)]  # its row in the test set
+    label: Annotated[int, Field(ge=0)]  # its class
+    attack: str  # the name
+    norm: str  # l2 or linf
+    size: Annotated[float, Field(gt=0)]  # of the ball, pixels from 0 to 1
+    distance: Annotated[float, Field(ge=0)]  # how far the attacked image is from the original, in the norm
+    predicted: Annotated[int, Field(ge=0)]  # the class that the votes choose of the attacked image
+    count: Annotated[int, Field(ge=0)]  # votes for the label
+    rival: Annotated[int, Field(ge=0)]  # votes for the strongest other class
+    votes: Annotated[int, Field(ge=1)]  # in all
+    # below which the image's certificate says that the vote cannot change; `None`: there is none
     radius: Annotated[float, Field(ge=0)] | None = None
-    broken: bool = False
+    broken: bool = False  # whether the votes refute the certificate
 
     def __post_init__(self) -> None:
         if self.count + self.rival > self.votes:
@@ -310,19 +241,12 @@ class Attempt(Record):
 
 @dataclass(frozen=True)
 class EvasionCurve(Record):
-    """Accuracy under one attack against size.
+    """Accuracy under one attack against size."""
 
-    Attributes:
-        attack: the name.
-        draws: of noise that each gradient is a mean over; 0: without noise.
-        shares: for each size the share of all victims that is right, with Wilson intervals.
-        broken: for each size how many certificates it broke.
-    """
-
-    attack: str
-    draws: int
-    shares: tuple[Interval, ...]
-    broken: tuple[int, ...]
+    attack: str  # the name
+    draws: int  # of noise that each gradient is a mean over; 0: without noise
+    shares: tuple[Interval, ...]  # for each size the share of all victims that is right, with Wilson intervals
+    broken: tuple[int, ...]  # for each size how many certificates it broke
 
 
 def _other(share: Interval) -> Interval:
@@ -332,41 +256,25 @@ def _other(share: Interval) -> Interval:
 
 
 class Evasion(FileRecord):
-    """evasion.json. At every size: certified <= the least of all attacks <= each attack <= clean.
-
-    Attributes:
-        norm: l2 or linf.
-        sizes: ascending, pixels from 0 to 1.
-        steps: of an attack that makes several.
-        restarts: of attacks with random starts.
-        votes: of an attacked image; 1 without noise.
-        victims: test images, drawn by the seed; certified ones where there are certificates.
-        attacked: those of them that are right unattacked; the others count as wrong under every attack.
-        clean: the share that is right unattacked.
-        certified: for each size the share that is proven to stay right; ``None``: nothing was certified.
-        least: for each size the share that stays right under every attack up to it.
-        curves: one an attack.
-        broken: certificates that attacks broke.
-        wrong_at_most: certificates that may be wrong, of all that were made, with 95 % confidence.
-        seconds: wall time.
-    """
+    """evasion.json. At every size: certified <= the least of all attacks <= each attack <= clean."""
 
     path: ClassVar[str] = "evasion.json"
 
-    norm: Literal["l2", "linf"]
-    sizes: Annotated[tuple[float, ...], Field(min_length=1)]
-    steps: int
-    restarts: int
-    votes: int
-    victims: Annotated[int, Field(ge=1)]
-    attacked: int
-    clean: Interval
+    norm: Literal["l2", "linf"]  # l2 or linf
+    sizes: Annotated[tuple[float, ...], Field(min_length=1)]  # ascending, pixels from 0 to 1
+    steps: int  # of an attack that makes several
+    restarts: int  # of attacks with random starts
+    votes: int  # of an attacked image; 1 without noise
+    victims: Annotated[int, Field(ge=1)]  # test images, drawn by the seed; certified ones where there are certificates
+    attacked: int  # those of them that are right unattacked; the others count as wrong under every attack
+    clean: Interval  # the share that is right unattacked
+    # for each size the share that is proven to stay right; `None`: nothing was certified
     certified: tuple[Interval, ...] | None
-    least: tuple[Interval, ...]
-    curves: Annotated[tuple[EvasionCurve, ...], Field(min_length=1)]
-    broken: int
-    wrong_at_most: int | None
-    seconds: float
+    least: tuple[Interval, ...]  # for each size the share that stays right under every attack up to it
+    curves: Annotated[tuple[EvasionCurve, ...], Field(min_length=1)]  # one an attack
+    broken: int  # certificates that attacks broke
+    wrong_at_most: int | None  # certificates that may be wrong, of all that were made, with 95 % confidence
+    seconds: float  # wall time
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

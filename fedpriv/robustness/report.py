@@ -58,40 +58,25 @@ EVERY = "every"
 
 @dataclass(frozen=True)
 class Robust:
-    """What certificates and evasion attacks show, all together; at least one of the two was made.
+    """What certificates and evasion attacks show, all together; at least one of the two was made."""
 
-    Attributes:
-        robustness: ``None``: nothing was certified.
-        certificates: of each image; empty likewise.
-        evasion: ``None``: nothing was attacked.
-        attempts: each attack on an image; empty likewise.
-    """
-
-    robustness: Robustness | None
-    certificates: tuple[Certificate, ...]
-    evasion: Evasion | None
-    attempts: tuple[Attempt, ...]
+    robustness: Robustness | None  # `None`: nothing was certified
+    certificates: tuple[Certificate, ...]  # of each image; empty likewise
+    evasion: Evasion | None  # `None`: nothing was attacked
+    attempts: tuple[Attempt, ...]  # each attack on an image; empty likewise
 
 
 @dataclass(frozen=True)
 class Sandwich:
-    """What the plot shows: of the attacked images where there were attacks, else of the certified ones.
+    """What the plot shows: of the attacked images where there were attacks, else of the certified ones."""
 
-    Attributes:
-        norm: l2 or linf.
-        images: right and wrong ones.
-        clean: the share that is right unattacked.
-        sizes: that the tables are about, ascending.
-        radii: bound -> the radius of each image that has one above 0, ascending; empty: nothing was certified.
-        evasion: ``None``: nothing was attacked.
-    """
-
-    norm: str
-    images: int
-    clean: float
-    sizes: tuple[float, ...]
+    norm: str  # l2 or linf
+    images: int  # right and wrong ones
+    clean: float  # the share that is right unattacked
+    sizes: tuple[float, ...]  # that the tables are about, ascending
+    # bound -> the radius of each image that has one above 0, ascending; empty: nothing was certified
     radii: Mapping[str, tuple[float, ...]]
-    evasion: Evasion | None
+    evasion: Evasion | None  # `None`: nothing was attacked
 
     def proven(self, size: float, bound: str = "main") -> float:
         """The share of images whose right vote no change up to a size turns."""
@@ -466,15 +451,10 @@ class RobustFinding(Finding[Robust]):
 
 @dataclass(frozen=True)
 class Size:
-    """Of perturbations.
+    """Of perturbations."""
 
-    Attributes:
-        norm: l2 or linf.
-        value: pixels from 0 to 1.
-    """
-
-    norm: str
-    value: float
+    norm: str  # l2 or linf
+    value: float  # pixels from 0 to 1
 
     def __str__(self) -> str:
         return f"{self.norm} {self.value:g}"

@@ -35,19 +35,12 @@ _NOISE = "robustness/noise.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class SmoothedModel:
-    """A run's final model with noise, ready to be asked for votes.
+    """A run's final model with noise, ready to be asked for votes."""
 
-    Attributes:
-        network: answers with votes.
-        noise: what the noise is.
-        first: the layer that a perturbation goes through before it meets the noise.
-        public: how many test images the noise was shared out by; they are not certified.
-    """
-
-    network: SmoothedNetwork
-    noise: NoiseFacts
-    first: FirstLayer
-    public: int
+    network: SmoothedNetwork  # answers with votes
+    noise: NoiseFacts  # what the noise is
+    first: FirstLayer  # the layer that a perturbation goes through before it meets the noise
+    public: int  # how many test images the noise was shared out by; they are not certified
 
     @property
     def deviations(self) -> Tensor:

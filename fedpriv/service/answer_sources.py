@@ -21,34 +21,21 @@ from fedpriv.service.voters import CLIENT, Voters, refuse_unsolvable_head, shard
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A certified convex head.
+    """A certified convex head."""
 
-    Attributes:
-        minimum: its weights.
-        about: its certificate.
-        features: that it was trained on.
-        learnt: the network that gives them; ``None``: they are public.
-    """
-
-    minimum: Minimum
-    about: HeadFacts
-    features: Features
-    learnt: Learnt | None
+    minimum: Minimum  # its weights
+    about: HeadFacts  # its certificate
+    features: Features  # that it was trained on
+    learnt: Learnt | None  # the network that gives them; `None`: they are public
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What answers; without head and voters, the run's network.
+    """What answers; without head and voters, the run's network."""
 
-    Attributes:
-        facts: public sizes.
-        head: the convex head; ``None`` without one.
-        voters: that vote; ``None`` without votes.
-    """
-
-    facts: Facts
-    head: Head | None = None
-    voters: Voters | None = None
+    facts: Facts  # public sizes
+    head: Head | None = None  # the convex head; `None` without one
+    voters: Voters | None = None  # that vote; `None` without votes
 
 
 def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service | None) -> Source:

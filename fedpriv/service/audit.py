@@ -45,24 +45,16 @@ _EXACT = 1e-6  # of logits that rounding alone keeps apart
 
 @dataclass(frozen=True, eq=False)
 class _Neighbours:
-    """A model, and what each became that was trained with one example replaced.
+    """A model, and what each became that was trained with one example replaced."""
 
-    Attributes:
-        facts: public sizes.
-        scores: logits of M questions (M, classes): of the original, then of the others. The questions are the test
-            images, and the training images that were replaced: they are where two models differ the most.
-        moved: for each of the others its distance from the original over the bound.
-        logit: the bound of one logit.
-        weights: of the convex heads, in the same order; empty for networks.
-        features: of the questions (M, d); ``None`` for networks.
-    """
-
-    facts: Facts
+    facts: Facts  # public sizes
+    # logits of M questions (M, classes): of the original, then of the others. The questions are the test images, and
+    # the training images that were replaced: they are where two models differ the most.
     scores: tuple[Scores, ...]
-    moved: tuple[float, ...]
-    logit: float
-    weights: tuple[Scores, ...] = ()
-    features: Scores | None = None
+    moved: tuple[float, ...]  # for each of the others its distance from the original over the bound
+    logit: float  # the bound of one logit
+    weights: tuple[Scores, ...] = ()  # of the convex heads, in the same order; empty for networks
+    features: Scores | None = None  # of the questions (M, d); `None` for networks
 
     @property
     def shifts(self) -> list[float]:

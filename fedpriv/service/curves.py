@@ -17,20 +17,13 @@ _LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Images whose classes are known, and what answers to them are computed from.
+    """Images whose classes are known, and what answers to them are computed from."""
 
-    Attributes:
-        facts: public sizes.
-        delta: of the statement.
-        scores: (n, classes), without noise.
-        truth: (n,) classes.
-        noisy: a policy and the scale of its noise -> scores (n, classes) of one release with that noise.
-    """
-
-    facts: Facts
-    delta: float
-    scores: Scores
-    truth: NDArray[np.int64]
+    facts: Facts  # public sizes
+    delta: float  # of the statement
+    scores: Scores  # (n, classes), without noise
+    truth: NDArray[np.int64]  # (n,) classes
+    # a policy and the scale of its noise -> scores (n, classes) of one release with that noise
     noisy: Callable[[NoisyPolicy, float], Scores]
 
 

@@ -36,42 +36,27 @@ EXAMPLE = Adjacency.REPLACE_ONE.worded("one example of any client is another one
 
 @dataclass(frozen=True)
 class Facts:
-    """Public sizes that a guarantee rests on.
+    """Public sizes that a guarantee rests on."""
 
-    Attributes:
-        classes: C.
-        sensitivity: Delta of the convex head's weights; 0 without one.
-        norm: R, the length of its features.
-        features: d, how many.
-        models: that vote; 0 without votes.
-        adjacency: which two data sets must look alike, in words.
-        claimed: what Lu et al. claim of the run's network; ``None``: their formulas are not for it.
-        learnt: what is proven of the other run whose network gives the features; ``None``: they are public.
-    """
-
-    classes: int
-    sensitivity: float = 0.0
-    norm: float = 0.0
-    features: int = 0
-    models: int = 0
-    adjacency: str = EXAMPLE
+    classes: int  # C
+    sensitivity: float = 0.0  # Delta of the convex head's weights; 0 without one
+    norm: float = 0.0  # R, the length of its features
+    features: int = 0  # d, how many
+    models: int = 0  # that vote; 0 without votes
+    adjacency: str = EXAMPLE  # which two data sets must look alike, in words
+    # what Lu et al. claim of the run's network; `None`: their formulas are not for it.
     claimed: ClaimedSensitivity | None = None
+    # what is proven of the other run whose network gives the features; `None`: they are public
     learnt: Guarantee | None = None
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What noise some answers take.
+    """What noise some answers take."""
 
-    Attributes:
-        scale: of the noise; what it is the scale of is the policy's business.
-        generators: one an image.
-        facts: public sizes, for a policy whose noise depends on them.
-    """
-
-    scale: float = 0.0
-    generators: Sequence[np.random.Generator] = ()
-    facts: Facts | None = None
+    scale: float = 0.0  # of the noise; what it is the scale of is the policy's business
+    generators: Sequence[np.random.Generator] = ()  # one an image
+    facts: Facts | None = None  # public sizes, for a policy whose noise depends on them
 
     def spread(self, distribution: str, values: Array) -> Array:
         """Return arrays (n, ...) with noise on each."""

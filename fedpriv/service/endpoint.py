@@ -26,23 +26,14 @@ class UsedUpError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """What answers are computed from, without any count.
+    """What answers are computed from, without any count."""
 
-    Attributes:
-        policy: what is shown of the scores.
-        facts: public sizes.
-        shape: (C, H, W) of an image.
-        scores: images (n, C, H, W) -> (n, classes) float64.
-        scale: of the noise.
-        secret: what the noise of an answer is drawn from, with its number and the question.
-    """
-
-    policy: AnswerPolicy
-    facts: Facts
-    shape: tuple[int, int, int]
-    scores: Callable[[Tensor], Scores]
-    scale: float
-    secret: Secret
+    policy: AnswerPolicy  # what is shown of the scores
+    facts: Facts  # public sizes
+    shape: tuple[int, int, int]  # (C, H, W) of an image
+    scores: Callable[[Tensor], Scores]  # images (n, C, H, W) -> (n, classes) float64
+    scale: float  # of the noise
+    secret: Secret  # what the noise of an answer is drawn from, with its number and the question
 
     def answers(self, images: Tensor, numbers: Sequence[int]) -> Answers:
         """Answer images whose answers have these numbers; the same image and number give the same noise again, if any.

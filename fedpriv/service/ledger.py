@@ -34,51 +34,33 @@ _TORN = "torn"
 
 @dataclass(frozen=True)
 class Opening:
-    """The first line.
-
-    Attributes:
-        service: SHA-256 of what the endpoint is: policy, settings, model.
-        answers: images that it answers in all.
-        previous: zeros.
-    """
+    """The first line."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    service: str
-    answers: int
-    previous: str = _BEGIN
+    service: str  # SHA-256 of what the endpoint is: policy, settings, model
+    answers: int  # images that it answers in all
+    previous: str = _BEGIN  # zeros
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One answer that was paid for.
-
-    Attributes:
-        number: from 0, in order; each once.
-        user: who asked.
-        question: SHA-256 of the image; ``torn`` where the line before it was cut off, and this one stands for it.
-        previous: SHA-256 of the line before.
-    """
+    """One answer that was paid for."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    number: int
-    user: str
-    question: str
-    previous: str
+    number: int  # from 0, in order; each once
+    user: str  # who asked
+    question: str  # SHA-256 of the image; `torn` where the line before it was cut off, and this one stands for it
+    previous: str  # SHA-256 of the line before
 
 
 @dataclass(frozen=True)
 class Request:
-    """Questions of one user, which are all answered or not at all.
+    """Questions of one user, which are all answered or not at all."""
 
-    Attributes:
-        user: who asks.
-        questions: SHA-256 of each image.
-    """
-
-    user: str
-    questions: tuple[str, ...]
+    user: str  # who asks
+    questions: tuple[str, ...]  # SHA-256 of each image
 
 
 class _Entry(NamedTuple):

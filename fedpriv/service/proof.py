@@ -33,27 +33,18 @@ one Laplace release, of half of epsilon each."""
 
 @dataclass(frozen=True)
 class AnswerRelease:
-    """Answers of one kind, all of them together.
+    """Answers of one kind, all of them together."""
 
-    Attributes:
-        law: what one release is.
-        level: of one release: mu for normal noise, else epsilon; infinity: nothing is added.
-        releases: how many compose: the number of answers, or 1 where all of them come from one release.
-        delta: of the statement; 0: pure figures only.
-        adjacency: which two data sets must look alike, in words.
-        theorem: where the level is from.
-        notes: what a reader must know with the figures.
-    """
-
-    law: Law
-    level: float
-    releases: int
-    delta: float
+    law: Law  # what one release is
+    level: float  # of one release: mu for normal noise, else epsilon; infinity: nothing is added
+    releases: int  # how many compose: the number of answers, or 1 where all of them come from one release
+    delta: float  # of the statement; 0: pure figures only
+    # which two data sets must look alike, in words
     adjacency: str = Adjacency.REPLACE_ONE.worded(
         "one example of any client is another one; the number of examples is public"
     )
-    theorem: str = ""
-    notes: tuple[str, ...] = ()
+    theorem: str = ""  # where the level is from
+    notes: tuple[str, ...] = ()  # what a reader must know with the figures
 
     def __post_init__(self) -> None:
         if not self.level >= 0 or self.releases < 0:

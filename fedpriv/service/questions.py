@@ -13,18 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What an endpoint says about n images.
+    """What an endpoint says about n images."""
 
-    Attributes:
-        labels: (n,) int64, the class of each, from 0.
-        probabilities: (n, classes) float64, as the policy shows them: rounded ones need not add up to 1. NaN stands
-            where a policy shows nothing. None where it names labels only.
-        logarithms: (n, classes) float64, of the same probabilities before float64 takes small ones for 0. None where a
-            policy gives none: then the probabilities tell all.
-    """
-
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64]  # (n,) int64, the class of each, from 0
+    # (n, classes) float64, as the policy shows them: rounded ones need not add up to 1. NaN stands where a policy shows
+    # nothing. None where it names labels only.
     probabilities: NDArray[np.float64] | None = None
+    # (n, classes) float64, of the same probabilities before float64 takes small ones for 0. None where a policy gives
+    # none: then the probabilities tell all.
     logarithms: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:

@@ -27,19 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Served:
-    """The model as an endpoint.
+    """The model as an endpoint."""
 
-    Attributes:
-        service: what it is, and what is proven.
-        referee: its accuracies; ``None`` if the file is gone.
-        used: answers that were charged, by user.
-        audit: what an audit found; ``None`` if there was none.
-    """
-
-    service: Service
-    referee: Referee | None
-    used: Mapping[str, int]
-    audit: AnswersAudit | None
+    service: Service  # what it is, and what is proven
+    referee: Referee | None  # its accuracies; `None` if the file is gone
+    used: Mapping[str, int]  # answers that were charged, by user
+    audit: AnswersAudit | None  # what an audit found; `None` if there was none
 
 
 Fact = tuple[str, str]

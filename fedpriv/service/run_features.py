@@ -39,17 +39,11 @@ STORED = "features.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Learnt:
-    """A frozen network.
+    """A frozen network."""
 
-    Attributes:
-        facts: about it, for everybody.
-        content: of the file with its numbers.
-        network: in evaluation mode.
-    """
-
-    facts: LearntFacts
-    content: bytes
-    network: nn.Module
+    facts: LearntFacts  # about it, for everybody
+    content: bytes  # of the file with its numbers
+    network: nn.Module  # in evaluation mode
 
 
 def head_features(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Features:

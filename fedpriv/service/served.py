@@ -22,47 +22,30 @@ from fedpriv.service.questions import Answers
 
 @dataclass(frozen=True)
 class Given:
-    """One answer, as it is kept.
+    """One answer, as it is kept."""
 
-    Attributes:
-        number: of its charge.
-        question: SHA-256 of the image.
-        label: the class.
-        probabilities: one a class, ``None`` for each that is not shown; ``None`` for all: labels only.
-    """
-
-    number: int
-    question: str
-    label: int
+    number: int  # of its charge
+    question: str  # SHA-256 of the image
+    label: int  # the class
+    # one a class, `None` for each that is not shown; `None` for all: labels only
     probabilities: tuple[float | None, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a user asks at a time: all of it is answered, or nothing.
+    """What a user asks at a time: all of it is answered, or nothing."""
 
-    Attributes:
-        user: a name in the ledger.
-        images: (n, C, H, W), from :func:`fedpriv.service.endpoint.checked_images`.
-    """
-
-    user: str
-    images: Tensor
+    user: str  # a name in the ledger
+    images: Tensor  # (n, C, H, W), from checked_images
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a question.
+    """What became of a question."""
 
-    Attributes:
-        given: its answers, one an image; empty where it is refused.
-        charged: how many of them were paid for now.
-        refusal: why it is refused; empty: it is not.
-    """
-
-    given: tuple[Given, ...] = ()
-    charged: int = 0
-    refusal: str = ""
+    given: tuple[Given, ...] = ()  # its answers, one an image; empty where it is refused
+    charged: int = 0  # how many of them were paid for now
+    refusal: str = ""  # why it is refused; empty: it is not
 
 
 _GIVEN = TypeAdapter(Given)

@@ -28,12 +28,9 @@ _WEIGHTS = "weights"
 
 @dataclass(frozen=True, eq=False)
 class Voters:
-    """M models.
+    """M models."""
 
-    Attributes:
-        stack: name -> (M, *shape): a network's parameters, or the heads' weights. They are as private as the data.
-    """
-
+    # name -> (M, *shape): a network's parameters, or the heads' weights. They are as private as the data.
     stack: Mapping[str, NDArray[np.float64] | NDArray[np.float32]]
 
 

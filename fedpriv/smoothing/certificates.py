@@ -31,15 +31,10 @@ _LARGEST_ORDER = 1e8
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of the probabilities of the classes.
+    """What is known of the probabilities of the classes."""
 
-    Attributes:
-        lower: of the chosen class, from 0 to 1; it is at least that.
-        upper: of every other class, from 0 to 1; none is more.
-    """
-
-    lower: float
-    upper: float
+    lower: float  # of the chosen class, from 0 to 1; it is at least that
+    upper: float  # of every other class, from 0 to 1; none is more
 
     @property
     def decides(self) -> bool:

@@ -123,19 +123,13 @@ class Smoothing:
     S_p is the norm, from perturbations of the image to h over sqrt(K r), of the layer as it is (gradients do not flow
     into it). So a margin m certifies the radius sigma m in every step, and training cannot outgrow the noise by
     inflating W.
-
-    Attributes:
-        layer: where the noise is added.
-        sigma: above 0, in pixels from 0 to 1.
-        norm: of perturbations.
-        spread: sqrt(K r), shaped as one example's value at the place; float64, positive.
-        estimate: (network, layer, spread) -> S_p, an estimate that is quick enough for every step of training.
     """
 
-    layer: RobustnessNoise
-    sigma: float
-    norm: NormName
-    spread: Tensor
+    layer: RobustnessNoise  # where the noise is added
+    sigma: float  # above 0, in pixels from 0 to 1
+    norm: NormName  # of perturbations
+    spread: Tensor  # sqrt(K r), shaped as one example's value at the place; float64, positive
+    # (network, layer, spread) -> S_p, an estimate that is quick enough for every step of training
     estimate: Callable[[nn.Module, RobustnessNoise, Tensor], float] = field(repr=False)
 
     def set_deviations(self, network: nn.Module, norm: float | None = None) -> None:

@@ -29,19 +29,13 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """h, from images on the pixel scale to the noiseless value at the place of the noise; affine.
+    """h, from images on the pixel scale to the noiseless value at the place of the noise; affine."""
 
-    Attributes:
-        network: holds the noise layer.
-        layer: the noise layer.
-        normalise: (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device.
-        shape: (C, H, W) of an image.
-    """
-
-    network: nn.Module
-    layer: RobustnessNoise
+    network: nn.Module  # holds the noise layer
+    layer: RobustnessNoise  # the noise layer
+    # (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device
     normalise: Callable[[Tensor], Tensor]
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # (C, H, W) of an image
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the values (B, ...) of images (B, C, H, W)."""
@@ -69,32 +63,20 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Gram:
-    """What the norms are bounded from.
+    """What the norms are bounded from."""
 
-    Attributes:
-        matrix: G = A'A = W' Sigma^(-1) W, (d, d), float64, on the CPU; symmetric.
-        rows: the sum over coordinates k of |A_k|_1 squared.
-    """
-
-    matrix: Tensor
-    rows: float
+    matrix: Tensor  # G = A'A = W' Sigma^(-1) W, (d, d), float64, on the CPU; symmetric
+    rows: float  # the sum over coordinates k of |A_k|_1 squared
 
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """Upper bounds of S_2 and S_infinity, and how the second was found.
+    """Upper bounds of S_2 and S_infinity, and how the second was found."""
 
-    Attributes:
-        l2: S_2, one over pixels.
-        linf: S_infinity, one over pixels.
-        linf_how: the bound that is the smallest, in words.
-        linf_least: what S_infinity is at least, by sign ascent.
-    """
-
-    l2: float
-    linf: float
-    linf_how: str
-    linf_least: float
+    l2: float  # S_2, one over pixels
+    linf: float  # S_infinity, one over pixels
+    linf_how: str  # the bound that is the smallest, in words
+    linf_least: float  # what S_infinity is at least, by sign ascent
 
 
 def layer_norms(first: FirstLayer, deviations: Tensor) -> LayerNorms:

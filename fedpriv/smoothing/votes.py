@@ -16,21 +16,14 @@ _PIECE = 1 << 19
 
 @dataclass(frozen=True, eq=False)
 class SmoothedNetwork:
-    """A network that adds fresh noise in every forward pass, asked for votes.
+    """A network that adds fresh noise in every forward pass, asked for votes."""
 
-    Attributes:
-        network: in evaluation mode; the whole one, from normalised images to logits.
-        smoothing: its noise, scaled; its weights do not change any more.
-        normalise: (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device.
-        classes: number of logits.
-        seed: what streams of votes are made of. Votes convince nobody who lets the attacker know it.
-    """
-
-    network: nn.Module
-    smoothing: Smoothing
+    network: nn.Module  # in evaluation mode; the whole one, from normalised images to logits
+    smoothing: Smoothing  # its noise, scaled; its weights do not change any more
+    # (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device
     normalise: Callable[[Tensor], Tensor]
-    classes: int
-    seed: int
+    classes: int  # number of logits
+    seed: int  # what streams of votes are made of. Votes convince nobody who lets the attacker know it.
 
     @property
     def layer(self) -> RobustnessNoise:

@@ -33,34 +33,21 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Chosen:
-    """The attacks that are shown, the same for all trials.
+    """The attacks that are shown, the same for all trials."""
 
-    Attributes:
-        reconstruction: the attack on uploads; empty: there is none.
-        attacks: name of a finding -> its attack.
-    """
-
-    reconstruction: str = ""
-    attacks: Mapping[str, str] = field(default_factory=dict)
+    reconstruction: str = ""  # the attack on uploads; empty: there is none
+    attacks: Mapping[str, str] = field(default_factory=dict)  # name of a finding -> its attack
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Trials that differ in their seed only.
+    """Trials that differ in their seed only."""
 
-    Attributes:
-        records: the trials, none of them failed.
-        accuracy: after the last round.
-        epsilon: proven, the largest of the trials.
-        figures: title of a column -> what the trials have in it together.
-        alarms: titles of columns in which a trial refutes a claim.
-    """
-
-    records: tuple[TrialRecord, ...]
-    accuracy: Interval | None
-    epsilon: float | None
-    figures: Mapping[str, Interval | None]
-    alarms: frozenset[str] = frozenset()
+    records: tuple[TrialRecord, ...]  # the trials, none of them failed
+    accuracy: Interval | None  # after the last round
+    epsilon: float | None  # proven, the largest of the trials
+    figures: Mapping[str, Interval | None]  # title of a column -> what the trials have in it together
+    alarms: frozenset[str] = frozenset()  # titles of columns in which a trial refutes a claim
 
     @property
     def first(self) -> TrialRecord:

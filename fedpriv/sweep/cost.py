@@ -16,15 +16,10 @@ from fedpriv.sweep.trial import Trial
 
 @dataclass(frozen=True)
 class Cost:
-    """What one trial takes, without attacks.
+    """What one trial takes, without attacks."""
 
-    Attributes:
-        seconds: CPU seconds of all threads.
-        size: bytes on disk.
-    """
-
-    seconds: float
-    size: float
+    seconds: float  # CPU seconds of all threads
+    size: float  # bytes on disk
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.seconds + other.seconds, self.size + other.size)
@@ -40,15 +35,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Kind:
-    """Trials that differ in seed and amount of noise only.
+    """Trials that differ in seed and amount of noise only."""
 
-    Attributes:
-        trials: all of them.
-        each: what one costs.
-    """
-
-    trials: Sequence[Trial]
-    each: Cost
+    trials: Sequence[Trial]  # all of them
+    each: Cost  # what one costs
 
     @property
     def all(self) -> Cost:

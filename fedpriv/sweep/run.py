@@ -35,17 +35,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class TrialTask:
-    """What a worker is told.
+    """What a worker is told."""
 
-    Attributes:
-        folder: of the sweep; on a cluster all machines have to see it under this name.
-        trial: what to run.
-        audit: how its membership is attacked; ``None``: not.
-    """
-
-    folder: Path
-    trial: Trial
-    audit: AuditConfig | None
+    folder: Path  # of the sweep; on a cluster all machines have to see it under this name
+    trial: Trial  # what to run
+    audit: AuditConfig | None  # how its membership is attacked; `None`: not
 
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:

@@ -29,27 +29,16 @@ _BLOCK_MARKERS = ("^", "v", "<", ">", "p", "h", "*", "d")
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """What one plot shows on its horizontal axis.
+    """What one plot shows on its horizontal axis."""
 
-    Attributes:
-        name: in the page's words.
-        short: in a list of fronts.
-        axis: the axis' title.
-        cost: of a setting, with its interval; ``None``: it has none.
-        less_is_better: for whoever wants privacy.
-        logarithmic: the axis.
-        absent: what settings without a cost are called.
-        reference: the cost of an attacker who guesses; ``None``: not known.
-    """
-
-    name: str
-    short: str
-    axis: str
-    cost: Callable[[Setting], Interval | None]
-    less_is_better: bool
-    logarithmic: bool
-    absent: str
-    reference: Callable[[Sequence[Setting]], float | None]
+    name: str  # in the page's words
+    short: str  # in a list of fronts
+    axis: str  # the axis' title
+    cost: Callable[[Setting], Interval | None]  # of a setting, with its interval; `None`: it has none
+    less_is_better: bool  # for whoever wants privacy
+    logarithmic: bool  # the axis
+    absent: str  # what settings without a cost are called
+    reference: Callable[[Sequence[Setting]], float | None]  # the cost of an attacker who guesses; `None`: not known
 
 
 def _guess_error(settings: Sequence[Setting]) -> float | None:

@@ -22,15 +22,10 @@ __all__ = ["CoordinateRule", "Rule"]
 
 
 class Rule(Section):
-    """The keys of ``[federation]`` that one rule reads; a rule is a subclass with a name, entered in ``RULES``.
+    """The keys of ``[federation]`` that one rule reads; a rule is a subclass with a name, entered in ``RULES``."""
 
-    Attributes:
-        name: as in ``federation.aggregation``.
-        needs_each: whether it needs each upload; their weighted mean is enough otherwise.
-    """
-
-    name: ClassVar[str]
-    needs_each: ClassVar[bool] = True
+    name: ClassVar[str]  # as in `federation.aggregation`
+    needs_each: ClassVar[bool] = True  # whether it needs each upload; their weighted mean is enough otherwise
 
     @abstractmethod
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":

@@ -45,29 +45,17 @@ EXACT = 1e-9
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        kind: of figure.
-        setting: what it is a figure of, its adjacency with it.
-        oracle: where the other one is from, in which unit.
-        ours: computes it.
-        theirs: computes the other one.
-        most: ours over theirs at most; infinity: ours is a looser bound, ``setting`` says why.
-        rounding: of the other one, relative.
-        slack: by which ours may be above besides, absolute: a cell of our grid.
-        small: whether CI computes it.
-    """
-
-    kind: str
-    setting: str
-    oracle: str
-    ours: Callable[[], float]
-    theirs: Callable[[], float]
-    most: float
-    rounding: float = ROUNDING
-    slack: float = 0.0
-    small: bool = False
+    kind: str  # of figure
+    setting: str  # what it is a figure of, its adjacency with it
+    oracle: str  # where the other one is from, in which unit
+    ours: Callable[[], float]  # computes it
+    theirs: Callable[[], float]  # computes the other one
+    most: float  # ours over theirs at most; infinity: ours is a looser bound, `setting` says why
+    rounding: float = ROUNDING  # of the other one, relative
+    slack: float = 0.0  # by which ours may be above besides, absolute: a cell of our grid
+    small: bool = False  # whether CI computes it
 
     def checked(self) -> "Result":
         """Compute both."""

@@ -18,19 +18,12 @@ CHUNK_BYTES = {True: DEFAULT_CHUNK_BYTES, False: 1}
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer, the shape of one input, and how positions repeat.
+    """A layer, the shape of one input, and how positions repeat."""
 
-    Attributes:
-        make: builds it.
-        shape: of one input; of words, the number of positions.
-        axis: of the input (the batch is axis 0), of an even length; its second half repeats the first.
-        edge: the last outputs of a half see both halves, and get no gradient.
-    """
-
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    axis: int = 1
-    edge: int = 0
+    make: Callable[[], nn.Module]  # builds it
+    shape: tuple[int, ...]  # of one input; of words, the number of positions
+    axis: int = 1  # of the input (the batch is axis 0), of an even length; its second half repeats the first
+    edge: int = 0  # the last outputs of a half see both halves, and get no gradient
 
 
 class OwnLinear(nn.Linear):

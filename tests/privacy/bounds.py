@@ -59,17 +59,12 @@ def lower_limit(hits: NDArray[np.int64], false_hits: NDArray[np.int64], draws: i
 
 @dataclass(frozen=True)
 class Event:
-    """The set S of answers whose number ``statistic`` is at least ``threshold``, or is below it.
-
-    Attributes:
-        above: which of the two.
-        likelier: the data set, left or right, under which S is taken to be the likelier one.
-    """
+    """The set S of answers whose number ``statistic`` is at least ``threshold``, or is below it."""
 
     statistic: str
     threshold: float
-    above: bool
-    likelier: str
+    above: bool  # which of the two
+    likelier: str  # the data set, left or right, under which S is taken to be the likelier one
 
     def hits(self, scores: Scores) -> int:
         """How many of the runs are in S."""
@@ -79,22 +74,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a game ended.
+    """How a game ended."""
 
-    Attributes:
-        excess: by how much the lower limit is above the printed epsilon; minus infinity where the pilot gave no hope.
-        bound: the lower limit.
-        printed: the ledger's figure at the same delta.
-        delta: where the excess is largest; 0: pure.
-        event: the set S.
-        rates: how often S was hit in the draws that the limits are computed from, likelier side first.
-    """
-
+    # by how much the lower limit is above the printed epsilon; minus infinity where the pilot gave no hope
     excess: float
-    bound: float
-    printed: float
-    delta: float
-    event: Event
+    bound: float  # the lower limit
+    printed: float  # the ledger's figure at the same delta
+    delta: float  # where the excess is largest; 0: pure
+    event: Event  # the set S
+    # how often S was hit in the draws that the limits are computed from, likelier side first
     rates: tuple[float, float]
 
     @property

@@ -87,14 +87,10 @@ SIDE = 30
 
 @dataclass(frozen=True)
 class Check:
-    """A door's check.
+    """A door's check."""
 
-    Attributes:
-        play: lets something out and looks at it, in a folder of its own.
-        mute: takes the door's noise away; ``None``: the door adds none, and its ledger claims none.
-    """
-
-    play: Callable[[Path, Patch], None]
+    play: Callable[[Path, Patch], None]  # lets something out and looks at it, in a folder of its own
+    # takes the door's noise away; `None`: the door adds none, and its ledger claims none
     mute: Callable[[Patch], None] | None
 
 
@@ -115,17 +111,11 @@ def settings(mechanism: Mapping[str, Any], **sections: Mapping[str, Any]) -> Exp
 
 @dataclass(frozen=True)
 class Sent:
-    """A message to a client, and its reply.
+    """A message to a client, and its reply."""
 
-    Attributes:
-        client: the partition's number.
-        message: what the server sent.
-        reply: what the client sent.
-    """
-
-    client: int
-    message: Message
-    reply: Message
+    client: int  # the partition's number
+    message: Message  # what the server sent
+    reply: Message  # what the client sent
 
 
 @dataclass(frozen=True)

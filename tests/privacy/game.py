@@ -113,15 +113,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Two neighbouring data sets.
+    """Two neighbouring data sets."""
 
-    Attributes:
-        left: one of them.
-        right: the same but for one example (for the unit update, for any number of one client's).
-    """
-
-    left: Examples
-    right: Examples
+    left: Examples  # one of them
+    right: Examples  # the same but for one example (for the unit update, for any number of one client's)
 
     @property
     def differing(self) -> NDArray[np.int64]:
@@ -146,21 +141,13 @@ def zeros(initial: State) -> State:
 
 @dataclass(frozen=True)
 class Answer:
-    """All that a server sees of a client's answer.
+    """All that a server sees of a client's answer."""
 
-    Attributes:
-        error: what the client says went wrong; empty where it sent an upload.
-        counts: what else it says of itself.
-        bytes: of everything that it sent.
-        parameters: the upload.
-        buffers: the change of the running statistics.
-    """
-
-    error: str
-    counts: str
-    bytes: int
-    parameters: Vector
-    buffers: Vector
+    error: str  # what the client says went wrong; empty where it sent an upload
+    counts: str  # what else it says of itself
+    bytes: int  # of everything that it sent
+    parameters: Vector  # the upload
+    buffers: Vector  # the change of the running statistics
 
     @staticmethod
     def of(message: Message) -> "Answer":
@@ -242,23 +229,15 @@ ADVERSARIES: dict[str, Adversary] = {
 
 @dataclass(frozen=True, eq=False)
 class Game:
-    """What is played.
+    """What is played."""
 
-    Attributes:
-        neighbours: the two data sets.
-        settings: sections and keys of the experiment; mechanism.clip_norm is 0.5 unless set.
-        parameters: what is sent, one after the other in each round. More than one: the server asks more than once.
-        rounds: of a run; the ledger is asked about rounds 1 to this.
-        runs: on each data set, after the pilot.
-        adversaries: beside the ones that always look.
-    """
-
-    neighbours: Neighbours
-    settings: Mapping[str, Any]
+    neighbours: Neighbours  # the two data sets
+    settings: Mapping[str, Any]  # sections and keys of the experiment; mechanism.clip_norm is 0.5 unless set
+    # what is sent, one after the other in each round. More than one: the server asks more than once.
     parameters: tuple[Parameters, ...] = (zeros,)
-    rounds: int = 1
-    runs: int = 48
-    adversaries: Mapping[str, Adversary] = field(default_factory=dict)
+    rounds: int = 1  # of a run; the ledger is asked about rounds 1 to this
+    runs: int = 48  # on each data set, after the pilot
+    adversaries: Mapping[str, Adversary] = field(default_factory=dict)  # beside the ones that always look
 
     @property
     def asked(self) -> tuple[int, ...]:

@@ -36,25 +36,15 @@ ROOT = {"gaussian": 2, "hgm": 2, "laplace": 1}
 
 @dataclass(frozen=True)
 class MechanismGame:
-    """One mechanism and two batches.
+    """One mechanism and two batches."""
 
-    Attributes:
-        mechanism: its settings; clip_norm is 0.5.
-        victim: the gradient that is turned round, tensor by tensor.
-        others: the gradients of the other examples, tensor after tensor.
-        runs: releases of each batch, after the pilot.
-        copies: so many independent releases are drawn at once.
-        unit: example or update.
-        weaker: with this share of its noise the mechanism has to be found out.
-    """
-
-    mechanism: Mapping[str, object]
-    victim: tuple[tuple[float, ...], ...]
-    others: tuple[tuple[float, ...], ...] = ()
-    runs: int = 40_000
-    copies: int = 10_000
-    unit: str = "example"
-    weaker: float = 0.8
+    mechanism: Mapping[str, object]  # its settings; clip_norm is 0.5
+    victim: tuple[tuple[float, ...], ...]  # the gradient that is turned round, tensor by tensor
+    others: tuple[tuple[float, ...], ...] = ()  # the gradients of the other examples, tensor after tensor
+    runs: int = 40_000  # releases of each batch, after the pilot
+    copies: int = 10_000  # so many independent releases are drawn at once
+    unit: str = "example"  # example or update
+    weaker: float = 0.8  # with this share of its noise the mechanism has to be found out
 
     @property
     def tensors(self) -> tuple[int, ...]:

@@ -37,17 +37,11 @@ Trained = Callable[[Arrays], Arrays]
 
 @dataclass(frozen=True)
 class AppGame:
-    """A mechanism in somebody's own app.
+    """A mechanism in somebody's own app."""
 
-    Attributes:
-        mechanism: its settings, without the bound.
-        size: coordinates of one release.
-        order: of the norm that is clipped; ``None`` for draws on a sphere, in blocks of ``size``.
-    """
-
-    mechanism: Mapping[str, Any]
-    size: int = 1
-    order: int | None = 2
+    mechanism: Mapping[str, Any]  # its settings, without the bound
+    size: int = 1  # coordinates of one release
+    order: int | None = 2  # of the norm that is clipped; `None` for draws on a sphere, in blocks of `size`
 
     def app(self, folder: Path, trained: Trained, copies: int) -> ClientApp:
         """The app, whose one message holds so many releases."""

@@ -21,18 +21,12 @@ ONE_PIXEL = np.array([[255, 0]], np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class WorstCase:
-    """Two neighbouring data sets, and the network and the parameters under which they are a worst case.
+    """Two neighbouring data sets, and the network and the parameters under which they are a worst case."""
 
-    Attributes:
-        neighbours: the data sets.
-        network: of ``tests.privacy.networks``.
-        parameters: what the server sends.
-        zero_out: whether the pair is neighbouring in the sense of zero-out, too: one of the two examples adds nothing.
-    """
-
-    neighbours: Neighbours
-    network: str = "heads"
-    parameters: Parameters = zeros
+    neighbours: Neighbours  # the data sets
+    network: str = "heads"  # of `tests.privacy.networks`
+    parameters: Parameters = zeros  # what the server sends
+    # whether the pair is neighbouring in the sense of zero-out, too: one of the two examples adds nothing
     zero_out: bool = True
 
     @property

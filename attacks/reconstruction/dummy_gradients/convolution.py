@@ -281,17 +281,11 @@ FEW_PRODUCTS = 2**19
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What a convolution keeps for its kernel's gradients.
+    """What a convolution keeps for its kernel's gradients."""
 
-    Attributes:
-        tokens: of the kernels and of the errors, see :class:`_Convolution`.
-        images: (R * groups, in / groups, H, W), padded; the groups of channels are so many images by themselves.
-        windows: where the kernel is applied to them.
-    """
-
-    tokens: tuple[Tensor, Tensor]
-    images: Tensor
-    windows: Windows
+    tokens: tuple[Tensor, Tensor]  # of the kernels and of the errors, see _Convolution
+    images: Tensor  # (R * groups, in / groups, H, W), padded; the groups of channels are so many images by themselves
+    windows: Windows  # where the kernel is applied to them
 
 
 def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:

@@ -201,13 +201,9 @@ def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 class Factor(ABC):
-    """The gradients with respect to one parameter.
+    """The gradients with respect to one parameter."""
 
-    Attributes:
-        size: its numbers.
-    """
-
-    size: int
+    size: int  # its numbers
 
     @abstractmethod
     def squared(self) -> Tensor:

@@ -36,31 +36,21 @@ from fedpriv.gradients.operator import first_line
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What one layer got and gave.
+    """What one layer got and gave."""
 
-    Attributes:
-        name: of the layer in the network.
-        layer: itself.
-        kept: what its rule needs of its input.
-        output: (R, ...), for R images.
-    """
-
-    name: str
-    layer: Any
-    kept: Any
-    output: Tensor
+    name: str  # of the layer in the network
+    layer: Any  # itself
+    kept: Any  # what its rule needs of its input
+    output: Tensor  # (R, ...), for R images
 
 
 class Rule(NamedTuple):
-    """How a kind of layer runs, and what the gradients of its parameters are.
+    """How a kind of layer runs, and what the gradients of its parameters are."""
 
-    Attributes:
-        run: (layer, input (R, ...)) -> what is kept of the input, and the output (R, ...).
-        factors: (layer, what was kept, gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of
-            N rows of U units; the R images are spread over the units in order.
-    """
-
+    # (layer, input (R, ...)) -> what is kept of the input, and the output (R, ...)
     run: Callable[[Any, Tensor], tuple[Any, Tensor]]
+    # (layer, what was kept, gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of N rows of
+    # U units; the R images are spread over the units in order
     factors: Callable[[Any, Any, Tensor, tuple[int, int]], tuple[Factor, Factor]]
 
 

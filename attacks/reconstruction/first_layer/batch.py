@@ -39,17 +39,11 @@ CLEAR = 5.0  # deviations of the noise up to which an error counts as zero
 
 @dataclass(frozen=True)
 class Certificate:
-    """How well zero errors and images agree.
+    """How well zero errors and images agree."""
 
-    Attributes:
-        pairs: of a unit and an example, that were compared.
-        disagreeing: those that contradict each other.
-        narrow: whether the layer has so few outputs an image that other images may agree as well.
-    """
-
-    pairs: int
-    disagreeing: int
-    narrow: bool = False
+    pairs: int  # of a unit and an example, that were compared
+    disagreeing: int  # those that contradict each other
+    narrow: bool = False  # whether the layer has so few outputs an image that other images may agree as well
 
     @property
     def share(self) -> float:
@@ -186,25 +180,15 @@ PROBES = 20240513  # the seed of the random vectors that this starts from; it de
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The part of a matrix (rows, P + 1) that stands above the noise; float64 on the CPU.
+    """The part of a matrix (rows, P + 1) that stands above the noise; float64 on the CPU."""
 
-    Attributes:
-        left: (rows, B), orthonormal columns.
-        values: (B,), singular values, the largest first, all above the edge.
-        right: (B, P + 1), orthonormal rows.
-        deviation: of the noise in each entry of the matrix, rounding included.
-        edge: the largest singular value that noise alone shows.
-        largest: the largest singular value.
-        unexplained: the share of the squared matrix that these factors leave.
-    """
-
-    left: Tensor
-    values: Tensor
-    right: Tensor
-    deviation: float
-    edge: float
-    largest: float
-    unexplained: float
+    left: Tensor  # (rows, B), orthonormal columns
+    values: Tensor  # (B,), singular values, the largest first, all above the edge
+    right: Tensor  # (B, P + 1), orthonormal rows
+    deviation: float  # of the noise in each entry of the matrix, rounding included
+    edge: float  # the largest singular value that noise alone shows
+    largest: float  # the largest singular value
+    unexplained: float  # the share of the squared matrix that these factors leave
 
     @property
     def examples(self) -> int:
@@ -402,19 +386,12 @@ def polish(spectrum: Spectrum, mixing: Tensor, errors: Errors) -> Polished:
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """Where the search is.
+    """Where the search is."""
 
-    Attributes:
-        unmixing: A, (B, B).
-        errors: (B, rows), of its images.
-        rest: (rows + 1, B): what is left of the equations; the last row says that images end in a one.
-        size: squared length of the rest.
-    """
-
-    unmixing: Tensor
-    errors: Tensor
-    rest: Tensor
-    size: float
+    unmixing: Tensor  # A, (B, B)
+    errors: Tensor  # (B, rows), of its images
+    rest: Tensor  # (rows + 1, B): what is left of the equations; the last row says that images end in a one
+    size: float  # squared length of the rest
 
     @staticmethod
     def of(problem: "_Problem", unmixing: Tensor) -> "_Point":
@@ -494,19 +471,12 @@ RIDGE = 1e-13  # relative to the trace, so that a system can be solved
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """The public first layer, of several rounds one below the other; float64 on the CPU.
+    """The public first layer, of several rounds one below the other; float64 on the CPU."""
 
-    Attributes:
-        weight: (rows, P).
-        bias: (rows,).
-        rounds: in how many equal parts the rows fall.
-        other_batches: whether an example may be missing from rounds.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    rounds: int = 1
-    other_batches: bool = False
+    weight: Tensor  # (rows, P)
+    bias: Tensor  # (rows,)
+    rounds: int = 1  # in how many equal parts the rows fall
+    other_batches: bool = False  # whether an example may be missing from rounds
 
     def outputs(self, images: Tensor) -> Tensor:
         """(B, rows), before the activation, of images (B, P)."""
@@ -632,19 +602,12 @@ MANY = "{} images stand above the noise in the first layer's gradient; closed_fo
 
 @dataclass(frozen=True, eq=False)
 class BatchRead:
-    """What the first layer says of a batch.
+    """What the first layer says of a batch."""
 
-    Attributes:
-        images: (n, C, H, W), normalised, the strongest first.
-        labels: int64 (n,), each its image's.
-        note: how sure that is, for people.
-        unexplained: the share of the squared gradient that these images leave.
-    """
-
-    images: Tensor
-    labels: Tensor
-    note: str
-    unexplained: float
+    images: Tensor  # (n, C, H, W), normalised, the strongest first
+    labels: Tensor  # int64 (n,), each its image's
+    note: str  # how sure that is, for people
+    unexplained: float  # the share of the squared gradient that these images leave
 
 
 def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:

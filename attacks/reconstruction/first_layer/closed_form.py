@@ -51,17 +51,11 @@ LEAST_SPREAD = 0.1  # of the logarithm of an image's power over the prior's
 
 @dataclass(frozen=True, eq=False)
 class RankOne:
-    """What the matrix (outputs, P) and the bias of a first layer say.
+    """What the matrix (outputs, P) and the bias of a first layer say."""
 
-    Attributes:
-        image: (P,), on the scale of the network's input.
-        errors: (outputs,), the derivative with respect to the layer's output.
-        deviation: the noise in each entry, as seen in what is not of rank one.
-    """
-
-    image: Tensor
-    errors: Tensor
-    deviation: float
+    image: Tensor  # (P,), on the scale of the network's input
+    errors: Tensor  # (outputs,), the derivative with respect to the layer's output
+    deviation: float  # the noise in each entry, as seen in what is not of rank one
 
 
 def quotient(weight: Tensor, bias: Tensor) -> RankOne:
@@ -166,17 +160,11 @@ class _Estimate:
 
 @dataclass(frozen=True, eq=False)
 class _Inferred:
-    """Means over what the lengths of errors, contrasts and images may be.
+    """Means over what the lengths of errors, contrasts and images may be."""
 
-    Attributes:
-        length: of the errors; negative where they point the other way.
-        product: (P,), length times image.
-        image: (P,).
-    """
-
-    length: float
-    product: Tensor
-    image: Tensor
+    length: float  # of the errors; negative where they point the other way
+    product: Tensor  # (P,), length times image
+    image: Tensor  # (P,)
 
 
 class _Lengths:

@@ -45,17 +45,11 @@ SMALL = 2.0**-10
 
 @dataclass(frozen=True)
 class ImprintLayers:
-    """The two layers that the server makes.
+    """The two layers that the server makes."""
 
-    Attributes:
-        weight: name of the first layer's weight (bins, pixels).
-        bias: name of the first layer's bias (bins,).
-        next_weight: name of the weight (features, bins) of the layer that follows it after a ReLU.
-    """
-
-    weight: str
-    bias: str
-    next_weight: str
+    weight: str  # name of the first layer's weight (bins, pixels)
+    bias: str  # name of the first layer's bias (bins,)
+    next_weight: str  # name of the weight (features, bins) of the layer that follows it after a ReLU
 
 
 def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> ImprintLayers:
@@ -204,36 +198,22 @@ OUTER = 4  # the two outer bins have no end; how wide they are taken to be, over
 
 @dataclass(frozen=True, eq=False)
 class RowSteps:
-    """Differences of the mean of some rows and of the mean of those after them.
+    """Differences of the mean of some rows and of the mean of those after them."""
 
-    Attributes:
-        weight: (N, P).
-        bias: (N,).
-        measured: (N,): for an image alone its brightness times its amplitude.
-        variances: (N,) of the noise, relative to that in a step between two single rows.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    measured: Tensor
-    variances: Tensor
+    weight: Tensor  # (N, P)
+    bias: Tensor  # (N,)
+    measured: Tensor  # (N,): for an image alone its brightness times its amplitude
+    variances: Tensor  # (N,) of the noise, relative to that in a step between two single rows
 
 
 @dataclass(frozen=True, eq=False)
 class ImprintRows:
-    """The gradient of the first layer, in float64, and what the server knows of its bins.
+    """The gradient of the first layer, in float64, and what the server knows of its bins."""
 
-    Attributes:
-        weight: (bins, P).
-        bias: (bins,).
-        brightness: (P,), the measurement.
-        cuts: (bins,), the lower ends of the bins.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    brightness: Tensor
-    cuts: Tensor
+    weight: Tensor  # (bins, P)
+    bias: Tensor  # (bins,)
+    brightness: Tensor  # (P,), the measurement
+    cuts: Tensor  # (bins,), the lower ends of the bins
 
     @staticmethod
     def of(victim: Victim, layers: ImprintLayers) -> "ImprintRows":
@@ -292,21 +272,13 @@ class ImprintRows:
 
 @dataclass(frozen=True)
 class StepNoise:
-    """The noise in a step between two single rows, most of which hold nothing else.
+    """The noise in a step between two single rows, most of which hold nothing else."""
 
-    Attributes:
-        bias: its standard deviation in the bias.
-        measured: its standard deviation in the measurement.
-        length: the squared length that it gives the weight.
-        spread: the standard deviation of that.
-        weight: its standard deviation in a number of the weight.
-    """
-
-    bias: float
-    measured: float
-    length: float
-    spread: float
-    weight: float
+    bias: float  # its standard deviation in the bias
+    measured: float  # its standard deviation in the measurement
+    length: float  # the squared length that it gives the weight
+    spread: float  # the standard deviation of that
+    weight: float  # its standard deviation in a number of the weight
 
     @staticmethod
     def of(steps: RowSteps) -> "StepNoise":
@@ -359,22 +331,15 @@ ENDLESS = 2**40
 
 @dataclass(frozen=True, eq=False)
 class Imprint:
-    """What was read off one upload.
+    """What was read off one upload."""
 
-    Attributes:
-        images: (R, C, H, W), normalised, by brightness; R may be 0.
-        amplitudes: (R,), the bias gradient that belongs to each.
-        bins: the number of each image's bin, int64 (R,).
-        unexplained: the share of the first layer's gradient, in squares of the steps between rows, that the images
-            leave; the attack's own objective.
-        exact: whether nothing but rounding disturbs the gradient.
-    """
-
-    images: Tensor
-    amplitudes: Tensor
-    bins: Tensor
+    images: Tensor  # (R, C, H, W), normalised, by brightness; R may be 0
+    amplitudes: Tensor  # (R,), the bias gradient that belongs to each
+    bins: Tensor  # the number of each image's bin, int64 (R,)
+    # the share of the first layer's gradient, in squares of the steps between rows, that the images leave; the attack's
+    # own objective
     unexplained: float
-    exact: bool
+    exact: bool  # whether nothing but rounding disturbs the gradient
 
     def note(self, examples: int) -> str:
         """Say for a person what the figures rest on."""

@@ -17,17 +17,11 @@ TOLERANCE = 1e-6  # of logits that should be equal, relative to the change that 
 
 @dataclass(frozen=True)
 class InputLayer:
-    """The parameters of a first layer that multiplies the image.
+    """The parameters of a first layer that multiplies the image."""
 
-    Attributes:
-        weight: name of the matrix.
-        bias: name of the vector that is added to the product; ``None``: there is none.
-        transposed: whether the matrix is (pixels, outputs) rather than (outputs, pixels).
-    """
-
-    weight: str
-    bias: str | None
-    transposed: bool
+    weight: str  # name of the matrix
+    bias: str | None  # name of the vector that is added to the product; `None`: there is none
+    transposed: bool  # whether the matrix is (pixels, outputs) rather than (outputs, pixels)
 
     def gradients(self, vector: Vector) -> tuple[Tensor, Tensor | None]:
         """Return what a vector, such as an upload, holds for the matrix (outputs, pixels) and the bias (outputs,)."""

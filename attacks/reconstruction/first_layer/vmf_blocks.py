@@ -52,23 +52,14 @@ Mismatch = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class HeardBlocks:
-    """The rows of a first layer, blocks of length 1; float64 on the CPU.
+    """The rows of a first layer, blocks of length 1; float64 on the CPU."""
 
-    Attributes:
-        rows: (m, P); zero outside of the blocks that lie within a row.
-        phases: int64 (m,), which row of ``blocks`` tells how it is cut.
-        blocks: int64 (F, P), the number of each pixel's block, from 1 on; 0: none that lies within a row.
-        parts: int64 (P,), the part of the image that each pixel belongs to: cut wherever any row is.
-        kappa: concentration.
-        length: D.
-    """
-
-    rows: Tensor
-    phases: Tensor
-    blocks: Tensor
-    parts: Tensor
-    kappa: float
-    length: int
+    rows: Tensor  # (m, P); zero outside of the blocks that lie within a row
+    phases: Tensor  # int64 (m,), which row of `blocks` tells how it is cut
+    blocks: Tensor  # int64 (F, P), the number of each pixel's block, from 1 on; 0: none that lies within a row
+    parts: Tensor  # int64 (P,), the part of the image that each pixel belongs to: cut wherever any row is
+    kappa: float  # concentration
+    length: int  # D
 
     @property
     def cosine(self) -> float:
@@ -100,15 +91,10 @@ class HeardBlocks:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Units of which those with a positive input are on, ReLUs; float64 on the CPU.
+    """Units of which those with a positive input are on, ReLUs; float64 on the CPU."""
 
-    Attributes:
-        weight: (m, P).
-        bias: (m,).
-    """
-
-    weight: Tensor
-    bias: Tensor
+    weight: Tensor  # (m, P)
+    bias: Tensor  # (m,)
 
     def surprise(self, odds: Tensor, image: Tensor, deviations: Tensor) -> Tensor:
         """Minus the logarithm of the probability of what was heard of the units; differentiable.
@@ -125,17 +111,11 @@ class Units:
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """The lengths of an image's parts.
+    """The lengths of an image's parts."""
 
-    Attributes:
-        sign: of all directions, 1.0 or -1.0.
-        lengths: (J,).
-        surprise: minus the logarithm of their density, but for a constant.
-    """
-
-    sign: float
-    lengths: Tensor
-    surprise: float
+    sign: float  # of all directions, 1.0 or -1.0
+    lengths: Tensor  # (J,)
+    surprise: float  # minus the logarithm of their density, but for a constant
 
 
 def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> HeardBlocks | None:

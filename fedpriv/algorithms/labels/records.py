@@ -15,27 +15,16 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class LabelsTold(Record):
-    """referee/labels.json: how often the label behind a changed one is named; only the referee knows.
+    """referee/labels.json: how often the label behind a changed one is named; only the referee knows."""
 
-    Attributes:
-        examples: all clients' examples.
-        kept: how many labels were not changed.
-        right: how many are named by the likeliest label behind the changed one, given the true shares of classes.
-        low: of the 95 % interval of the share that is right.
-        high: likewise.
-        guess: the largest share of a class: what naming it everywhere gets right.
-        ceiling: what nobody exceeds who sees one example's changed label and knows the shares of classes.
-        true_shares: of the classes.
-    """
-
-    examples: _Count
-    kept: _Count
-    right: _Count
-    low: _Share
-    high: _Share
-    guess: _Share
-    ceiling: _Share
-    true_shares: tuple[_Share, ...]
+    examples: _Count  # all clients' examples
+    kept: _Count  # how many labels were not changed
+    right: _Count  # how many are named by the likeliest label behind the changed one, given the true shares of classes
+    low: _Share  # of the 95 % interval of the share that is right
+    high: _Share  # likewise
+    guess: _Share  # the largest share of a class: what naming it everywhere gets right
+    ceiling: _Share  # what nobody exceeds who sees one example's changed label and knows the shares of classes
+    true_shares: tuple[_Share, ...]  # of the classes
 
 
 class LabelSurvey(FileRecord):

@@ -22,19 +22,12 @@ _FROM_FEATURES = (0.5, 0.9, 0.99)  # how often somebody is right who has the fea
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One class.
+    """One class."""
 
-    Attributes:
-        name: of the class.
-        given: how many examples have it after labels were changed, as counted by clients; empty without a survey.
-        share: estimated, with its standard error; empty likewise.
-        true: the share among all examples, which the referee knows; empty where nobody does.
-    """
-
-    name: str
-    given: str
-    share: str
-    true: str
+    name: str  # of the class
+    given: str  # how many examples have it after labels were changed, as counted by clients; empty without a survey
+    share: str  # estimated, with its standard error; empty likewise
+    true: str  # the share among all examples, which the referee knows; empty where nobody does
 
 
 def _facts(survey: LabelSurvey) -> list[tuple[str, str]]:

@@ -44,15 +44,10 @@ class LabelKeys(AddedKeys):
 
 
 class LabelSettings(NamedTuple):
-    """What an experiment says of changed labels.
+    """What an experiment says of changed labels."""
 
-    Attributes:
-        epsilon: of each label; ``None``: labels are used as they are.
-        corrected: whether the loss is of the changed label.
-    """
-
-    epsilon: float | None
-    corrected: bool
+    epsilon: float | None  # of each label; `None`: labels are used as they are
+    corrected: bool  # whether the loss is of the changed label
 
     @classmethod
     def of(cls, experiment: "Experiment") -> Self:

@@ -17,21 +17,15 @@ _FILE = "private/votes.npz"
 
 @dataclass(frozen=True)
 class Poll:
-    """private/votes.npz: what clients voted, for no eyes but those of the server that they trust with it.
+    """private/votes.npz: what clients voted, for no eyes but those of the server that they trust with it."""
 
-    Attributes:
-        votes: (T, Q), int16, the class that each teacher sees; (0, Q) where votes were summed under masks.
-        clients: (T,), int64, whose teachers these are; (M,) who is in the sum.
-        counts: (Q, K), float64, votes for each class; with noise in them where they were summed under masks.
-        failures: who was left out, and why.
-        bytes_up: the size of what was sent.
-    """
-
+    # (T, Q), int16, the class that each teacher sees; (0, Q) where votes were summed under masks
     votes: NDArray[np.int16]
-    clients: NDArray[np.int64]
+    clients: NDArray[np.int64]  # (T,), int64, whose teachers these are; (M,) who is in the sum
+    # (Q, K), float64, votes for each class; with noise in them where they were summed under masks
     counts: NDArray[np.float64]
-    failures: tuple[Failure, ...]
-    bytes_up: int
+    failures: tuple[Failure, ...]  # who was left out, and why
+    bytes_up: int  # the size of what was sent
 
 
 def keep_poll(folder: RunFolder, poll: Poll) -> None:

@@ -22,54 +22,31 @@ _ANY_THRESHOLD = 0.0  # no figure depends on it
 
 @dataclass(frozen=True)
 class Poll:
-    """The options of ``fedpriv account votes`` as they were given, None where they were not; nothing is checked yet.
+    """The options of ``fedpriv account votes`` as they were given, None where they were not; nothing is checked yet."""
 
-    Attributes:
-        sigma: deviation of normal noise on each count.
-        threshold_sigma: of confident answers, on the largest count.
-        scale: of Laplace noise on each count.
-        answers: questions with an answer.
-        asked: questions.
-        target_epsilon: that the answers must keep to.
-        votes: of the one who is protected.
-        delta: of (epsilon, delta).
-        sampling_rate: the share of voters that is drawn afresh for each answer.
-    """
-
-    sigma: float | None
-    threshold_sigma: float | None
-    scale: float | None
-    answers: int | None
-    asked: int | None
-    target_epsilon: float | None
-    votes: int
-    delta: float
-    sampling_rate: float | None = None
+    sigma: float | None  # deviation of normal noise on each count
+    threshold_sigma: float | None  # of confident answers, on the largest count
+    scale: float | None  # of Laplace noise on each count
+    answers: int | None  # questions with an answer
+    asked: int | None  # questions
+    target_epsilon: float | None  # that the answers must keep to
+    votes: int  # of the one who is protected
+    delta: float  # of (epsilon, delta)
+    sampling_rate: float | None = None  # the share of voters that is drawn afresh for each answer
 
 
 @dataclass(frozen=True)
 class PollAnswer:
-    """The figures.
+    """The figures."""
 
-    Attributes:
-        poll: what was asked, noise and numbers of questions filled in.
-        aggregator: its title.
-        is_pure: whether ``spent`` is pure epsilon and not mu of Gaussian differential privacy.
-        spent: by the answers.
-        epsilon: proven for any answers, as many as questions.
-        epsilon_answered: of the answers given; a claim only where a budget was fixed beforehand.
-        theorem: what they rest on.
-        notes: what a reader must know with the figures.
-    """
-
-    poll: Poll
-    aggregator: str
-    is_pure: bool
-    spent: float
-    epsilon: float
-    epsilon_answered: float
-    theorem: str
-    notes: tuple[str, ...]
+    poll: Poll  # what was asked, noise and numbers of questions filled in
+    aggregator: str  # its title
+    is_pure: bool  # whether `spent` is pure epsilon and not mu of Gaussian differential privacy
+    spent: float  # by the answers
+    epsilon: float  # proven for any answers, as many as questions
+    epsilon_answered: float  # of the answers given; a claim only where a budget was fixed beforehand
+    theorem: str  # what they rest on
+    notes: tuple[str, ...]  # what a reader must know with the figures
 
     adjacency = Adjacency.REPLACE_ONE_VOTER.worded("all votes of one voter, in all questions, become any others")
 

@@ -33,19 +33,12 @@ _EVERY_ROUND = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the figures of a line follow from: nothing that clients' data decide but how many examples there are.
+    """What the figures of a line follow from: nothing that clients' data decide but how many examples there are."""
 
-    Attributes:
-        release: of the clients' releases.
-        examples: that each of them holds.
-        noise: in their releases.
-        asked: whether they ever were; else there is nothing to attack.
-    """
-
-    release: Release
-    examples: int
-    noise: float | None
-    asked: bool
+    release: Release  # of the clients' releases
+    examples: int  # that each of them holds
+    noise: float | None  # in their releases
+    asked: bool  # whether they ever were; else there is nothing to attack
 
 
 def run_ledger(

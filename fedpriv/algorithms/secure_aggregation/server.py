@@ -103,21 +103,13 @@ def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int,
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The sum of what clients sent under masks.
+    """The sum of what clients sent under masks."""
 
-    Attributes:
-        total: modulo 2^32, (N,), without masks.
-        uploads: one a client that is in it; their numbers are masked.
-        words: those numbers, in the same order.
-        failures: who was left out, and why, ascending.
-        asked: who was asked for a masked upload.
-    """
-
-    total: Words
-    uploads: tuple[Upload, ...]
-    words: tuple[Words, ...]
-    failures: tuple[Failure, ...]
-    asked: tuple[int, ...]
+    total: Words  # modulo 2^32, (N,), without masks
+    uploads: tuple[Upload, ...]  # one a client that is in it; their numbers are masked
+    words: tuple[Words, ...]  # those numbers, in the same order
+    failures: tuple[Failure, ...]  # who was left out, and why, ascending
+    asked: tuple[int, ...]  # who was asked for a masked upload
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -38,25 +38,15 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 class FileKind(ABC):
-    """A kind of TOML files that are no experiments; settings.py in a capability's folder registers its own.
+    """A kind of TOML files that are no experiments; settings.py in a capability's folder registers its own."""
 
-    Attributes:
-        name: of the section or key by which such files are told from experiments.
-        command: that reads them.
-        settings: what they say; ``None``: only their command reads it.
-        kept_as: the name under which the resolved settings lie in the folder of a run.
-        preview: the command that says what a file does, with {} for the file.
-        results: the folder that holds the folders of runs.
-        report: "module:function" that writes report.html into such a folder and returns its path.
-    """
-
-    name: ClassVar[str]
-    command: ClassVar[str]
-    settings: ClassVar[type[Section] | None] = None
-    kept_as: ClassVar[str]
-    preview: ClassVar[str] = "fedpriv config show {}"
-    results: ClassVar[str] = "runs/"
-    report: ClassVar[str]
+    name: ClassVar[str]  # of the section or key by which such files are told from experiments
+    command: ClassVar[str]  # that reads them
+    settings: ClassVar[type[Section] | None] = None  # what they say; `None`: only their command reads it
+    kept_as: ClassVar[str]  # the name under which the resolved settings lie in the folder of a run
+    preview: ClassVar[str] = "fedpriv config show {}"  # the command that says what a file does, with {} for the file
+    results: ClassVar[str] = "runs/"  # the folder that holds the folders of runs
+    report: ClassVar[str]  # "module:function" that writes report.html into such a folder and returns its path
 
     @staticmethod
     @abstractmethod

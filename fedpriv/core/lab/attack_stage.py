@@ -65,21 +65,13 @@ PROTECTED, UNPROTECTED = "protected", "unprotected"
 
 @dataclass(frozen=True)
 class Refusal:
-    """What was not attacked, and why.
+    """What was not attacked, and why."""
 
-    Attributes:
-        reason: in one line.
-        attack: as its scores name it; empty: this is about uploads, whatever attacks them.
-        upload: protected or unprotected; empty: both.
-        where: the single upload, in words; empty: all of that kind.
-        void: whether the attack simulates the client wrongly, so that its failure shows nothing.
-    """
-
-    reason: str
-    attack: str = ""
-    upload: str = ""
-    where: str = ""
-    void: bool = False
+    reason: str  # in one line
+    attack: str = ""  # as its scores name it; empty: this is about uploads, whatever attacks them
+    upload: str = ""  # protected or unprotected; empty: both
+    where: str = ""  # the single upload, in words; empty: all of that kind
+    void: bool = False  # whether the attack simulates the client wrongly, so that its failure shows nothing
 
     def __str__(self) -> str:
         if not self.attack:
@@ -89,24 +81,18 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the attack stage found.
+    """What the attack stage found."""
 
-    Attributes:
-        scores: one for each victim image, attack, kind of upload and restart, and for each guess; those that were in
-            the folder before included.
-        lpips_reason: why there is no LPIPS; ``None`` where it was computed.
-        refusals: what could not be attacked, and why.
-        unattacked: how many of the uploads that were heard no attack could work on.
-        rates: how often attacks succeeded, between guess and ceiling; of all that is in the folder.
-        seconds: attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the
-            scores, which are the same whenever the same attacks are made.
-    """
-
+    # one for each victim image, attack, kind of upload and restart, and for each guess; those that were in the folder
+    # before included
     scores: tuple[Score, ...] = ()
-    lpips_reason: str | None = None
-    refusals: tuple[Refusal, ...] = ()
-    unattacked: int = 0
+    lpips_reason: str | None = None  # why there is no LPIPS; `None` where it was computed
+    refusals: tuple[Refusal, ...] = ()  # what could not be attacked, and why
+    unattacked: int = 0  # how many of the uploads that were heard no attack could work on
+    # how often attacks succeeded, between guess and ceiling; of all that is in the folder
     rates: tuple[LeakageRate, ...] = ()
+    # attack, as its scores name it -> the wall time that it took now, for all uploads. It is not in the scores, which
+    # are the same whenever the same attacks are made.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -117,17 +103,11 @@ class Leakage:
 
 @dataclass(frozen=True)
 class PlannedAttack:
-    """One attack that will be made.
+    """One attack that will be made."""
 
-    Attributes:
-        name: in the table of attacks.
-        label: how scores and pictures name it: the name, and the settings in which it differs from the run's.
-        config: its settings.
-    """
-
-    name: str
-    label: str
-    config: Any
+    name: str  # in the table of attacks
+    label: str  # how scores and pictures name it: the name, and the settings in which it differs from the run's
+    config: Any  # its settings
 
 
 @dataclass(frozen=True, eq=False)

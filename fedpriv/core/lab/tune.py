@@ -54,25 +54,15 @@ ROUND = 1
 
 @dataclass(frozen=True)
 class Trial:
-    """What one choice of settings did to the rehearsal's victims.
+    """What one choice of settings did to the rehearsal's victims."""
 
-    Attributes:
-        values: of the tuned keys.
-        images: how many there were.
-        mse: median on the [0, 1] scale, with its interval over uploads.
-        psnr: median, in dB; ``None`` of rows.
-        ssim: median; likewise.
-        rows: what was read of a table's rows; ``None``: these are images.
-        identified: how many originals were told from 99 others.
-    """
-
-    values: tuple[float, ...]
-    images: int
-    mse: Interval
-    psnr: float | None
-    ssim: float | None
-    rows: RowResult | None
-    identified: int
+    values: tuple[float, ...]  # of the tuned keys
+    images: int  # how many there were
+    mse: Interval  # median on the [0, 1] scale, with its interval over uploads
+    psnr: float | None  # median, in dB; `None` of rows
+    ssim: float | None  # median; likewise
+    rows: RowResult | None  # what was read of a table's rows; `None`: these are images
+    identified: int  # how many originals were told from 99 others
 
 
 @dataclass(frozen=True)

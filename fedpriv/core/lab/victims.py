@@ -38,17 +38,11 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class Target:
-    """One thing that the adversary heard: a client's upload, or the sum of several.
-
-    Attributes:
-        round: the round.
-        clients: whose.
-        crafted: whether the clients had been sent parameters of an active server's own making.
-    """
+    """One thing that the adversary heard: a client's upload, or the sum of several."""
 
     round: int
-    clients: tuple[int, ...]
-    crafted: bool = False
+    clients: tuple[int, ...]  # whose
+    crafted: bool = False  # whether the clients had been sent parameters of an active server's own making
 
     @property
     def client(self) -> int:

@@ -12,33 +12,22 @@ MOST_COLUMNS = 40  # that are shown of one row
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell that an attack or a guess offers.
+    """One cell that an attack or a guess offers."""
 
-    Attributes:
-        text: as a person reads it.
-        state: read (right, or within the tolerance, where the guess is not), right (so is the guess), wrong, or empty
-            where it was not scored.
-        off: the error of a number that is not read, as a share of its column's range; else empty.
-    """
-
-    text: str
+    text: str  # as a person reads it
+    # read (right, or within the tolerance, where the guess is not), right (so is the guess), wrong, or empty where it
+    # was not scored
     state: str
-    off: str = ""
+    off: str = ""  # the error of a number that is not read, as a share of its column's range; else empty
 
 
 @dataclass(frozen=True)
 class RowTable:
-    """One attacked row.
+    """One attacked row."""
 
-    Attributes:
-        candidates: what was made of it, one a column of the report.
-        lines: (column's name, true text, a cell for each candidate).
-        hidden: columns that are not shown: those in which all candidates are right first.
-    """
-
-    candidates: tuple[Candidate, ...]
-    lines: tuple[tuple[str, str, tuple[Cell, ...]], ...]
-    hidden: int
+    candidates: tuple[Candidate, ...]  # what was made of it, one a column of the report
+    lines: tuple[tuple[str, str, tuple[Cell, ...]], ...]  # (column's name, true text, a cell for each candidate)
+    hidden: int  # columns that are not shown: those in which all candidates are right first
 
 
 def row_table(victim: Victim) -> RowTable:

@@ -12,30 +12,19 @@ from fedpriv.core.report.view import Candidate, Victim
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tokens of which the same is to be said.
+    """Neighbouring tokens of which the same is to be said."""
 
-    Attributes:
-        text: of the tokens.
-        state: read (in the original, in this order), moved (in the original, elsewhere), wrong, or empty: nothing.
-    """
-
-    text: str
-    state: str
+    text: str  # of the tokens
+    state: str  # read (in the original, in this order), moved (in the original, elsewhere), wrong, or empty: nothing
 
 
 @dataclass(frozen=True)
 class SentenceLine:
-    """One line of the comparison: what an attack or a guess offers.
+    """One line of the comparison: what an attack or a guess offers."""
 
-    Attributes:
-        candidate: whose it is.
-        runs: its tokens.
-        figures: (name, text) of the scores.
-    """
-
-    candidate: Candidate
-    runs: tuple[Run, ...]
-    figures: tuple[tuple[str, str], ...]
+    candidate: Candidate  # whose it is
+    runs: tuple[Run, ...]  # its tokens
+    figures: tuple[tuple[str, str], ...]  # (name, text) of the scores
 
 
 def sentence_lines(victim: Victim) -> list[SentenceLine]:

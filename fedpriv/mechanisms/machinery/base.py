@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 
 class Mechanism(ABC):
-    """A privacy mechanism; subclasses are frozen dataclasses of public numbers.
+    """A privacy mechanism; subclasses are frozen dataclasses of public numbers."""
 
-    Attributes:
-        name: as in the settings.
-        protects: whether a release is anything but the mean gradient itself.
-    """
-
-    name: ClassVar[str]
-    protects: ClassVar[bool] = True
+    name: ClassVar[str]  # as in the settings
+    protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
 
     def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         """Return one noisy mean gradient.

@@ -29,15 +29,10 @@ FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Noise:
-    """Normal noise in standardised coordinates (see :meth:`Mechanism.standardise`), independent between coordinates.
+    """Normal noise in standardised coordinates (see :meth:`Mechanism.standardise`), independent between coordinates."""
 
-    Attributes:
-        sizes: how many coordinates, laid end to end, have the same variance.
-        variances: these variances, one for each size.
-    """
-
-    sizes: tuple[int, ...]
-    variances: tuple[float, ...]
+    sizes: tuple[int, ...]  # how many coordinates, laid end to end, have the same variance
+    variances: tuple[float, ...]  # these variances, one for each size
 
     def averaged(self, releases: float) -> "Noise":
         """Return the noise in the mean of so many independent releases."""

@@ -37,17 +37,11 @@ _SERIES = [1 / (j * (j - 1)) for j in range(2, 12)]
 
 @dataclass(frozen=True)
 class Share:
-    """A client's part of the noise on a sum.
+    """A client's part of the noise on a sum."""
 
-    Attributes:
-        bound: of an update's norm.
-        variance: on each coordinate, in squared levels.
-        survivors: how many shares are the whole noise: no sum of fewer clients is unmasked.
-    """
-
-    bound: float
-    variance: float
-    survivors: int
+    bound: float  # of an update's norm
+    variance: float  # on each coordinate, in squared levels
+    survivors: int  # how many shares are the whole noise: no sum of fewer clients is unmasked
 
 
 def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator) -> Words:

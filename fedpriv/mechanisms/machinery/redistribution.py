@@ -24,13 +24,9 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class Redistribution:
-    """The vector r of the heterogeneous Gaussian mechanism (Phan et al. 2019, Theorem 3).
+    """The vector r of the heterogeneous Gaussian mechanism (Phan et al. 2019, Theorem 3)."""
 
-    Attributes:
-        shares: for each parameter a tensor of its shape; all are positive and sum to 1 over all K coordinates.
-    """
-
-    shares: Vector
+    shares: Vector  # for each parameter a tensor of its shape; all are positive and sum to 1 over all K coordinates
 
     def __post_init__(self) -> None:
         if not all(bool((torch.isfinite(value) & (value > 0)).all()) for value in self.shares.values()):

@@ -118,15 +118,11 @@ def mean_cosine(kappa: float, dimension: int) -> float:
 
 
 class Basis(NamedTuple):
-    """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU.
+    """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU."""
 
-    Attributes:
-        coordinates: (G, r, n); column i, of length 1, holds vector i of a group in its basis; 0 for a vector of zeros.
-        combination: (G, n, r); basis vector j of a group is the sum over i of entry (i, j) times vector i.
-    """
-
+    # (G, r, n); column i, of length 1, holds vector i of a group in its basis; 0 for a vector of zeros
     coordinates: Tensor
-    combination: Tensor
+    combination: Tensor  # (G, n, r); basis vector j of a group is the sum over i of entry (i, j) times vector i
 
     @property
     def rank(self) -> int:
@@ -193,19 +189,12 @@ def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SmallDraws(NamedTuple):
-    """What is drawn for G groups of b examples in R^K beside the normal numbers, r dimensions inside the spans.
+    """What is drawn for G groups of b examples in R^K beside the normal numbers, r dimensions inside the spans."""
 
-    Attributes:
-        cosine: of each draw with its direction, (G, b).
-        sine: that belongs to it, (G, b).
-        outside: squared lengths outside the spans, (G, b), from chi^2(K - r).
-        turns: cosines of uniform directions in R^(K - r), (G, b - 1); none where that has no dimension.
-    """
-
-    cosine: Floats
-    sine: Floats
-    outside: Floats
-    turns: Floats
+    cosine: Floats  # of each draw with its direction, (G, b)
+    sine: Floats  # that belongs to it, (G, b)
+    outside: Floats  # squared lengths outside the spans, (G, b), from chi^2(K - r)
+    turns: Floats  # cosines of uniform directions in R^(K - r), (G, b - 1); none where that has no dimension
 
 
 def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], rng: np.random.Generator) -> SmallDraws:
@@ -268,17 +257,11 @@ GROUP_PRODUCTS = 500_000
 
 @dataclass(frozen=True)
 class Directions:
-    """The directions of the gradients of G groups of b examples, as an operator on small vectors (float64, CPU).
+    """The directions of the gradients of G groups of b examples, as an operator on small vectors (float64, CPU)."""
 
-    Attributes:
-        gradients: of all groups, one after the other.
-        block: the coordinates.
-        scales: (G, b), by which the gradients are scaled to length 1; 0 for those that have no direction.
-    """
-
-    gradients: GradientOperator
-    block: Block | None
-    scales: Tensor
+    gradients: GradientOperator  # of all groups, one after the other
+    block: Block | None  # the coordinates
+    scales: Tensor  # (G, b), by which the gradients are scaled to length 1; 0 for those that have no direction
 
     def combine(self, coefficients: Tensor) -> Vector:
         """Return the sum of the directions of all groups with coefficients (G, b)."""
@@ -304,31 +287,19 @@ class Directions:
 
 
 class Parts(NamedTuple):
-    """The sums of the draws of G groups, each in three parts.
+    """The sums of the draws of G groups, each in three parts."""
 
-    Attributes:
-        along: (G, b), coefficients of the directions.
-        inside: (G, r), what is orthogonal to each draw's own direction but in their span, in its basis.
-        outside: (G,), the length of what is outside the span.
-    """
-
-    along: Tensor
-    inside: Tensor
-    outside: Tensor
+    along: Tensor  # (G, b), coefficients of the directions
+    inside: Tensor  # (G, r), what is orthogonal to each draw's own direction but in their span, in its basis
+    outside: Tensor  # (G,), the length of what is outside the span
 
 
 class Outside(NamedTuple):
-    """A vector outside the span of each of G groups, uniform in direction: ``numbers`` and a correction in the span.
+    """A vector outside the span of each of G groups, uniform in direction: ``numbers`` and a correction in the span."""
 
-    Attributes:
-        numbers: (G, K).
-        correction: (G, b), coefficients of the directions to be added.
-        lengths: (G,), of the sums.
-    """
-
-    numbers: Tensor
-    correction: Tensor
-    lengths: Tensor
+    numbers: Tensor  # (G, K)
+    correction: Tensor  # (G, b), coefficients of the directions to be added
+    lengths: Tensor  # (G,), of the sums
 
 
 def draw_sum(

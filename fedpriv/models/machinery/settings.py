@@ -27,23 +27,14 @@ _ONCE_OF_ALL = {"hidden": [1024, 1024], "activation": "relu"}
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What a network takes and gives.
+    """What a network takes and gives."""
 
-    Attributes:
-        length: T, tokens of a sequence.
-        vocabulary: V, tokens that there are; 0 is nothing, and stands behind a text.
-        tokenizer: its name.
-        classes: K, logits: of a sequence, or of each token.
-        is_next: whether the token after each is predicted: logits (B, T, K); else (B, K).
-        folder: of the data sets, where pretrained weights lie.
-    """
-
-    length: int
-    vocabulary: int
-    tokenizer: str
-    classes: int
-    is_next: bool
-    folder: Path = Path("data")
+    length: int  # T, tokens of a sequence
+    vocabulary: int  # V, tokens that there are; 0 is nothing, and stands behind a text
+    tokenizer: str  # its name
+    classes: int  # K, logits: of a sequence, or of each token
+    is_next: bool  # whether the token after each is predicted: logits (B, T, K); else (B, K)
+    folder: Path = Path("data")  # of the data sets, where pretrained weights lie
 
 
 class ModelSettings(Section):

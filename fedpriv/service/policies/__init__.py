@@ -46,25 +46,17 @@ __all__ = [
 
 
 class AnswerPolicy(Section):
-    """The keys of ``[service]`` that one policy reads; a subclass with a name, entered in ``POLICIES``, is one.
+    """The keys of ``[service]`` that one policy reads; a subclass with a name, entered in ``POLICIES``, is one."""
 
-    Attributes:
-        name: as in ``service.method``.
-        title: what it is called.
-        reference: the paper.
-        argument: the key that stands behind a colon in the short form, such as ``rounded:2``; empty: there is none.
-        source: what it answers from: the run's network, the certified convex head, or votes of separate models.
-        draws: whether each answer takes fresh noise.
-        labels_only: whether it never names a probability.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    reference: ClassVar[str] = ""
+    name: ClassVar[str]  # as in `service.method`
+    title: ClassVar[str]  # what it is called
+    reference: ClassVar[str] = ""  # the paper
+    # the key that stands behind a colon in the short form, such as `rounded:2`; empty: there is none
     argument: ClassVar[str] = ""
+    # what it answers from: the run's network, the certified convex head, or votes of separate models
     source: ClassVar[Literal["network", "head", "votes"]] = "network"
-    draws: ClassVar[bool] = False
-    labels_only: ClassVar[bool] = False
+    draws: ClassVar[bool] = False  # whether each answer takes fresh noise
+    labels_only: ClassVar[bool] = False  # whether it never names a probability
 
     @abstractmethod
     def answer(self, scores: Scores, draws: Draws) -> Answers:
@@ -141,13 +133,9 @@ Distribution = Literal["gaussian", "laplace"]
 
 
 class NoisyPolicy(AnswerPolicy):
-    """A policy whose noise is proven to protect; the level of one release is ``unit / scale``.
+    """A policy whose noise is proven to protect; the level of one release is ``unit / scale``."""
 
-    Attributes:
-        once: whether all answers come from one release.
-    """
-
-    once: ClassVar[bool] = False
+    once: ClassVar[bool] = False  # whether all answers come from one release
 
     target_epsilon: Epsilon | None = Field(
         None, description="proven methods: epsilon of all answers together, at delta; or noise"

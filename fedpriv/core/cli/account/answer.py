@@ -62,19 +62,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """A line of the ledger.
+    """A line of the ledger."""
 
-    Attributes:
-        asked: the question.
-        release: what is accounted for, the noise with it.
-        guarantee: what is proven.
-        ceilings: what no attack can exceed, for each baseline that was asked for.
-    """
-
-    asked: Asked
-    release: Release
-    guarantee: Guarantee
-    ceilings: tuple[Ceiling, ...]
+    asked: Asked  # the question
+    release: Release  # what is accounted for, the noise with it
+    guarantee: Guarantee  # what is proven
+    ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline that was asked for
 
     @property
     def parameter(self) -> NoiseParameter:
