@@ -17,7 +17,7 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.registry import EVASIONS
 from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, even_smoothing
 from tests.cases import in_one_test
-from tests.smoothing.smoothed_networks import first_layer, seeded
+from tests.robustness.smoothed_networks import first_layer, seeded
 
 SHAPE, CLASSES, STEPS = (2, 5, 6), 4, 7
 NORMS = ("linf", "l2")

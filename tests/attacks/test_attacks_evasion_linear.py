@@ -13,7 +13,7 @@ from fedpriv.core.registry import EVASIONS
 from fedpriv.robustness.records import Certificate
 from fedpriv.smoothing.certificates import MARGINS
 from tests.cases import in_one_test
-from tests.smoothing.test_smoothing_exact import SHAPE, Linear, radii
+from tests.robustness.test_smoothing_exact import SHAPE, Linear, radii
 
 
 @pytest.fixture

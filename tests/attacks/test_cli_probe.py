@@ -14,7 +14,7 @@ from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from fedpriv.robustness.records import Evasion, Reach, Robustness
 from tests.attacks.test_cli_attack import fedpriv, here
-from tests.lab.test_summary import VMF
+from tests.core.lab.test_summary import VMF
 
 __all__ = ["here"]
 

@@ -19,9 +19,9 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from tests.algorithms.pate import test_pate
 from tests.algorithms.secure_aggregation import test_secure_aggregation
+from tests.core.lab import test_lab_attack_on_ray as attacks
 from tests.integration import test_active_server, test_determinism
 from tests.integration.small import LEAVER, experiment, left_behind
-from tests.lab import test_lab_attack_on_ray as attacks
 from tests.sweep import test_sweep_run as sweeps
 
 HEARD = {"attacks": ["iga"], "victims": 2, "rounds": [1, 3], "iga": {"iterations": 2}}

@@ -24,7 +24,7 @@ from fedpriv.smoothing.noise import Place
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
 from tests.cases import in_one_test
-from tests.smoothing.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
+from tests.robustness.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
 
 SHAPE = (1, 4, 4)
 

@@ -22,7 +22,7 @@ from fedpriv.smoothing.certificates import Bounds, main_margin, vote_bounds
 from fedpriv.smoothing.norms import FirstLayer
 from fedpriv.smoothing.shares import shares_spread
 from tests.cases import in_one_test
-from tests.smoothing.smoothed_networks import first_layer, jacobian, normalised, seeded
+from tests.robustness.smoothed_networks import first_layer, jacobian, normalised, seeded
 
 SHAPE, MEAN, STD = (1, 3, 4), (0.13,), (0.31,)
 PIXELS, COORDINATES = 12, 8

@@ -24,7 +24,7 @@ from fedpriv.server.tap import public_settings
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 
-OWN = "tests.lab.odd_networks"
+OWN = "tests.core.lab.odd_networks"
 ADVERSARY = {"attacks": ["iga", "closed_form"], "victims": 2, "rounds": [1], "iga": {"iterations": 3}}
 NONE = {"batch_size": 1}
 

@@ -71,7 +71,7 @@ def normalised(shape: Shape, classes: int) -> nn.Module:
 
 
 def own(name: str) -> dict[str, object]:
-    return {"name": f"tests.lab.test_rehearsal:{name}"}
+    return {"name": f"tests.core.lab.test_rehearsal:{name}"}
 
 
 @pytest.mark.parametrize(

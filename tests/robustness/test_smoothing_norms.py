@@ -19,7 +19,7 @@ from fedpriv.smoothing import RobustnessNoise, layer_norms
 from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
 from fedpriv.smoothing.shares import uniform_spread
 from tests.cases import in_one_test
-from tests.smoothing.smoothed_networks import first_layer, jacobian, seeded
+from tests.robustness.smoothed_networks import first_layer, jacobian, seeded
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, int, int]]] = {
     "3x3": (seeded(nn.Conv2d, 1, 4, 3, padding=1), (1, 6, 5)),
