@@ -119,7 +119,7 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         mean=dataset.mean,
         std=dataset.std,
         algorithm=algorithm,
-        batch_size=experiment.training.batch_size,
+        batch_size=plan.sampling.batch_size,
         local_steps=plan.steps_per_round,
         learning_rate=experiment.training.learning_rate,
         optimizer=experiment.training.optimizer,

@@ -218,6 +218,8 @@ def draft_plan(
     """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know."""
     training, config = experiment.training, experiment.mechanism
     batch_size = examples if algorithm_of(experiment).releases_models else training.batch_size
+    if experiment.data.is_natural:
+        batch_size = min(batch_size, examples)
     if batch_size > examples:
         raise InputError(
             key="training.batch_size",

@@ -279,7 +279,8 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
             hint="use engine.device = 'cpu'",
         )
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
-    partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, dataset.keys)
+    keys = None if dataset.keys is None else dataset.keys.train
+    partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, keys)
     dataset = with_canaries(dataset, partitions, experiment.data.canaries, experiment.seed)
     model = network_of(experiment, dataset)
     check_fitness(experiment, dataset, model)

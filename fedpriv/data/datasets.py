@@ -20,6 +20,7 @@ from fedpriv.core.names import END
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
+from fedpriv.data.files import Keys
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
@@ -56,6 +57,7 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
     text: TextFacts | None = None  # of texts; `None`: these are images or rows
+    keys: Keys | None = None  # whose each example is; `None`: nobody says
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -82,11 +84,6 @@ class Dataset:
     def counted(self) -> tuple[str, ...]:
         """The kinds of examples that are counted: classes, or where there are none sequences."""
         return ("sequences",) if self.is_next else self.class_names
-
-    @property
-    def keys(self) -> np.ndarray | None:
-        """Whose each training example is, (N,), numbers from 0; ``None``: nobody says."""
-        return None if self.text is None else self.text.keys
 
     def kinds(self, labels: Tensor) -> Tensor:
         """Return the kind of each example, (N,), from labels (N, ...)."""
@@ -178,7 +175,7 @@ def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
 
 def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
-    return Place(config.path, _root(config.root), config.download, config.memory, config.table, config.text)
+    return Place(config.path, _root(config.root), config.download, config.memory, config.table, config.text, config.key)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
@@ -212,8 +209,9 @@ def _complete(name: str, place: Place, digest: bytes) -> Dataset:
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
     return Dataset(
-        name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text
-    )
+        name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text,
+        arrays.keys,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
@@ -230,7 +228,7 @@ def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
         x_train=complete.x_train[rows],
         y_train=complete.y_train[rows],
         source=source,
-        text=None if complete.text is None else complete.text.chosen(rows.numpy()),
+        keys=None if complete.keys is None else complete.keys.chosen(rows.numpy()),
     )
 
 

@@ -5,8 +5,8 @@ Files are only ever read, never unpacked beside their original: the folder may b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,29 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
+class Keys:
+    """Whose each example is."""
+
+    train: np.ndarray  # (N,), numbers of `names`
+    test: np.ndarray  # (M,), likewise; none at all: nobody says
+    names: tuple[str, ...]  # of all keys, sorted. They stay in memory: no report and no file holds one.
+
+    @staticmethod
+    def of(train: Sequence[str], test: Sequence[str]) -> Keys:
+        """Number the keys; those of test examples alone have a number, too."""
+        import numpy as np
+
+        names = sorted({*train, *test})
+        numbers = {name: number for number, name in enumerate(names)}
+        known = [np.array([numbers[key] for key in part], np.int64) for part in (train, test)]
+        return Keys(known[0], known[1], tuple(names))
+
+    def chosen(self, rows: np.ndarray) -> Keys:
+        """Return the keys of some training examples, and of all test examples."""
+        return replace(self, train=self.train[rows])
+
+
+@dataclass(frozen=True, eq=False)
 class Arrays:
     """Images and labels as they lie in files."""
 
@@ -39,6 +62,7 @@ class Arrays:
     # of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted y_train
     # and y_test are those after each, (N, T)
     text: TextFacts | None = None
+    keys: Keys | None = None  # whose each example is; `None`: nobody says
 
 
 def read_npz(path: Path, memory: int) -> Arrays:

@@ -131,8 +131,8 @@ def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
         raise InputError(
             key="data.partition",
             given="key",
-            allowed=f"data.name = {name!r} does not say whose an example is; own texts name the column in "
-            "data.text.key",
+            allowed=f"data.name = {name!r} does not say whose an example is",
+            hint="own tables and texts name the column in data.key",
         )
     counts = np.bincount(keys)
     if clients > np.count_nonzero(counts):

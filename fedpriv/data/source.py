@@ -27,6 +27,7 @@ class Place:
     memory: int  # MiB that reading a file may take
     table: TableConfig | None = None  # what the columns of a table of your own are
     text: CorpusConfig | None = None  # how texts become sequences; `None`: these are no texts
+    key: str = ""  # the column, or array, that says whose an example is; empty: the data set's own, if it has one
 
 
 def home(path: str) -> Path:
@@ -62,6 +63,7 @@ class Source(ABC):
     needs_path: ClassVar[bool] = False  # whether `data.path` has to name its file
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
+    takes_key: ClassVar[bool] = False  # whether `data.key` may name what says whose an example is
 
     @classmethod
     @abstractmethod

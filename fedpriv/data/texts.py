@@ -18,7 +18,7 @@ from typing_extensions import override
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
-from fedpriv.data.files import Arrays, check_memory
+from fedpriv.data.files import Arrays, Keys, check_memory
 from fedpriv.data.source import DatasetStatus, Place, Source, home
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
@@ -274,22 +274,28 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; both are wanted")
-    names = tuple(sorted({row.key for row in part.train if row.key is not None}))
+    keys = Keys.of(*([row.key or "" for row in rows] for rows in part))
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
     if task == "classify":
         if not labels:
             raise InputError(where=where, key="data.text.task", given="classify", allowed="the texts have no labels")
         if config.pack:
             raise InputError(f"{where}: data.text.pack = true lays texts end to end, and labels are of single ones")
-        made = [_Made.labelled(rows, labels, tokenizer, config, where, names) for rows in part]
+        made = [
+            _Made.labelled(*each, labels, tokenizer, config, where)
+            for each in ((part.train, keys.train), (part.test, keys.test))
+        ]
         classes = tuple(labels.values())
     else:
-        made = [_Made.following(rows, names, tokenizer, config) for rows in part]
+        made = [
+            _Made.following(*each, tokenizer, config) for each in ((part.train, keys.train), (part.test, keys.test))
+        ]
         classes = tuple(str(token) for token in range(tokenizer.size))
     train, test = made[0], made[1].drawn(config.tests)
-    facts = TextFacts(task, tokenizer, train.keys if names else None, names, packed=config.pack)
+    facts = TextFacts(task, tokenizer, packed=config.pack)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
-    return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), facts)
+    whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None
+    return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), facts, whose)
 
 
 def _notes(task: Literal["classify", "next"], config: CorpusConfig) -> tuple[str, ...]:
@@ -302,20 +308,20 @@ def _notes(task: Literal["classify", "next"], config: CorpusConfig) -> tuple[str
 
 
 class _Made(NamedTuple):
-    """Tokens (N, T), targets (N,) or (N, T), and numbers of keys (N,)."""
+    """Tokens (N, T), targets (N,) or (N, T), and the numbers of their owners' keys (N,)."""
 
     x: NDArray[np.int64]
     y: NDArray[np.int64]
-    keys: NDArray[np.int64]
+    owners: NDArray[np.int64]
 
     @staticmethod
     def labelled(
         rows: Sequence[Row],
+        owners: NDArray[np.int64],
         labels: Mapping[str, str],
         tokenizer: Tokenizer,
         config: CorpusConfig,
         where: str,
-        names: Sequence[str],
     ) -> _Made:
         import numpy as np
 
@@ -324,12 +330,12 @@ class _Made(NamedTuple):
         if strange is not None:
             raise InputError(f"{where}: the label {strange!r} is none of {some_of(list(labels))}")
         x = labelled(tokenizer, [row.text for row in rows], config.length)
-        return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), _keys(rows, names))
+        return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), owners)
 
     @staticmethod
-    def following(rows: Sequence[Row], names: Sequence[str], tokenizer: Tokenizer, config: CorpusConfig) -> _Made:
-        owners = _keys(rows, names).tolist()
-        return _Made(*next_tokens(tokenizer, [row.text for row in rows], owners, config.length, config.pack))
+    def following(rows: Sequence[Row], owners: NDArray[np.int64], tokenizer: Tokenizer, config: CorpusConfig) -> _Made:
+        texts = [row.text for row in rows]
+        return _Made(*next_tokens(tokenizer, texts, owners.tolist(), config.length, config.pack))
 
     def drawn(self, count: int | None) -> _Made:
         """So many of them; the same for all experiments."""
@@ -340,15 +346,7 @@ class _Made(NamedTuple):
         from fedpriv.core.randomness import numpy_stream  # with torch
 
         rows = np.sort(numpy_stream(PUBLIC_SEED, "test sequences").choice(len(self.x), count, replace=False))
-        return _Made(self.x[rows], self.y[rows], self.keys[rows])
-
-
-def _keys(rows: Sequence[Row], names: Sequence[str]) -> NDArray[np.int64]:
-    """The number of each text's key; of texts without, and of keys without training texts, 0."""
-    import numpy as np
-
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers.get(row.key or "", 0) for row in rows], dtype=np.int64)
+        return _Made(self.x[rows], self.y[rows], self.owners[rows])
 
 
 def _unpacked(path: Path) -> int:

@@ -12,7 +12,7 @@ import string
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -244,13 +244,7 @@ class TextFacts:
 
     task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
     tokenizer: Tokenizer  # that made the tokens
-    keys: Numbers | None = None  # whose each training sequence is, (N,), numbers of `key_names`; `None`: nobody says
-    key_names: tuple[str, ...] = ()  # the keys
     packed: bool = False  # whether sequences are cut from texts laid end to end
-
-    def chosen(self, rows: Numbers) -> TextFacts:
-        """Return the facts of some training sequences."""
-        return self if self.keys is None else replace(self, keys=self.keys[rows])
 
 
 def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers:

@@ -26,8 +26,8 @@ ROWS = "who,what,verdict\nann,Go home,no\nbob,Stay,yes\nann,Why?,no\nann,I am,ye
 
 
 def config(path: Path, **text: object) -> DataConfig:
-    columns = {"text": "what", "key": "who", "test_share": 0.4}
-    return validated(DataConfig, {"name": "text", "path": str(path), "text": columns | text}, "a test")
+    columns = {"text": "what", "test_share": 0.4}
+    return validated(DataConfig, {"name": "text", "path": str(path), "key": "who", "text": columns | text}, "a test")
 
 
 def own(folder: Path, content: str = ROWS, name: str = "own.csv") -> Path:
@@ -111,7 +111,7 @@ def test_own_files(tmp_path: Path, kind: str) -> None:
     dataset = load_dataset(config(path, label="verdict", length=8), 0)
     assert dataset.text is not None
     assert dataset.class_names == ("no", "yes")
-    assert dataset.text.key_names == ("ann", "bob")
+    assert dataset.keys is not None and dataset.keys.names == ("ann", "bob")
     assert [dataset.text.tokenizer.decode(row.flatten().tolist()) for row in dataset.x_train] == [
         "Go home",
         "Stay",
@@ -119,9 +119,8 @@ def test_own_files(tmp_path: Path, kind: str) -> None:
     ]
     assert dataset.y_train.tolist() == [0, 1, 0]
     assert dataset.y_test.tolist() == [1, 0]  # the last ones of each key
-    assert dataset.text.keys is not None
     shares = partition_indices(dataset.y_train.numpy(), config(path).model_copy(update={"partition": "key"}), 2, 0,
-                               dataset.text.keys)  # fmt: skip
+                               dataset.keys.train)  # fmt: skip
     assert [share.tolist() for share in shares] == [[0, 2], [1]]
 
 
@@ -245,7 +244,7 @@ def test_speakers_of_shakespeare() -> None:
         turns = [(who, speech) for who, speech in json.load(file)["turns"] if speech]
     speakers = {who for who, _ in turns}
     assert dataset.text is not None
-    assert len(dataset.text.key_names) == len(speakers)
+    assert dataset.keys is not None and len(dataset.keys.names) == len(speakers)
     targets = int((dataset.y_train >= 0).sum() + (dataset.y_test >= 0).sum())
     tested = len(np.unique([who for who in speakers if round(0.1 * sum(w == who for w, _ in turns))]))
     assert targets == sum(len(speech.encode()) + 2 for _, speech in turns) - len(speakers) - tested

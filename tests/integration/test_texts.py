@@ -21,9 +21,9 @@ WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "w
 def experiment(folder: Path, task: str, rounds: int = 2, **changes: Any) -> Experiment:
     rows = "".join(f"{WORDS[n % 4]} {n % 7},speaker {n % 3},{'cat' in WORDS[n % 4]}\n" for n in range(48))
     (folder / "own.csv").write_text(f"text,who,label\n{rows}", encoding="utf-8")
-    columns = {"key": "who", "task": task, "label": "label", "length": 16, "pack": task == "next"}
+    columns = {"task": task, "label": "label", "length": 16, "pack": task == "next"}
     settings: dict[str, Any] = {
-        "data": {"name": "text", "path": str(folder / "own.csv"), "partition": "key", "text": columns},
+        "data": {"name": "text", "path": str(folder / "own.csv"), "key": "who", "partition": "key", "text": columns},
         "model": {"name": "gpt" if task == "next" else "encoder", "width": 8, "depth": 1, "heads": 2},
         "federation": {"clients": 3, "rounds": rounds, "server_optimizer": "adam", "server_learning_rate": 0.02},
         "training": {"batch_size": 4},

@@ -36,7 +36,6 @@ class CorpusConfig(Section):
     )
     text: Annotated[str, Field(min_length=1)] = Field("text", description="own files: the column of the texts")
     label: str = Field("", description="own files: the column of the labels; empty: none")
-    key: str = Field("", description="own files: the column that says whose a text is; empty: none")
     test_share: Annotated[Real, Field(gt=0, lt=1)] = Field(
         0.1, description="share of the texts that is the test set, the last ones of each key, where no column says so"
     )

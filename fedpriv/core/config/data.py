@@ -34,7 +34,8 @@ class DataConfig(Extensible):
         "iid",
         description="how clients share the training data; overlapping: each draws its own from all of them, so that "
         "there may be more clients than examples, and a claim is about one client's copy of an example; key: each has "
-        "what is somebody's, such as a speaker's texts, those with the most examples first",
+        "what is somebody's, such as a speaker's texts, those with the most examples first; a client with fewer than "
+        "training.batch_size trains on all of them",
     )
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
@@ -42,6 +43,12 @@ class DataConfig(Extensible):
         None,
         exclude_if=absent,
         description="examples that each client draws, for partition = 'overlapping'; else unset",
+    )
+    key: str = Field(
+        "",
+        exclude_if=absent,
+        description="own files: the column, or array, that says whose an example is, for partition = 'key'; empty: the "
+        "form's own, if it has one",
     )
     table: TableConfig | None = Field(
         None, exclude_if=absent, description="what the columns of your own table are, for csv; else unset"
@@ -81,6 +88,11 @@ class DataConfig(Extensible):
         return 0.0 if self.table is None or self.table.bounds_epsilon is None else self.table.bounds_epsilon
 
     @property
+    def is_natural(self) -> bool:
+        """Whether clients hold what is theirs, so that some may have fewer examples than a batch."""
+        return self.partition == "key"
+
+    @property
     def overlaps(self) -> bool:
         """Whether several clients may hold copies of one example."""
         return self.partition == "overlapping"
@@ -107,6 +119,8 @@ class DataConfig(Extensible):
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise InputError(f"name = {self.name!r} needs {wanted}")
+        if self.key and not source.takes_key:
+            raise InputError(f"name = {self.name!r} has no columns, of which data.key tells")
         for section in ("text", "canaries"):
             if getattr(self, section) is not None and not source.is_text:
                 raise InputError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")

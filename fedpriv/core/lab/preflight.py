@@ -22,7 +22,7 @@ from fedpriv.server.tap import public_settings
 def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
     algorithm = algorithm_of(world.experiment)
-    lines = (*_read_off(world), *_copies(world), *algorithm.warnings(world), *_one_at_a_time(world))
+    lines = (*_read_off(world), *_copies(world), *_small(world), *algorithm.warnings(world), *_one_at_a_time(world))
     return (*lines, *attack_warnings(world, world.experiment.adversary.attacks)) if algorithm.trains_in_steps else lines
 
 
@@ -75,6 +75,18 @@ def _read_off(world: World) -> list[str]:
     """What of the data is taken as public though nobody has told it."""
     notes = world.dataset.notes if world.experiment.mechanism.protects else ()
     return [f"data: {note[0].lower()}{note[1:]}" for note in notes]
+
+
+def _small(world: World) -> list[str]:
+    """How many clients hold less than a batch, whose sampling rate is 1."""
+    wanted = world.experiment.training.batch_size
+    small = int((world.sizes < wanted).sum()) if algorithm_of(world.experiment).trains_in_steps else 0
+    if not small or not world.experiment.data.is_natural:
+        return []
+    return [
+        f"training.batch_size = {wanted}: {small} of {len(world.sizes)} clients hold fewer examples, and train on all "
+        "of them in each step"
+    ]
 
 
 def _copies(world: World) -> list[str]:

@@ -16,7 +16,7 @@ from fedpriv.core.columns import MISSING, OTHER, Column
 from fedpriv.core.config.table import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, checked
+from fedpriv.data.files import Arrays, Keys, checked
 from fedpriv.data.source import Place, Source, home
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class OwnTable(Source):
     std = (1.0,)
     needs_path = True
     needs_table = True
+    takes_key = True
 
     @classmethod
     @override
@@ -47,7 +48,7 @@ class OwnTable(Source):
         if place.table is None:
             raise InputError(f"data.name = {cls.name!r} needs data.table")
         train, test = _parts(place, place.table)
-        schema = _Schema(train, place.table)
+        schema = _Schema(train, place.table, place.key)
         schema.check()
         columns = schema.columns()
         if not columns:
@@ -57,7 +58,9 @@ class OwnTable(Source):
         labels = [label_numbers(each, place.table.label, classes) for each in (train, test)]
         rows = [encode(each, columns, inferred)[:, None] for each in (train, test)]
         notes = schema.notes(place.table)
-        return checked(Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, notes), place.path), place.path
+        keys = Keys.of(*(_owners(each, place.key) for each in (train, test))) if place.key else None
+        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, notes, keys=keys)
+        return checked(arrays, place.path), place.path
 
     @classmethod
     @override
@@ -91,6 +94,14 @@ def _parts(place: Place, table: TableConfig) -> "tuple[Cells, Cells]":
     return rows_of(cells, np.sort(order[tests:])), rows_of(cells, np.sort(order[:tests]))
 
 
+def _owners(cells: "Cells", key: str) -> list[str]:
+    """Whose each row is."""
+    owners: list[str | None] = cells.column(key).to_pylist()
+    if None in owners:
+        raise cells.refused(owners.index(None), key, "the cell is empty, and data.key says whose a row is by it")
+    return [owner or "" for owner in owners]
+
+
 def private_bounds(place: Place, epsilon: float, secret: "Secret") -> dict[str, tuple[float, float]]:
     """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row."""
     from fedpriv.data.tables import estimated_bounds, number_cells
@@ -98,7 +109,7 @@ def private_bounds(place: Place, epsilon: float, secret: "Secret") -> dict[str, 
     if place.table is None:
         raise InputError("bounds are estimated of a table of your own: data.name = 'csv'")
     train, _ = _parts(place, place.table)
-    schema = _Schema(train, place.table)
+    schema = _Schema(train, place.table, place.key)
     schema.check()
     names = schema.open_numbers()
     if not names:
@@ -114,6 +125,7 @@ class _Schema:
 
     train: "Cells"
     table: TableConfig
+    key: str
 
     @property
     def told(self) -> Mapping[str, ColumnConfig]:
@@ -121,10 +133,11 @@ class _Schema:
 
     def check(self) -> None:
         """Refuse a label or told columns that the file lacks."""
-        for what, name in (("label", self.table.label), *(("columns", name) for name in self.told)):
+        keys = [("key", self.key)] if self.key else []
+        for what, name in (("table.label", self.table.label), *keys, *(("table.columns", name) for name in self.told)):
             if name not in self.train.names:
                 raise InputError(
-                    f"data.table.{what}: {self.train.where} has no column {name!r}; its columns are "
+                    f"data.{what}: {self.train.where} has no column {name!r}; its columns are "
                     f"{some_of(self.train.names)}"
                 )
 
@@ -151,7 +164,7 @@ class _Schema:
     def _read(self) -> Iterator[ColumnConfig]:
         for name in self.train.names:
             config = self.told.get(name, ColumnConfig(name=name))
-            if name != self.table.label and config.kind != "ignore":
+            if name not in (self.table.label, self.key) and config.kind != "ignore":
                 yield config
 
     def _is_number(self, config: ColumnConfig) -> bool:

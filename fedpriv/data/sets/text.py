@@ -21,6 +21,7 @@ class OwnTexts(Corpus):
     name = "text"
     title = "own texts"
     needs_path = True
+    takes_key = True
     file = ""
     columns = Columns("text")
 
@@ -33,7 +34,7 @@ class OwnTexts(Corpus):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, config = cls.found(place), place.text or CorpusConfig()
-        rows = read_texts(path, Columns(config.text, config.label, config.key))
+        rows = read_texts(path, Columns(config.text, config.label, place.key))
         check_splits(path, rows)
         words = sorted({row.label for row in rows if row.label is not None})
         labels = {label: label for label in words}
