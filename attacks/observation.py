@@ -104,20 +104,20 @@ class PublicSettings:
     mean: tuple[Finite, ...]  # public mean of each channel, on the [0, 1] scale
     std: tuple[Positive, ...]  # public standard deviation of each channel, on the [0, 1] scale
     algorithm: str  # fedsgd (the upload is a mean gradient) or fedavg (parameters after minus before)
-    batch_size: Count | None  # public batch size (the expected one, for Poisson sampling); `None`: withheld
+    batch_size: Count | None  # public batch size (the expected one, for Poisson sampling); None: withheld
     local_steps: Count  # optimiser steps between the parameters and the upload; 1 for fedsgd
     learning_rate: Positive  # of the local optimiser, for fedavg
     optimizer: Literal["sgd", "adam"]  # the local optimiser, for fedavg
     momentum: Annotated[float, Field(ge=0, lt=1)]  # of the local SGD, for fedavg
     client_examples: Count  # the number of the client's examples
     # its settings, dumped; with the noise itself (sigma, scale or kappa), never a target. Where it is withheld, it is
-    # `none`: an adversary who knows of no mechanism assumes none.
+    # none: an adversary who knows of no mechanism assumes none
     mechanism: dict[str, Any]
     # how many clients' uploads are averaged in the one that was heard; their numbers of steps and of examples are then
     # their means
     clients: Count = 1
     columns: tuple[Column, ...] = ()  # of the table whose rows the examples are; empty: these are images
-    text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); `None`: these are images or rows
+    text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); None: these are images or rows
 
     def __post_init__(self) -> None:
         if self.columns and (1, 1, features_of(self.columns)) != self.shape:
@@ -146,7 +146,7 @@ class Observation:
     client: int  # the client, from 0; 0 for a sum
     parameters: Vector  # the parameters that the client started the round from
     # as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before. A sum is divided by its
-    # weights: it is the clients' mean upload.
+    # weights: it is the clients' mean upload
     upload: Vector
     settings: PublicSettings  # what is public
     redistribution: Redistribution | None = None  # the public shares r of the noise, for the mechanism hgm

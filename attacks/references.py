@@ -71,10 +71,7 @@ class StackedNetwork:
     def gradients(self, parameters: Vector, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
         """Return each model's gradient of the objective of its batch, name -> (M, *shape).
 
-        Args:
-            x: (M, B, ...), each model's own batch.
-            y: (M, B).
-            weights: (M, B).
+        ``x``: (M, B, ...), each model's own batch; ``y``: (M, B); ``weights``: (M, B).
         """
         if self._chain:
             gradients_of: Vector = {}
@@ -106,10 +103,8 @@ class StackedNetwork:
     def operators(self, parameters: Vector, x: Tensor, y: Tensor, sizes: Sequence[int]) -> Iterator[GradientOperator]:
         """Return for one model after the other the operator of its per-example gradients, for a mechanism.
 
-        Args:
-            x: (M, B, ...).
-            y: (M, B).
-            sizes: (M,), how many of the first examples of its batch count for a model.
+        ``x``: (M, B, ...); ``y``: (M, B); ``sizes``: (M,), how many of the first examples of its batch count for a
+        model.
         """
         ones = torch.ones(x.shape[:2], dtype=x.dtype, device=x.device)
         if self._chain:
@@ -259,11 +254,7 @@ def train_references(
     keep: Collection[int],
     at_once: int | None = None,
 ) -> dict[int, Vector]:
-    """Train reference models from the target's initial numbers.
-
-    Returns:
-        Round -> the models, name -> (R, *shape).
-    """
+    """Train reference models from the target's initial numbers; return round -> the models, name -> (R, *shape)."""
     _check(world, references, schedule, keep)
     memory = world.experiment.engine.gradient_bytes
     network = StackedNetwork(world.model, memory, world.experiment.training.tilt, world.corrected)

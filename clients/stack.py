@@ -41,8 +41,7 @@ class Stack:
     def uploads(self, clients: Sequence[int], before: State, round_number: int) -> tuple[State, ...] | None:
         """Train clients for one round and return what leaves each, as ``local_upload`` does for one.
 
-        Returns:
-            ``None`` where the model raises, or cannot be taken apart, on these examples: then each is trained alone.
+        ``None``: the model raises, or cannot be taken apart, on these examples; then each is trained alone.
         """
         world = self.world
         plans = tuple(world.plans[client] for client in clients)

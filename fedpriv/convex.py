@@ -37,7 +37,7 @@ class Minimum:
     """A trained convex model."""
 
     weights: Array  # (classes, d) float64
-    gradient_norm: float  # of F there, at most half of the tolerance. It depends on the data: it is for nobody outside.
+    gradient_norm: float  # of F there, at most half of the tolerance. It depends on the data: it is for nobody outside
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Objective:
     labels: NDArray[np.int64]  # (n,), from 0 to classes - 1
     classes: int  # C
     regularisation: float  # lambda, above 0
-    offset: Array | None = None  # (C, d), of a term <offset, W> that is added to F; `None`: none is
+    offset: Array | None = None  # (C, d), of a term <offset, W> that is added to F; None: none is
 
     def value(self, weights: Array) -> float:
         """Return F at weights (C, d)."""

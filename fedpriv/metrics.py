@@ -37,14 +37,7 @@ class LpipsResult:
 
 
 def mse(originals: Tensor, reconstructions: Tensor) -> Tensor:
-    """Mean squared error of each image over its channels and pixels, on the scale that the images are on.
-
-    Args:
-        originals: (N, C, H, W), any scale.
-
-    Returns:
-        float64 (N,).
-    """
+    """Mean squared error of each image over its channels and pixels, on the scale that the images are on."""
     original, reconstruction = _pair(originals, reconstructions)
     return (original - reconstruction).square().mean(dim=(1, 2, 3))
 
@@ -89,14 +82,7 @@ def ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
 
 def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
-    """Assign reconstructions to originals one to one with the least total MSE (Hungarian algorithm).
-
-    Args:
-        originals: (N, C, H, W), any scale.
-
-    Returns:
-        int64 (N,): ``reconstructions[result]`` is in the order of the originals.
-    """
+    """Return which reconstruction (N,) belongs to each original: one to one, the least total MSE (Hungarian)."""
     from scipy.optimize import linear_sum_assignment
 
     original, reconstruction = _pair(originals, reconstructions)
@@ -112,12 +98,6 @@ def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = Tr
     It needs torchvision's ImageNet weights of SqueezeNet, which lie in torch's hub folder or are fetched once (5 MB).
     Grey images are repeated to three channels. Images with a side below 64 are enlarged bilinearly, proportions kept,
     so that the shorter side has the 64 pixels LPIPS was calibrated on; larger images are left as they are.
-
-    Args:
-        originals: (N, C, H, W) with C = 1 or 3, on the [0, 1] scale.
-
-    Returns:
-        The values, or the reason why there are none: no weights and no network, or weights that cannot be read.
     """
     original, reconstruction = _pair(originals, reconstructions)
     if original.shape[1] not in (1, 3):

@@ -41,14 +41,7 @@ class _Aggregator(Protocol):
         """What it is, for people."""
 
     def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
-        """Answer one question.
-
-        Args:
-            counts: (K,) votes for each class.
-
-        Returns:
-            The class, from 0; ``None``: no answer.
-        """
+        """Return the class, from 0, of one question by its votes (K,); ``None``: no answer."""
 
     def spent(self, asked: int, answered: int) -> float:
         """What answers cost where one voter changes its vote in every question, in the aggregator's own measure."""
@@ -56,8 +49,7 @@ class _Aggregator(Protocol):
     def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
         """What is proven of answers at ``delta``.
 
-        Args:
-            delta: in (0, 1).
+        ``delta``: in (0, 1).
         """
 
 
@@ -158,8 +150,7 @@ Aggregator = NoisyMax | ConfidentMax | LaplaceMax
 def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: int = 1) -> int:
     """Return how many questions may all be answered before more than (epsilon, delta) is spent, 10 million at most.
 
-    Args:
-        delta: in (0, 1).
+    ``delta``: in (0, 1).
     """
     gaussian_mu(epsilon, delta)  # says what is out of range
     within, above = 0, MOST_ANSWERS + 1
@@ -175,8 +166,7 @@ def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: in
 def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> float:
     """Return the least noise of :class:`NoisyMax` with which so many answers are (epsilon, delta)-DP.
 
-    Args:
-        delta: in (0, 1).
+    ``delta``: in (0, 1).
     """
     return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
 
@@ -186,11 +176,8 @@ def votes_guarantee(
 ) -> Guarantee:
     """Return the line of a ledger about answers to questions in which all vote.
 
-    Args:
-        claim: what is proven at ``delta``.
-        asked: questions.
-        votes: of the client that is protected.
-        changed: what a neighbour has in place of, in words.
+    ``claim``: what is proven at ``delta``; ``asked``: questions; ``votes``: of the client that is protected;
+    ``changed``: what a neighbour has in place of, in words.
     """
     is_pure = isinstance(aggregator, LaplaceMax)
     return Guarantee(

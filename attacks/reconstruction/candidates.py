@@ -41,9 +41,7 @@ def alone(victim: Victim) -> Victim:
 def expected_uploads(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
     """Return what batches are expected to send, (n, K), standardised, parameters end to end in their order.
 
-    Args:
-        images: (n, B, C, H, W), normalised.
-        labels: int64 (n, B).
+    ``images``: (n, B, C, H, W), normalised; ``labels``: int64 (n, B).
     """
     return _compared(scene, victim, images, labels, lambda comparison: flat(comparison.expected()), written=True)
 
@@ -51,9 +49,7 @@ def expected_uploads(scene: Scene, victim: Victim, images: Tensor, labels: Tenso
 def misfits(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
     """Return minus the log-likelihood (n,) of what was heard, in all uploads, with these batches behind it.
 
-    Args:
-        images: (n, B, C, H, W), normalised.
-        labels: int64 (n, B).
+    ``images``: (n, B, C, H, W), normalised; ``labels``: int64 (n, B).
     """
     return _compared(scene, victim, images, labels, misfit, written=victim.needs_writing)
 
@@ -128,16 +124,14 @@ def best_decisions(
     observation: Observation,
     candidates: Candidates,
     images: Tensor,
-    labels: Tensor,
+    labels: Tensor,  # int64 (B,), likewise
     seed: int,
     *,
     labels_known: bool = False,
 ) -> list[Optimum]:
     """Return for each image of an upload how often the best decision among its list is right.
 
-    Args:
-        images: (B, C, H, W) on the [0, 1] scale, the true ones in the lists' order: the others of a batch are known.
-        labels: int64 (B,), likewise.
+    ``images``: (B, C, H, W) on the [0, 1] scale, the true ones in the lists' order: the others of a batch are known.
     """
     network = Network(model, soft_cross_entropy)
     (victim,) = prepare_victims([observation], network.names, network.device)
@@ -255,9 +249,7 @@ def batch_log_likelihoods(scene: Scene, victim: Victim, images: Tensor, labels: 
     Let c be what a record is expected to add to the upload. With the B - 1 others as a normal sum, the upload is
     N(c + (B - 1) m, noise + (B - 1) S), where m and S are mean and covariance of what public images add.
 
-    Args:
-        images: (n, C, H, W), normalised.
-        labels: int64 (n,).
+    ``images``: (n, C, H, W), normalised; ``labels``: int64 (n,).
     """
     _refuse_others(victim)
     model = victim.model
@@ -356,8 +348,8 @@ class _Pick:
     records: Tensor  # their numbers, (B,)
     labels: Tensor  # their classes, (B,)
     log_likelihoods: Tensor  # of the upload with each of them behind it, but for a constant, (B,)
-    # of the pick, where the upload is of one image; `None` for a batch, of which the attack knows only how probable
-    # each record is by itself
+    # of the pick, where the upload is of one image; None for a batch, of which the attack knows only how probable each
+    # record is by itself
     probability: float | None
 
     @property

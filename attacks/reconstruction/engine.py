@@ -44,16 +44,16 @@ class AttackJob:
 
     name: str  # a name in ATTACKS
     # what was heard; of one data set and network. Put all of them in one job: that is much faster than one job each. A
-    # tuple is one victim, several uploads of the very same batch, and so are OtherBatches (see `upload_model`); its
-    # result bears round and client of the first.
+    # tuple is one victim, several uploads of the very same batch, and so are OtherBatches (see upload_model); its
+    # result bears round and client of the first
     observations: Sequence[Heard]
-    model: nn.Module  # the network, on the device to use. Its own parameters do not matter, and it is not changed.
+    model: nn.Module  # the network, on the device to use. Its own parameters do not matter, and it is not changed
     config: Any  # the attack's settings
     seed: int  # from which random starts are drawn, with round, client and restart
     progress: Progress | None = None  # told about a hundred times
     loss: Loss = soft_cross_entropy  # what the clients minimise, of each example
     # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for attacks that know what
-    # images look like; `None`: they are withheld
+    # images look like; None: they are withheld
     public_images: Tensor | None = None
 
 
@@ -64,9 +64,6 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     What a victim yields depends on its observation, the settings and the seed, not on who else is in the job (but for
     rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
     without a mechanism, start from the same random images.
-
-    Returns:
-        One result for each observation, in their order.
     """
     attack = _attack(job)
     if not job.observations:

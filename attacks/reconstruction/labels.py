@@ -43,14 +43,7 @@ class TrialTraining:
         self._batch = victim.model.batch
 
     def improve(self, candidates: Tensor) -> Tensor:
-        """Exchange single labels, or the places of two, of the best candidate while that brings the update closer.
-
-        Args:
-            candidates: (M, B).
-
-        Returns:
-            The labels (B,), in the order in which the local steps take them.
-        """
+        """Exchange labels, or the places of two, of the best of (M, B) while that brings the update closer."""
         distances = self.distances(candidates)
         labels, best = candidates[distances.argmin()], float(distances.min())
         for _ in range(2 * len(labels)):
@@ -180,14 +173,7 @@ class LogitSearch:
         return closest
 
     def search(self, start: Tensor) -> Tensor:
-        """Improve several sequences of labels side by side, by exchanging single labels and the places of two.
-
-        Args:
-            start: (B,).
-
-        Returns:
-            (M, B), the best first.
-        """
+        """Return sequences of labels (M, B), the best first, improved from (B,) by exchanging labels and places."""
         same = torch.arange(self._classes, device=start.device)[:, None].expand(-1, len(start))
         kept = torch.cat([start[None], same])
         width = min(WIDTH, max(1, MOST // len(neighbours(kept[:1], self._classes, self._training.batch_size))))
@@ -225,9 +211,6 @@ def find_output_layer(
 
     A bias of the last layer is a tensor (classes,) that shifts the logits by its own change. A weight of a last layer
     without bias is a matrix (classes, features) whose rows scale one logit each.
-
-    Returns:
-        The layer, or ``None`` where no tensor does either.
     """
     generator = torch.Generator().manual_seed(PROBE)
     reference = next(iter(parameters.values()))
@@ -290,13 +273,9 @@ def infer_labels(
     training on random images comes closest to what was heard, searched for on the logits alone first (see
     by a search on logits and by trial training); of more than SEARCHED examples, those of the line before.
 
-    Args:
-        shape: (C, H, W).
-
-    Returns:
-        For each victim the labels (B,), ascending, or in the order of the local steps where there are several; ``None``
-        where the gradient's scale is unknown (a mechanism on the whole update of several examples), so that labels
-        have to be optimised with the images.
+    Each victim's labels (B,) are ascending, or in the order of the local steps where there are several; ``None`` where
+    the gradient's scale is unknown (a mechanism on the whole update of several examples), so that labels have to be
+    optimised with the images.
     """
     return [_infer(network, victim, layer, shape, classes) for victim in victims]
 
@@ -343,8 +322,7 @@ def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> 
 def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:
     """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P).
 
-    Args:
-        images: (n, C, H, W), normalised.
+    ``images``: (n, C, H, W), normalised.
     """
     images = images[:, None]
     total = []

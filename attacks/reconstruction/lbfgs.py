@@ -56,20 +56,16 @@ class _Rows:
 
 def minimise(
     evaluate: Evaluate,
-    start: Tensor,
+    start: Tensor,  # (N, D)
     iterations: int,
     progress: Callable[[int, Tensor], None] | None = None,
-    target: Tensor | None = None,
+    target: Tensor | None = None,  # (N,), values that are low enough
 ) -> Minimum:
     """Minimise many functions, row by row.
 
     A row ends after ``iterations`` accepted steps, when its value reaches its target, when its gradient vanishes,
     when a step gains next to nothing, or when its line search fails along steepest descent too. A row whose value is
     not finite at the start stays there.
-
-    Args:
-        start: (N, D).
-        target: (N,), values that are low enough.
     """
     rows = _start(evaluate, start)
     target = torch.full_like(rows.value, -torch.inf) if target is None else target

@@ -252,12 +252,6 @@ def opponent_variation(images: Tensor) -> Tensor:
 
     Colours that change where brightness does not count too (double opponents, Åström and Schnörr 2016, as used by
     Geiping's breaching). Nothing changes beyond the border.
-
-    Args:
-        images: (N, B, C, H, W), any C; of one channel there are no differences.
-
-    Returns:
-        (N,).
     """
     first, second = torch.triu_indices(images.shape[2], images.shape[2], 1, device=images.device)
     planes = torch.cat([images, images[:, :, first] - images[:, :, second]], dim=2)
@@ -323,8 +317,7 @@ def chunks(
 ) -> Iterator[range]:
     """Cut rows into consecutive ranges that fit into memory.
 
-    Args:
-        shape: (C, H, W).
+    ``shape``: (C, H, W).
     """
     if not rows:
         return

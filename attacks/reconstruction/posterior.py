@@ -74,21 +74,15 @@ class Cloud:
 
 
 def fit_cloud(
-    posterior: Losses,
-    coordinates: Tensor,
+    posterior: Losses,  # (coordinates, *others) -> minus its logarithm (n,), the prior's standard normal one included
+    coordinates: Tensor,  # (n, B, C, H, W), where it starts
     others: Sequence[Tensor],
-    basis: Tensor,
+    basis: Tensor,  # (P, r), the prior's principal directions
     steps: int,
     rate: float,
     rates: Sequence[float] = (),
 ) -> Cloud:
-    """Fit the distribution by Adam, from pairs of opposite points, one a step.
-
-    Args:
-        posterior: (coordinates, *others) -> minus its logarithm (n,), the prior's standard normal one included.
-        coordinates: (n, B, C, H, W), where it starts.
-        basis: (P, r), the prior's principal directions.
-    """
+    """Fit the distribution by Adam, from pairs of opposite points, one a step."""
     rows, examples = coordinates.shape[:2]
     outside = coordinates[0, 0].numel() - basis.shape[1]
     middle = coordinates.clone()
@@ -306,13 +300,8 @@ def read_gated(
 ) -> Tensor:
     """Infer which units are on, and the images with them.
 
-    Args:
-        labels: int64 (n, B).
-        coordinates: (n, B, C, H, W), in the prior's coordinates: images that were read, where it starts.
-
-    Returns:
-        Coordinates (n, B, C, H, W) of the posterior's mean; the given ones where these are more probable with the same
-        units, as they may be where so little noise was added that rounding is more.
+    It starts at images that were read, (n, B, C, H, W) in the prior's coordinates, and returns the posterior's mean, or
+    the start where that is more probable with the same units: with little noise, rounding is more.
     """
     whitening = Whitening(scene.prior, scene.shape)
     inputs = kink_inputs(scene.network, victims[0].parameters, whitening.images(coordinates).flatten(0, 1))
@@ -433,7 +422,7 @@ class SearchStart:
 
     row: int  # for which
     victim: Victim  # of the row
-    labels: Tensor | None  # int64 (B,) that are taken for granted; `None`: they are optimised
+    labels: Tensor | None  # int64 (B,) that are taken for granted; None: they are optimised
     coordinates: Tensor  # (B, C, H, W)
     logits: Tensor  # (B, classes), for labels that are optimised
 
@@ -607,9 +596,8 @@ def run_map(
 ) -> Outcome:
     """Run the attack on rows of (victim, restart) together.
 
-    Args:
-        images: standard normal numbers (N, B, C, H, W): the starts, in the prior's coordinates.
-        logits: starts of the labels' logits (N, B, classes), for rows whose labels cannot be read off.
+    ``images``: standard normal numbers (N, B, C, H, W): the starts, in the prior's coordinates; ``logits``: starts of
+    the labels' logits (N, B, classes), for rows whose labels cannot be read off.
     """
     for victim in rows:
         _refuse(victim.model)

@@ -46,12 +46,6 @@ class GaussianPrior:
         """Return the squared distance from the mean in standard deviations; differentiable.
 
         Minus the logarithm of the density is half of it, but for a constant.
-
-        Args:
-            images: (..., C, H, W).
-
-        Returns:
-            (...).
         """
         offsets = images.flatten(-3) - self.mean
         along = offsets @ self.basis
@@ -71,11 +65,7 @@ class GaussianPrior:
 def fit_prior(images: Tensor) -> GaussianPrior:
     """Fit the prior to public images; how many directions are told apart is decided on a fifth of them, held out.
 
-    Args:
-        images: (N, C, H, W) with N >= 20, on the scale of the network's input; not the victims'.
-
-    Returns:
-        The prior, in the images' type, computed in float64 on the CPU.
+    They are (N, C, H, W), N >= 20, on the scale of the network's input; not the victims'. Computed in float64.
     """
     if images.ndim != 4 or len(images) < FEWEST_IMAGES:
         raise ValueError(f"a prior needs at least {FEWEST_IMAGES} images (N, C, H, W); given {tuple(images.shape)}")
@@ -102,10 +92,7 @@ def generic_prior(shape: Shape, mean: Tensor, std: Tensor) -> GaussianPrior:
 
     The covariance is that of a Markov process in both directions and in the channels.
 
-    Args:
-        shape: (C, H, W).
-        mean: (C, 1, 1) of the normalisation, on the [0, 1] scale.
-        std: (C, 1, 1), likewise.
+    ``shape``: (C, H, W); ``mean``: (C, 1, 1) of the normalisation, on the [0, 1] scale; ``std``: (C, 1, 1), likewise.
     """
     channels, height, width = shape
     covariances = (channel_covariance(channels), line_covariance(height), line_covariance(width))

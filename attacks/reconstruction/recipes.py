@@ -63,7 +63,7 @@ class Recipe:
     optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
     # of Adam's learning rate: a key of SCHEDULES; L-BFGS searches along lines
     schedule: Literal["constant", "steps", "cosine"] = "constant"
-    # pixels, decorrelated, or relaxed, of rows (`variables`)
+    # pixels, decorrelated, or relaxed, of rows (variables)
     variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"
     # a key of STARTS or of FOUND
     start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
@@ -266,10 +266,8 @@ class Problem:
     def losses(self, variables: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
         """Return what is minimised, (N,).
 
-        Args:
-            variables: (N, B, C, H, W).
-            logits: (N, B, classes).
-            weights: (N, k), see :meth:`weights`. The derivatives by these are the priors' values.
+        ``variables``: (N, B, C, H, W); ``logits``: (N, B, classes); ``weights``: (N, k), see :meth:`weights`. The
+        derivatives by these are the priors' values.
         """
         images = self.images(variables)
         total = self._matcher(images, self.labels.probabilities(logits))
@@ -322,9 +320,8 @@ def run_recipe(
 ) -> Outcome:
     """Run a recipe on rows of (victim, restart) together.
 
-    Args:
-        images: standard normal numbers (N, B, C, H, W), from which the starts are made.
-        logits: starts of the labels' logits (N, B, classes), for rows whose labels are optimised.
+    ``images``: standard normal numbers (N, B, C, H, W), from which the starts are made; ``logits``: starts of the
+    labels' logits (N, B, classes), for rows whose labels are optimised.
     """
     recipe = replace(recipe, start=getattr(config, "start", recipe.start))
     problem = Problem(recipe, scene, rows, config)
@@ -511,9 +508,7 @@ def _choice(rows: Tensor, where: slice, one_hot: bool, mean: Tensor, std: Tensor
 def decoded(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
     """Return what is decided from these rows where they explain more than noise would, else from frequent values.
 
-    Args:
-        images: (N, B, 1, 1, features), normalised, one value a category.
-        labels: (N, B).
+    ``images``: (N, B, 1, 1, features), normalised, one value a category; ``labels``: (N, B).
     """
     if scene.public_images is None or not len(scene.public_images):
         return images
@@ -600,9 +595,7 @@ def fitted_numbers(
 ) -> Tensor:
     """Return rows with the same categories, and those numbers that fit best: a smooth problem, and a small one.
 
-    Args:
-        images: (N, B, 1, 1, features), normalised.
-        logits: (N, B, classes).
+    ``images``: (N, B, 1, 1, features), normalised; ``logits``: (N, B, classes).
     """
     if not places:
         return images

@@ -26,7 +26,7 @@ class Attempt:
 
     images: Tensor  # (B, C, H, W) on the [0, 1] scale, clamped, float32 on the CPU
     labels: Tensor  # int64 (B,), those that this very restart ended with; -1: none is told
-    loss: float | None  # the attack's own objective at these images, or `None` where it was never finite
+    loss: float | None  # the attack's own objective at these images, or None where it was never finite
     iterations: int  # steps made
 
 

@@ -25,12 +25,12 @@ Report = Callable[[int, Tensor], None]
 class Scene:
     """The public facts of a set of victims that are attacked together."""
 
-    network: Network
+    network: Network  # the network
     shape: tuple[int, int, int]  # (C, H, W)
     classes: int  # number of classes
     mean: Tensor  # (C, 1, 1), the public mean
     std: Tensor  # (C, 1, 1), the public standard deviation
-    # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; `None`: there are none
+    # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; None: there are none
     public_images: Tensor | None = None
     columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
 
@@ -119,7 +119,7 @@ class Start:
     """Where the search for one victim's images starts."""
 
     images: Tensor  # (B, C, H, W), normalised
-    labels: Tensor | None  # int64 (B,), each its image's; `None`: not all are known
+    labels: Tensor | None  # int64 (B,), each its image's; None: not all are known
 
     @staticmethod
     def of(scene: Scene, images: Tensor, labels: Tensor, count: int) -> "Start":

@@ -93,8 +93,8 @@ class LocalTraining:
 def unrolled_update(
     network: Network,
     parameters: Vector,
-    images: Tensor,
-    labels: Tensor,
+    images: Tensor,  # (N, B, C, H, W), normalised; B is a multiple of training.clients
+    labels: Tensor,  # probabilities (N, B, classes)
     training: LocalTraining,
     release: Callable[[Vector], Vector] | None = None,
 ) -> Vector:
@@ -102,14 +102,9 @@ def unrolled_update(
 
     Takes ``steps`` times the memory of written-out gradients, N * K numbers each and more to differentiate them.
 
-    Args:
-        images: (N, B, C, H, W), normalised; B is a multiple of ``training.clients``.
-        labels: probabilities (N, B, classes).
-        release: maps the gradients (N, b, *shape) of a step's b examples to the gradient (N, *shape) that is expected
-            to be used in it, where a mechanism privatises each step; ``None``: their mean is used as it is.
-
-    Returns:
-        Tensors (N, *shape): the mean update of the clients. It points downhill, against the gradient.
+    That is the mean update (N, *shape) of the clients, downhill. ``release`` maps the gradients (N, b, *shape) of a
+    step's b examples to the gradient (N, *shape) that is expected to be used in it, where a mechanism privatises each
+    step; ``None``: their mean is used as it is.
     """
     rows = len(images)
     images, labels = (values.unflatten(1, (training.clients, -1)).flatten(0, 1) for values in (images, labels))
@@ -281,9 +276,7 @@ class UploadModel:
 
         For models with local :attr:`training`. Noise that is added in each step is left out of the steps after it.
 
-        Args:
-            images: (N, B, C, H, W), normalised.
-            labels: probabilities (N, B, classes).
+        ``images``: (N, B, C, H, W), normalised; ``labels``: probabilities (N, B, classes).
         """
         if self.training is None:
             raise ValueError("this upload is one gradient; there is no local training to unroll")
@@ -326,8 +319,8 @@ def batch_mean(gradients: Vector) -> Vector:
 class Victim:
     """One observation, made ready for an attack."""
 
-    round: int
-    client: int
+    round: int  # the round
+    client: int  # the client
     parameters: Vector  # what the client started from; one object for all uploads of a round
     gradient: Vector  # the upload in gradient space
     model: UploadModel  # how such uploads come about
@@ -611,11 +604,7 @@ def other_batches(observations: Sequence[Observation]) -> str | None:
 
 
 def join(victims: Sequence[Victim]) -> Victim:
-    """Make one victim of uploads of the same batch.
-
-    Returns:
-        The first, with averages where the parameters are the same, and the other uploads in ``more``.
-    """
+    """Make one victim of uploads of the same batch, averaged where the parameters are the same."""
     if len(victims) == 1:
         return victims[0]
     _refuse_different(victims)

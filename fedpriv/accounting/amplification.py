@@ -135,8 +135,7 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
     In between interpolated as in :func:`subsampled_rdp`; below order 2 the first power is also at most (q u)^(a-2), so
     that q^a (M(a) - 1) may stand in the place of the sum.
 
-    Args:
-        rate: q in (0, 1).
+    ``rate``: q in (0, 1).
     """
     values = np.asarray(orders, dtype=np.float64)
     return _dominated(values, base(_integers(values)), base, rate)
@@ -187,8 +186,7 @@ def poisson_gaussian_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
 
     (their sum less the binomial one, which is 1, so that much noise does not cancel), interpolated in between as above.
 
-    Args:
-        rate: q in (0, 1).
+    ``rate``: q in (0, 1).
     """
     values = np.asarray(orders, dtype=np.float64)
     j = _integers(values)

@@ -23,11 +23,7 @@ def pure_composition_epsilon(epsilon: float, count: int, delta: float) -> float:
     where k is the largest number of lies with a loss above epsilon', A_k and B_k are the probabilities of at most k
     lies under the one and the other data.
 
-    Args:
-        delta: in (0, 1).
-
-    Returns:
-        At most count * epsilon; infinity for a count above 10 million.
+    Infinity for a count above 10 million.
     """
     if count > LARGEST_COUNT:
         return math.inf

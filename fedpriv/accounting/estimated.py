@@ -51,8 +51,7 @@ def surer(k0: float, epsilon: float) -> float:
 
     By Bayes' rule the odds of a value against all others grow by a factor of exp(epsilon) or less.
 
-    Args:
-        k0: of a guess that knows nothing, in (0, 1).
+    ``k0``: of a guess that knows nothing, in (0, 1).
     """
     if epsilon == 0:
         return k0

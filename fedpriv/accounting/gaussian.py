@@ -135,9 +135,7 @@ def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> 
 
     The divergence is that of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), at orders to 4096.
 
-    Args:
-        rate: probability in (0, 1) with which a step uses an example.
-        delta: in (0, 1).
+    ``rate``: probability in (0, 1) with which a step uses an example; ``delta``: in (0, 1).
     """
     return rdp_to_epsilon(_SAMPLED_ORDERS, steps * _poisson_step_rdp(sigma, rate), delta)
 

@@ -42,14 +42,7 @@ _CELLS_KEPT = 1000
 
 
 def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: float) -> float | None:
-    """Return epsilon of releases that are dominated by pairs, adaptively composed.
-
-    Args:
-        delta: in (0, 1).
-
-    Returns:
-        Epsilon; None where the numbers are out of the range in which composition is accurate and fast.
-    """
+    """Return epsilon of releases that are dominated by pairs, adaptively composed; None: out of an accurate range."""
     count = sum(number for _, number in parts)
     if delta < _smallest_delta(parts) or not 0 < known <= _LARGEST_EPSILON:
         return None
@@ -136,8 +129,7 @@ class LossDistribution:
     def under(cls, lowest: int, deltas: Array, interval: float) -> "LossDistribution":
         """Return the loss whose delta is the largest convex function of exp(epsilon) that is at most this.
 
-        Args:
-            deltas: (N,) upper bounds of delta from there on, N at least 2.
+        ``deltas``: (N,) upper bounds of delta from there on, N at least 2.
         """
         odds = np.exp((lowest + np.arange(deltas.size)) * interval)
         widths = np.diff(odds, prepend=0.0)

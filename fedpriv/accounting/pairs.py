@@ -77,13 +77,9 @@ def interpolated(edges: Array, deltas: Array, epsilons: Array) -> Array:
 
 @dataclass(frozen=True)
 class GaussianPair(Pair):
-    """Normal distributions at a distance of ``mu`` standard deviations.
+    """Normal distributions at a distance of ``mu`` standard deviations."""
 
-    Attributes:
-        mu: above 0.
-    """
-
-    mu: float
+    mu: float  # above 0
 
     @property
     @override
@@ -104,13 +100,9 @@ class GaussianPair(Pair):
 
 @dataclass(frozen=True)
 class LaplacePair(Pair):
-    """Laplace distributions on the line at a distance of ``shift`` scales: delta = 1 - exp((epsilon - shift) / 2).
+    """Laplace distributions on the line at a distance of ``shift`` scales: delta = 1 - exp((epsilon - shift) / 2)."""
 
-    Attributes:
-        shift: above 0.
-    """
-
-    shift: float
+    shift: float  # above 0
 
     @property
     @override
@@ -129,15 +121,10 @@ class LaplacePair(Pair):
 
 @dataclass(frozen=True)
 class DirectionalPair(Pair):
-    """VMF distributions around opposite directions: the loss is 2 kappa t, t the cosine with the first direction.
+    """VMF distributions around opposite directions: the loss is 2 kappa t, t the cosine with the first direction."""
 
-    Attributes:
-        kappa: above 0.
-        dimension: K, at least 1.
-    """
-
-    kappa: float
-    dimension: int
+    kappa: float  # above 0
+    dimension: int  # K, at least 1
 
     @property
     @override
@@ -197,15 +184,10 @@ class DirectionalPair(Pair):
 
 @dataclass(frozen=True)
 class _ThinnedPair(Pair):
-    """What sampling makes of another pair.
+    """What sampling makes of another pair."""
 
-    Attributes:
-        pair: of a batch, or of a release, under replace-one.
-        rate: q in (0, 1).
-    """
-
-    pair: Pair
-    rate: float
+    pair: Pair  # of a batch, or of a release, under replace-one
+    rate: float  # q in (0, 1)
 
     @property
     @override
@@ -312,15 +294,10 @@ def _losses(deviations: Array, sigma: float, rate: float) -> Array:
 
 @dataclass(frozen=True)
 class PoissonGaussianPair(Pair):
-    """The pair of this module.
+    """The pair of this module."""
 
-    Attributes:
-        sigma: noise standard deviation over clip_norm, above 0.
-        rate: q in (0, 1).
-    """
-
-    sigma: float
-    rate: float
+    sigma: float  # noise standard deviation over clip_norm, above 0
+    rate: float  # q in (0, 1)
 
     @property
     @override
@@ -359,16 +336,11 @@ class PoissonZeroOutPair(Pair):
     """(1 - q) N(0) + q N(1) against N(0) in units of clip_norm: zero-out, with the example or without it.
 
     It dominates (Zhu, Dong and Wang 2022, Theorem 11), and so does the exchanged pair where the example comes.
-
-    Attributes:
-        sigma: noise standard deviation over clip_norm, above 0.
-        rate: q in (0, 1).
-        comes: whether the pair is exchanged.
     """
 
-    sigma: float
-    rate: float
-    comes: bool = False
+    sigma: float  # noise standard deviation over clip_norm, above 0
+    rate: float  # q in (0, 1)
+    comes: bool = False  # whether the pair is exchanged
 
     @property
     @override
@@ -424,12 +396,7 @@ def poisson_replaced_rdp(orders: ArrayLike, sigma: float, rate: float) -> Array:
     exp((a - 1) rdp(a)) - 1 is the integral of Q [(P/Q)^a - 1 - a (P/Q - 1)], in which nothing is negative and nothing
     cancels. The trapezoidal rule converges geometrically on such a line (Trefethen and Weideman 2014, Theorem 5.1).
 
-    Args:
-        rate: q in (0, 1).
-
-    Returns:
-        Array of the shape of orders, rounded up; infinity at orders so large that a smaller one tells more, and for a
-        sigma below 0.1.
+    Rounded up; infinity at orders so large that a smaller one tells more, and for a sigma below 0.1.
     """
     values = np.asarray(orders, dtype=np.float64)
     if not np.all(values > 1):

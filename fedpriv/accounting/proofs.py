@@ -58,14 +58,14 @@ class Proof(ABC):
 
     release: Release  # what the mechanism did; at least one participation
 
-    parameter: ClassVar[NoiseParameter | None] = None  # what says how much noise there is; `None`: nothing does
+    parameter: ClassVar[NoiseParameter | None] = None  # what says how much noise there is; None: nothing does
     # the samplings for which amplification is proven, the tightest first
     amplifying: ClassVar[tuple[SamplingName, ...]] = ()
     zero_out: ClassVar[bool] = False  # whether something is proven under zero-out, in Poisson batches
     # whether it is about the sum of clients' updates, so that zero-out is proven for a client's, and the sampling of
     # clients can amplify
     whole_clients: ClassVar[bool] = False
-    ratio: ClassVar[str] = ""  # the noise-to-signal ratio in words, for `fedpriv account compare`
+    ratio: ClassVar[str] = ""  # the noise-to-signal ratio in words, for fedpriv account compare
 
     @property
     def noise(self) -> float:
@@ -150,8 +150,7 @@ class Proof(ABC):
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller.
 
-        Args:
-            known: an epsilon that is proven already, finite.
+        ``known``: an epsilon that is proven already, finite.
         """
         count, pairs = int(self.release.participations), self.dominating_pairs()
         if not pairs:

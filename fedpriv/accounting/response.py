@@ -51,11 +51,7 @@ class Response:
         The estimates have no bias, sum to 1, and may lie below 0 or above 1. The errors are those of a survey: of
         people drawn at random. Of the shares among these very people they are larger than needed, if anything.
 
-        Args:
-            counts: (K,), how often each answer was given; at least one was.
-
-        Returns:
-            (c/n - q) / (p - q) and sqrt(a (1 - a) / n) / (p - q) with a = c/n, (K,) each.
+        They are (c/n - q) / (p - q) and sqrt(a (1 - a) / n) / (p - q) with a = c/n, (K,) each, of counts c (K,).
         """
         number = sum(counts)
         given = np.asarray(counts, dtype=np.float64) / number
@@ -70,16 +66,14 @@ class Response:
     def best_decisions(self, shares: Sequence[float]) -> list[int]:
         """Return for each answer that may be given the truth that is likeliest behind it, the first of equal ones.
 
-        Args:
-            shares: (K,), how likely each truth is beforehand; negative ones count as 0.
+        ``shares``: (K,), how likely each truth is beforehand; negative ones count as 0.
         """
         return [int(np.argmax(column)) for column in self._joint(shares).T]
 
     def success(self, shares: Sequence[float]) -> float:
         """Return how often anybody names the truth behind one given answer, at most: sum_z max_y pi_y T(y, z).
 
-        Args:
-            shares: pi, (K,), how likely each truth is for whoever has not seen the answer. Alike: it is p.
+        ``shares``: pi, (K,), how likely each truth is for whoever has not seen the answer. Alike: it is p.
         """
         return float(self._joint(shares).max(axis=0).sum())
 

@@ -79,8 +79,7 @@ class Sanitiser:
     def epsilon(self, cost: float, sensitivity: float, delta: float, normal: float) -> float:
         """Return the sanitised epsilon, its own cost included; an estimate, which is above the true one or below it.
 
-        Args:
-            delta: in (0, 1).
+        ``delta``: in (0, 1).
         """
         shown = max(cost + sensitivity * self.noise * normal, 0.0) + self.cost
         return rdp_to_epsilon([self.order], [shown], delta)

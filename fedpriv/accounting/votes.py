@@ -36,8 +36,7 @@ _HALVINGS = 200  # of an interval of log probabilities: more than a double has d
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu of Gaussian differential privacy that is (epsilon, delta)-DP.
 
-    Args:
-        delta: in (0, 1).
+    ``delta``: in (0, 1).
     """
     return 1 / analytic_sigma(epsilon, delta)
 
@@ -59,12 +58,6 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
 
     It is the sum over the other classes of Phi(-gap / (sigma sqrt 2)), and never above 1 - 1/K (Papernot et al. 2018,
     Prop. 7).
-
-    Args:
-        counts: (..., K) votes of K >= 2 classes.
-
-    Returns:
-        (...).
     """
     gaps = _gaps(counts)
     chances = scipy.special.logsumexp(scipy.special.log_ndtr(-gaps / (sigma * _SQRT2)), axis=-1)
@@ -73,11 +66,7 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
 
 
 def unlikely_rdp(order: ArrayLike, log_q: ArrayLike, sigma: float) -> Array:
-    """Return the Renyi cost of an answer that is the likeliest one but for a probability q (2018, Thm 6 and Prop. 10).
-
-    Returns:
-        At most order / sigma^2.
-    """
+    """Return the Renyi cost of an answer that is likeliest but for a probability q (2018, Thm 6 and Prop. 10)."""
     orders, log_q = np.broadcast_arrays(np.asarray(order, np.float64), np.asarray(log_q, np.float64))
     free = gaussian_rdp(orders, sigma / _SQRT2)
     mu2 = sigma * np.sqrt(-log_q)
@@ -109,14 +98,7 @@ def threshold_rdp(order: ArrayLike, largest: ArrayLike, threshold: float, sigma:
 
 
 def laplace_max_log_q(counts: ArrayLike, scale: float) -> Array:
-    """Return the log of a bound on the probability that Laplace noise makes another class win (2017, Lemma 4).
-
-    Args:
-        counts: (..., K) votes of K >= 2 classes.
-
-    Returns:
-        (...), at most log(1 - 1/K).
-    """
+    """Return the log of a bound on the probability that Laplace noise makes another class win (2017, Lemma 4)."""
     gaps = _gaps(counts) / scale
     chances = scipy.special.logsumexp(np.log((2 + gaps) / 4) - gaps, axis=-1)
     log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
@@ -164,13 +146,7 @@ def noisy_max_local_sensitivity(counts: Sequence[int], voters: int, sigma: float
     The cost grows with q, and from q0 on it is the one of any votes, which may be a jump. A vote changes q to no more
     than B_U(q) and no less than B_L(q); the change is largest between q1 = B_L(q0) and q0, where it is taken for that
     from q1 to q0, jump included. Elsewhere the poll d votes away is taken whose q is nearest to that range (2018,
-    Appendix B). It holds where :func:`is_smooth`.
-
-    Args:
-        counts: (K,) votes.
-
-    Returns:
-        (M,), for d = 0 to M - 1.
+    Appendix B). It holds where :func:`is_smooth`. For d = 0 to M - 1.
     """
     classes = len(counts)
     log_q0 = _log_q0(sigma, order)
@@ -192,14 +168,7 @@ def noisy_max_local_sensitivity(counts: Sequence[int], voters: int, sigma: float
 def threshold_local_sensitivity(
     counts: Sequence[int], voters: int, threshold: float, sigma: float, order: float
 ) -> Array:
-    """Return by how much the cost of a threshold can change with one more vote, d votes away from these.
-
-    Args:
-        counts: (K,) votes.
-
-    Returns:
-        (M,), for d = 0 to M - 1; it does not fall.
-    """
+    """Return by how much the cost of a threshold can change with one more vote, d votes away from these, d from 0."""
     least, most = math.ceil(voters / len(counts)), voters
     costs = threshold_rdp(order, np.arange(least, most + 1), threshold, sigma)
     steps = np.abs(np.diff(costs))

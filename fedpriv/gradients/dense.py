@@ -195,11 +195,8 @@ def dense_gradients(
     Parameters that do not require gradients are left out; one used in several places gets the sum over its uses.
     Layers that draw random numbers (dropout) draw anew for each example, from torch's global generator.
 
-    Args:
-        model: maps (B, ...) to (B, ...), each example on its own; its mode (train or eval) is left as it is.
-        loss: (outputs, targets) -> losses of shape (B,).
-        x: inputs, (B, ...).
-        y: targets, (B, ...).
+    ``model``: maps (B, ...) to (B, ...), each example on its own; its mode (train or eval) is left as it is; ``loss``:
+    (outputs, targets) -> losses of shape (B,); ``x``: inputs, (B, ...); ``y``: targets, (B, ...).
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not len(x):
@@ -266,8 +263,7 @@ def dense_rows(
     from the first, computed alone, as all that it allocates. Where torch cannot (a module that decides by its numbers,
     kernels that have no rule for it), one example comes after the other.
 
-    Args:
-        columns: tensors (B, ...), B at least 1.
+    ``columns``: tensors (B, ...), B at least 1.
     """
     try:
         return _mapped(module, trained, value, columns, chunk_bytes)

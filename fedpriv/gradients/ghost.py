@@ -179,10 +179,10 @@ class Route:
 
 
 def ghost_gradients(
-    model: nn.Module,
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
+    model: nn.Module,  # maps (B, ...) to (B, ...), each example on its own; its mode is left as it is
+    loss: Loss,  # (outputs, targets) -> losses of shape (B,)
+    x: Tensor,  # inputs, (B, ...), B at least 1
+    y: Tensor,  # targets, (B, ...)
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     *,
     route: Route | None = None,
@@ -190,12 +190,6 @@ def ghost_gradients(
     """Compute the gradients of a batch layer by layer, or say why that is not possible.
 
     Layers that draw random numbers (dropout) do so once, for the whole batch at once.
-
-    Args:
-        model: maps (B, ...) to (B, ...), each example on its own; its mode is left as it is.
-        loss: (outputs, targets) -> losses of shape (B,).
-        x: inputs, (B, ...), B at least 1.
-        y: targets, (B, ...).
     """
     parts = list(find_parts(model))
     problem = problem_of_model(model, parts)
@@ -209,10 +203,7 @@ def gradients_of_parts(
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
 
-    Args:
-        loss: (outputs, targets) -> losses of shape (B,).
-        x: inputs, (B, ...).
-        y: targets, (B, ...).
+    ``loss``: (outputs, targets) -> losses of shape (B,); ``x``: inputs, (B, ...); ``y``: targets, (B, ...).
     """
     chunk_bytes = 2 * memory.scratch
     try:
@@ -394,12 +385,7 @@ def _problem_of_part(part: Part, used: ReachedNodes, examples: int, batch_first:
 
 
 def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Errors]], Vector]:
-    """One backward pass.
-
-    Returns:
-        Part's name -> gradients of its outputs, for those that the loss depends on; parameter's name -> gradient of the
-        batch, for the parameters of subtrees.
-    """
+    """Return gradients of the parts' outputs, as far as the loss depends on them, and of the subtrees' parameters."""
     outputs = [(part, output) for part in parts if len(part.calls) == 1 for output in part.call.outputs]
     subtrees = [part for part in parts if not part.ruled]
     parameters = {part.full(local): value for part in subtrees for local, value in part.trained.items()}

@@ -62,8 +62,7 @@ def padded_sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
 def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
     """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view.
 
-    Args:
-        x: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
+    ``x``: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
     """
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
     lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
@@ -153,10 +152,8 @@ def tied_weight(
 ) -> Factor:
     """The gradients of a weight that an embedding and a Linear layer share.
 
-    Args:
-        indices: what it looked up, (B, ...).
-        looked_up: the gradients of its outputs, (B, ..., width).
-        given: the Linear layer's input (B, ..., width) and the gradients of its outputs (B, ..., words).
+    ``indices``: what it looked up, (B, ...); ``looked_up``: the gradients of its outputs, (B, ..., width); ``given``:
+    the Linear layer's input (B, ..., width) and the gradients of its outputs (B, ..., words).
     """
     first = _embedding(table, indices, looked_up, memory)["weight"]
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
@@ -336,7 +333,7 @@ class Attended:
     # of the projections to queries, keys and values, (B, T, width) each; the same tensor where they are one
     inputs: tuple[Tensor, Tensor, Tensor]
     projected: tuple[Tensor, Tensor, Tensor]  # queries, keys and values, (B, T, width) each, leaves of autograd's graph
-    heads: Tensor  # what the heads attend to, (B, T, width), a function of `projected`: the output projection's input
+    heads: Tensor  # what the heads attend to, (B, T, width), a function of projected: the output projection's input
     output: Tensor  # (B, T, width)
 
 
@@ -360,23 +357,18 @@ def _is_trained(module: nn.MultiheadAttention) -> bool:
 
 def attend(
     module: nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # (B, T, width)
+    key: Tensor,  # (B, S, width)
+    value: Tensor,  # (B, S, width)
     key_padding_mask: Tensor | None = None,
     need_weights: bool = True,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,  # (T, S) or (B heads, T, S); as key_padding_mask
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Attended:
     """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand.
 
-    Args:
-        query: (B, T, width).
-        key: (B, S, width).
-        value: (B, S, width).
-        key_padding_mask: (B, S); bool: true where a key is not attended to; else added to the scores.
-        attn_mask: (T, S) or (B heads, T, S); as ``key_padding_mask``.
+    ``key_padding_mask``: (B, S); bool: true where a key is not attended to; else added to the scores.
     """
     dtype = module.in_proj_weight.dtype
     inputs = tuple(given.to(dtype) for given in (query, key, value))
@@ -420,8 +412,7 @@ def attention_factors(
 ) -> dict[str, Factor]:
     """Return the factors of the module's parameters by their names in it.
 
-    Args:
-        error: the gradients of its output, (B, T, width).
+    ``error``: the gradients of its output, (B, T, width).
     """
     error = error.to(attended.output.dtype)
     factors = {"out_proj.weight": of_products(attended.heads.detach(), error, memory)}

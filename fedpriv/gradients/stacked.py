@@ -227,9 +227,7 @@ class StackedModel:
     def outputs(self, parameters: Vector, x: Tensor, generators: Sequence[torch.Generator] = ()) -> Tensor:
         """Return the outputs (M B, ...) of all models, differentiable.
 
-        Args:
-            parameters: name -> (M, *shape).
-            x: (M, B, ...), each model's own examples.
+        ``parameters``: name -> (M, *shape); ``x``: (M, B, ...), each model's own examples.
         """
         self._numbers, self._generators = dict(parameters), tuple(generators)
         outputs: Tensor = self._model(_laid_out(x))
@@ -238,17 +236,12 @@ class StackedModel:
     def gradients(
         self,
         parameters: Vector,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor,  # (M, B, ...)
+        y: Tensor,  # targets (M, B)
         objective: Callable[[Tensor, Tensor], Tensor],
         generators: Sequence[torch.Generator] = (),
     ) -> Vector:
-        """Return each model's gradient of the objective of its batch, name -> (M, *shape).
-
-        Args:
-            x: (M, B, ...).
-            y: targets (M, B).
-        """
+        """Return each model's gradient of the objective of its batch, name -> (M, *shape)."""
         with torch.enable_grad():
             tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             total = objective(self.outputs(tracked, x, generators), y.flatten())
@@ -296,19 +289,13 @@ class StackedModel:
     def operator(
         self,
         parameters: Vector,
-        x: Tensor,
-        y: Tensor,
-        loss: Loss,
+        x: Tensor,  # (M, B, ...)
+        y: Tensor,  # targets (M, B)
+        loss: Loss,  # (outputs, targets) -> one loss an example
         chunk_bytes: int,
         generators: Sequence[torch.Generator] = (),
     ) -> StackedGradients | Entangled:
-        """Return the per-example gradients of all models, for a mechanism, or why they cannot be computed so.
-
-        Args:
-            x: (M, B, ...).
-            y: targets (M, B).
-            loss: (outputs, targets) -> one loss an example.
-        """
+        """Return the per-example gradients of all models, for a mechanism, or why they cannot be computed so."""
         for part in self._parts:
             part.calls.clear()
         # Autograd follows outputs of layers only from numbers that have gradients; those are not computed.

@@ -171,12 +171,12 @@ class GaussianMechanism(NormalNoise):
         sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
             coordinate.
         clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
-        clipping: flat: the whole gradient is clipped to clip_norm; layer: each of its m parameter tensors to
-            clip_norm / sqrt(m), so that the whole has norm clip_norm at most (McMahan et al. 2018, Section 3).
     """
 
     name: ClassVar[str] = "gaussian"
 
+    # flat: the whole gradient is clipped to clip_norm; layer: each of its m parameter tensors to clip_norm / sqrt(m),
+    # so that the whole has norm clip_norm at most (McMahan et al. 2018, Section 3)
     clipping: Literal["flat", "layer"] = "flat"
 
     def __post_init__(self) -> None:

@@ -94,15 +94,14 @@ class HeterogeneousGaussianMechanism(NormalNoise):
     The sum gets normal noise of another size in each coordinate, always, also that of an empty batch.
 
     Attributes:
-        sigma: noise multiplier, at least 0: the noise of the sum has standard deviation
-            sigma * clip_norm * sqrt(K r_k) in coordinate k.
+        sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm * sqrt(K r_k)
+            in coordinate k.
         clip_norm: bound of |x / sqrt(K r)|, the Euclidean norm of one example's gradient x after division, above 0.
-        redistribution: r, public.
     """
 
     name: ClassVar[str] = "hgm"
 
-    redistribution: Redistribution
+    redistribution: Redistribution  # r, public
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:

@@ -193,13 +193,9 @@ class Network:
     def gradients(self, parameters: Vector, images: Tensor, labels: Tensor, *, shared: bool, each: bool) -> Vector:
         """Gradients of the loss with respect to the parameters, for many batches, written out (``vmap``).
 
-        Args:
-            parameters: of shape (*shape,) where ``shared``, else (N, *shape).
-            images: (N, B, C, H, W), normalised.
-            labels: probabilities (N, B, classes).
-
-        Returns:
-            Tensors (N, B, *shape) of the examples where ``each``, else (N, *shape) of the batches' means.
+        They are (N, B, *shape) of the examples where ``each``, else (N, *shape) of the batches' means. Parameters are
+        (*shape,) where ``shared``, else (N, *shape); images (N, B, C, H, W), normalised; labels probabilities
+        (N, B, classes).
         """
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         try:
@@ -308,18 +304,13 @@ TOLERANCE = 1e-6  # of gradients in float64, relative to the largest number of a
 def dummy_gradients(
     network: Network,
     parameters: Vector,
-    images: Tensor,
-    labels: Tensor,
+    images: Tensor,  # (N, B, C, H, W), normalised
+    labels: Tensor,  # probabilities (N, B, classes)
     *,
     each: bool,
     autocast: torch.dtype | None = None,
 ) -> DummyGradients:
-    """Gradients of the loss for many dummy batches with the same parameters, by the route that is open.
-
-    Args:
-        images: (N, B, C, H, W), normalised.
-        labels: probabilities (N, B, classes).
-    """
+    """Gradients of the loss for many dummy batches with the same parameters, by the route that is open."""
     alone = len(images) * (images.shape[1] if each else 1) == 1
     if alone and autocast is None and network.size <= SMALL:
         return plain_dummies(network, parameters, images, labels)
@@ -346,9 +337,7 @@ def written_dummies(
 ) -> DummyGradients:
     """Compute the gradients by ``vmap``: N * U * K numbers, for any network that ``vmap`` can take.
 
-    Args:
-        images: (N, B, C, H, W), normalised.
-        labels: probabilities (N, B, classes).
+    ``images``: (N, B, C, H, W), normalised; ``labels``: probabilities (N, B, classes).
     """
     gradients = network.gradients(parameters, images, labels, shared=True, each=each)
     return DummyGradients({name: Written(value if each else value[:, None]) for name, value in gradients.items()})
@@ -357,9 +346,7 @@ def written_dummies(
 def plain_dummies(network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> DummyGradients:
     """Compute the gradient of a single dummy batch by ordinary autograd: for a small network nothing costs less.
 
-    Args:
-        images: (1, B, C, H, W), normalised.
-        labels: probabilities (1, B, classes).
+    ``images``: (1, B, C, H, W), normalised; ``labels``: probabilities (1, B, classes).
     """
     with torch.enable_grad():
         leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
@@ -373,18 +360,13 @@ def plain_dummies(network: Network, parameters: Vector, images: Tensor, labels: 
 def ghost_dummies(
     network: Network,
     parameters: Vector,
-    images: Tensor,
-    labels: Tensor,
+    images: Tensor,  # (N, B, C, H, W), normalised
+    labels: Tensor,  # probabilities (N, B, classes)
     *,
     each: bool,
     autocast: torch.dtype | None = None,
 ) -> DummyGradients:
-    """Compute the gradients layer by layer; right for networks whose ``route`` says so.
-
-    Args:
-        images: (N, B, C, H, W), normalised.
-        labels: probabilities (N, B, classes).
-    """
+    """Compute the gradients layer by layer; right for networks whose ``route`` says so."""
     rows, examples = images.shape[:2]
     units = (rows, examples if each else 1)
     lower = nullcontext() if autocast is None else torch.autocast(images.device.type, dtype=autocast)

@@ -66,10 +66,8 @@ class Certificate:
 def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> Certificate:
     """Compare errors with the first layer's outputs at the images found.
 
-    Args:
-        errors: (rows, B); the rows of several rounds one below the other.
-        noise: (B,), its deviation in each example's errors.
-        outputs: (B, rows), of the first layer, before its activation.
+    ``errors``: (rows, B); the rows of several rounds one below the other; ``noise``: (B,), its deviation in each
+    example's errors; ``outputs``: (B, rows), of the first layer, before its activation.
     """
     zero = errors.mT.abs() <= CLEAR * noise[:, None]
     parts = zero.unflatten(1, (rounds, -1))
@@ -99,9 +97,7 @@ SMALLEST = 16  # side of an image from which on noise is averaged over 2 x 2 pix
 def unmix(mixtures: Tensor, shape: tuple[int, int, int], *, noisy: bool) -> Tensor:
     """Find the unmixing A (B, B): the rows of ``A @ mixtures`` are images, each but for a factor.
 
-    Args:
-        mixtures: (B, P), float64.
-        shape: (C, H, W) with C H W = P.
+    ``mixtures``: (B, P), float64; ``shape``: (C, H, W) with C H W = P.
     """
     samples = _differences(mixtures.unflatten(1, shape), pooled=noisy and min(shape[1:]) >= SMALLEST)
     values, vectors = torch.linalg.eigh(samples @ samples.mT / samples.shape[1])
@@ -217,8 +213,7 @@ def take_apart(matrix: Tensor, deviation: float, expected: int) -> Spectrum:
     The noise is the larger of what is public and what is seen: the rest that no image explains (noise that the threat
     model does not tell, or numbers that were sent with few digits).
 
-    Args:
-        matrix: (rows, P + 1).
+    ``matrix``: (rows, P + 1).
     """
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError("the gradient of the first layer is not finite")
@@ -287,8 +282,7 @@ FAINT = 3.0  # deviations of the noise below which a bias says nothing of an ima
 def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor:
     """Return the images (B, P).
 
-    Args:
-        mixing: (B, B): the errors are ``left @ mixing``.
+    ``mixing``: (B, B): the errors are ``left @ mixing``.
     """
     prior, variance = prior.to(mixing), spectrum.deviation**2
     information = mixing.mT @ mixing / variance
@@ -310,8 +304,7 @@ def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], Gaussia
     Where noise covers what an image has at the bias, its length is the prior's, and its sign that which has more of the
     prior's mean.
 
-    Args:
-        mixing: (B, B), its columns known but for their scale.
+    ``mixing``: (B, B), its columns known but for their scale.
     """
     inverse = torch.linalg.inv(mixing)
     rows = inverse @ spectrum.scaled
@@ -359,8 +352,7 @@ class Polished:
 def polish(spectrum: Spectrum, mixing: Tensor, errors: Errors) -> Polished:
     """Solve for the mixing.
 
-    Args:
-        mixing: (B, B), scaled (see :func:`switching.scaled`), roughly right.
+    ``mixing``: (B, B), scaled (see :func:`switching.scaled`), roughly right.
     """
     problem = _Problem(spectrum, errors)
     # Unknown is A = mixing^-1 in coordinates of orthonormal right factors.
@@ -508,8 +500,7 @@ def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:
 def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, switching: bool = True) -> Switched:
     """Take turns of images and errors until they agree; return the turn in which they agreed best.
 
-    Args:
-        mixing: (B, B), scaled, roughly right.
+    ``mixing``: (B, B), scaled, roughly right.
     """
     best = Switched(mixing, _certificate(spectrum, mixing, layer))
     for turn, kept in enumerate(KEPT):
@@ -652,9 +643,7 @@ def stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
 def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, labels: Tensor) -> Tensor:
     """The errors (N, B, outputs) with which the examples of dummy batches enter one upload.
 
-    Args:
-        images: (N, B, C, H, W), normalised.
-        labels: (N, B).
+    ``images``: (N, B, C, H, W), normalised; ``labels``: (N, B).
     """
     dtype = wide_type(images)
     parameters = {name: value.to(dtype) for name, value in victim.parameters.items()}

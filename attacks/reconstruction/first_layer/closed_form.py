@@ -61,9 +61,7 @@ class RankOne:
 def quotient(weight: Tensor, bias: Tensor) -> RankOne:
     """Return the quotient of matrix and bias, rows weighted by the squared bias: right where there is no noise.
 
-    Args:
-        weight: (outputs, P).
-        bias: (outputs,), not zero.
+    ``weight``: (outputs, P); ``bias``: (outputs,), not zero.
     """
     image = (weight.mT @ bias) / bias.square().sum()
     rows = bias.abs().topk(min(PROVING_ROWS, len(bias))).indices
@@ -76,9 +74,7 @@ def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
 
     Judged by the rows with the largest errors: all others are smaller, and most are zero behind a ReLU.
 
-    Args:
-        weight: (outputs, P).
-        bias: (outputs,); ``None``: there is none.
+    ``weight``: (outputs, P); ``bias``: (outputs,); ``None``: there is none.
     """
     if bias is None or not bool(bias.any()):
         return None
@@ -91,10 +87,8 @@ def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
 def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float = 1.0) -> RankOne:
     """Estimate image and errors.
 
-    Args:
-        weight: (outputs, P).
-        bias: (outputs,); ``None``: there is none, or it is not on the same scale as the matrix. Then the image's
-            contrast and sign are guesses of the prior.
+    ``weight``: (outputs, P); ``bias``: (outputs,); ``None``: there is none, or it is not on the same scale as the
+    matrix. Then the image's contrast and sign are guesses of the prior.
     """
     return exact(weight, bias) or _Estimate(weight, bias, prior, bias_noise).settle()
 
@@ -188,8 +182,7 @@ class _Lengths:
     def infer(self, seen: Tensor, bias_seen: float | None, deviation: float, bias_deviation: float) -> _Inferred:
         """Infer them.
 
-        Args:
-            seen: (P,), length times image plus noise.
+        ``seen``: (P,), length times image plus noise.
         """
         prior = self._prior
         along = (prior.basis.mT @ seen).cpu().double()

@@ -58,8 +58,7 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     The first is a Linear layer with bias whose input is the image itself; the second is a Linear layer whose input is
     the first one's output with negative numbers set to zero.
 
-    Args:
-        shape: (C, H, W).
+    ``shape``: (C, H, W).
     """
     network = copy.deepcopy(model).eval()
     parameter = next(network.parameters())
@@ -93,12 +92,7 @@ def refuse_local_training(settings: PublicSettings) -> None:
 def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatModel, bins: int | None = None) -> Vector:
     """Make the parameters that the server sends; those of all other layers stay as they are.
 
-    Args:
-        public_images: (M, C, H, W), normalised, of the same kind as the clients'. The cut points are quantiles of their
-            measurement: as many images in each bin.
-
-    Returns:
-        All trained parameters, by name.
+    Cut points are quantiles of what public images (M, C, H, W), normalised, measure: as many of them in each bin.
     """
     _require(threat)
     if len(public_images) < 2:
@@ -435,9 +429,8 @@ def _amplitudes(
 ) -> tuple[Tensor, Tensor]:
     """Amplitudes (N,) of steps by least squares, and their precisions (N,).
 
-    Args:
-        middles: what the images are expected to measure, (N,).
-        doubt: standard deviation of what is measured because of what is expected being wrong, (N,); ``None``: zero.
+    ``middles``: what the images are expected to measure, (N,); ``doubt``: standard deviation of what is measured
+    because of what is expected being wrong, (N,); ``None``: zero.
     """
     measured = steps.variances * noise.measured**2
     if doubt is not None:

@@ -20,7 +20,7 @@ class InputLayer:
     """The parameters of a first layer that multiplies the image."""
 
     weight: str  # name of the matrix
-    bias: str | None  # name of the vector that is added to the product; `None`: there is none
+    bias: str | None  # name of the vector that is added to the product; None: there is none
     transposed: bool  # whether the matrix is (pixels, outputs) rather than (outputs, pixels)
 
     def gradients(self, vector: Vector) -> tuple[Tensor, Tensor | None]:
@@ -35,12 +35,6 @@ def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int
     The image enters through ``W x`` alone if mirroring both at a random plane, the rows of W and the image, changes
     nothing. A bias is a vector that acts like the change of the image that is its pre-image: adding ``W d`` to it does
     what adding d to the image does.
-
-    Args:
-        shape: (C, H, W) of an image.
-
-    Returns:
-        The layer, or ``None`` where no trained matrix does that.
     """
     wide = torch.float32 if network.device.type == "mps" else torch.float64
     network = network.cast(wide)

@@ -55,7 +55,7 @@ class HeardBlocks:
     """The rows of a first layer, blocks of length 1; float64 on the CPU."""
 
     rows: Tensor  # (m, P); zero outside of the blocks that lie within a row
-    phases: Tensor  # int64 (m,), which row of `blocks` tells how it is cut
+    phases: Tensor  # int64 (m,), which row of blocks tells how it is cut
     blocks: Tensor  # int64 (F, P), the number of each pixel's block, from 1 on; 0: none that lies within a row
     parts: Tensor  # int64 (P,), the part of the image that each pixel belongs to: cut wherever any row is
     kappa: float  # concentration
@@ -99,10 +99,8 @@ class Units:
     def surprise(self, odds: Tensor, image: Tensor, deviations: Tensor) -> Tensor:
         """Minus the logarithm of the probability of what was heard of the units; differentiable.
 
-        Args:
-            odds: (m,), the logarithm of the likelihood that a unit is on over that it is off.
-            image: (P,), the mean of a normal distribution.
-            deviations: (m,), standard deviations of the units' inputs in it.
+        ``odds``: (m,), the logarithm of the likelihood that a unit is on over that it is off; ``image``: (P,), the mean
+        of a normal distribution; ``deviations``: (m,), standard deviations of the units' inputs in it.
         """
         scores = (self.weight @ image + self.bias) / deviations
         on, off = (F.logsigmoid(side * odds) + torch.special.log_ndtr(side * scores) for side in (1, -1))
@@ -119,14 +117,7 @@ class Lengths:
 
 
 def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> HeardBlocks | None:
-    """Cut an upload's rows into their blocks.
-
-    Args:
-        weight: (m, P), what was heard of the layer's matrix.
-
-    Returns:
-        The rows; ``None`` where no block lies within one.
-    """
+    """Cut the rows (m, P) that were heard of the layer's matrix into blocks; ``None``: none lies within a row."""
     outputs, pixels = weight.shape
     begins = (offset + pixels * torch.arange(outputs)) % length
     shifts, phases = begins.unique(return_inverse=True)
@@ -143,11 +134,9 @@ def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> Hear
 
 
 def _row_signs(heard: HeardBlocks) -> tuple[Tensor, Tensor]:
-    """What each row says of its sign, and whether it says anything.
+    """Return each row's sign (m,), from -1 to 1, all of them perhaps reversed, and the log odds (m,) that it has any.
 
-    Returns:
-        Signs (m,), from -1 to 1, and 0 where a row says nothing; all of them may be reversed. The logarithm (m,) of the
-        likelihood that it says something over that it says nothing.
+    A row without one has sign 0.
     """
     _, vectors = torch.linalg.eigh(heard.rows @ heard.rows.mT)
     signs: Tensor = vectors[:, -1]
@@ -308,11 +297,7 @@ NEEDS = (
 
 
 def read_blocks(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor]:
-    """Read the image off the first layer, and its sign, lengths and label off all layers.
-
-    Returns:
-        The image (C, H, W), normalised, and its label ().
-    """
+    """Read the image (C, H, W) off the first layer, and its sign, lengths and label () off all layers."""
     heard = _heard(victim, layer, scene.pixels)
     search = LengthSearch(heard, scene.prior.to(heard.rows), _relus(scene, victim, layer))
     known = torch.arange(scene.classes) if victim.labels is None else victim.labels.cpu()

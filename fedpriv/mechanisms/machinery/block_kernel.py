@@ -50,9 +50,7 @@ LARGEST = tl.constexpr(1 - 2.0**-24)
 def normal(key, row, example, call, WIDTH: tl.constexpr):
     """Standard normal numbers (rows, WIDTH), of the first WIDTH / 16 parts of each row (Box and Muller 1958).
 
-    Args:
-        row: numbers of rows, (rows,).
-        example: a number for each row, (rows,).
+    ``row``: numbers of rows, (rows,); ``example``: a number for each row, (rows,).
     """
     parts: tl.constexpr = WIDTH // WORDS
     part = tl.arange(0, parts)[None, :] + tl.zeros_like(row)[:, None]
@@ -205,8 +203,7 @@ def _add_span(
 def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -> None:
     """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place.
 
-    Args:
-        key: of the cipher, (8,) in int32.
+    ``key``: of the cipher, (8,) in int32.
     """
     examples, blocks, length = rows.shape
     b = wood_parameter(kappa, length) if length > 1 else 1.0

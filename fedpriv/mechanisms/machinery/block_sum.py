@@ -142,11 +142,9 @@ def _angles(
 ) -> tuple[Tensor, Tensor]:
     """Draw cosines and sines, (n, m) each, with normal vectors' own as the first proposals.
 
-    Args:
-        along: the normal vectors' first coordinates, (n, m).
-        lengths: those of their other coordinates, (n, m). The cosine, first coordinate over length, is a uniform
-            direction's, and independent of the direction of the rest.
-        present: which blocks have a direction, (n, m); the cosines of the others stay uniform.
+    ``along``: the normal vectors' first coordinates, (n, m); ``lengths``: those of their other coordinates, (n, m). The
+    cosine, first coordinate over length, is a uniform direction's, and independent of the direction of the rest;
+    ``present``: which blocks have a direction, (n, m); the cosines of the others stay uniform.
     """
     first, rest = (values.reshape(-1).cpu().double().numpy() for values in (along, lengths))
     whole = np.sqrt(first**2 + rest**2)

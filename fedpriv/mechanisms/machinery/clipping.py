@@ -20,9 +20,7 @@ def clip_factors(norms: Tensor, roundings: Tensor, clip_norm: float) -> Tensor:
     that is added to it would be rounded away. Where 2 r is below a hundred-thousandth of n, as in most batches, it is
     left out. A norm too large for its type gives 0.
 
-    Args:
-        norms: (B,), not negative; infinite or NaN where their squares were.
-        roundings: (B,), in the same norm.
+    ``norms``: (B,), not negative; infinite or NaN where their squares were; ``roundings``: (B,), in the same norm.
     """
     doubtful = 2 * roundings > NEGLIGIBLE * norms
     if bool(doubtful.any()):

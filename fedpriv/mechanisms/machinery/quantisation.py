@@ -47,8 +47,7 @@ class Share:
 def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator) -> Words:
     """Return a client's words, (D,), for :func:`fedpriv.algorithms.secure_aggregation.client.masked`.
 
-    Args:
-        update: (K,), over the bound of its norm; what is longer than 1 is clipped once more.
+    ``update``: (K,), over the bound of its norm; what is longer than 1 is clipped once more.
     """
     values = update.detach().cpu().double().numpy()
     values = values / max(1.0, float(np.linalg.norm(values)))
@@ -60,8 +59,7 @@ def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: 
 def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:
     """Return the sum, float64 (K,), of updates over the bound of their norms, of which ``total`` is the sum of words.
 
-    Args:
-        total: (D,), modulo 2^32.
+    ``total``: (D,), modulo 2^32.
     """
     whole = total.astype(np.uint32).view(np.int32).astype(np.float64) / LEVELS
     return torch.from_numpy((_hadamard(whole) * _signs(len(whole), signs))[:dimension])

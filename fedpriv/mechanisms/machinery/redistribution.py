@@ -77,9 +77,8 @@ def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistr
     derivative s_k = mean over images of sum over outputs c of |d output_c / d parameter_k|, r_k is proportional to
     s_k ** inflation. A tenth of the noise power is spread evenly instead.
 
-    Args:
-        model: maps (B, ...) to (B, outputs), each example on its own; left as it is.
-        images: public ones, (B, ...), B at least 1; not from a client's data.
+    ``model``: maps (B, ...) to (B, outputs), each example on its own; left as it is; ``images``: public ones, (B, ...),
+    B at least 1; not from a client's data.
     """
     with torch.no_grad():
         outputs = model(images[:1]).shape[1]

@@ -133,8 +133,7 @@ class Basis(NamedTuple):
 def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
     """Return bases of the spans of groups of n independent unit vectors, ``None`` if any is too close to dependent.
 
-    Args:
-        similarity: (G, n, n), their inner products, float64.
+    ``similarity``: (G, n, n), their inner products, float64.
     """
     factor, failed = torch.linalg.cholesky_ex(similarity)
     # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
@@ -152,8 +151,7 @@ def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
 def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
     """Return a basis of the span of one group of unit vectors, dependent or not, and vectors of zeros among them.
 
-    Args:
-        similarity: (n, n), their inner products, float64.
+    ``similarity``: (n, n), their inner products, float64.
     """
     values, vectors = _eigenvectors(similarity)
     # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its
@@ -331,11 +329,7 @@ def group_size(gradients: GradientOperator, block: Block | None) -> int:
 
 
 def cut_groups(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
-    """Cut a batch into some that consist of groups of one size, their normal vectors small enough; the last is less.
-
-    Returns:
-        Gradients and how many groups they are.
-    """
+    """Cut a batch into some of so many groups of one size, their normal vectors small enough; the last is less."""
     size, examples = group_size(gradients, block), gradients.examples
     bytes_each = gradients.dimension(block) * gradients.dtype.itemsize
     together = size * max(1, min(examples // size, gradients.chunk_bytes // max(1, bytes_each)))
@@ -457,9 +451,7 @@ def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
 def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws) -> Parts:
     """Make the parts of all sums of what was drawn.
 
-    Args:
-        present: (G, b), which gradients have a direction.
-        normal: standard normal numbers, (G, r, b); overwritten.
+    ``present``: (G, b), which gradients have a direction; ``normal``: standard normal numbers, (G, r, b); overwritten.
     """
     cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
     along = torch.where(present, cosine, 0.0)
@@ -480,8 +472,7 @@ def _walk(lengths: Floats, cosines: Floats) -> Floats:
 
     The directions are uniform, and so are those of sums: two of them at a time become one.
 
-    Args:
-        cosines: of uniform directions of the space, (G, b - 1); none where it has no dimension.
+    ``cosines``: of uniform directions of the space, (G, b - 1); none where it has no dimension.
     """
     while lengths.shape[1] > 1 and cosines.size:
         pairs = lengths.shape[1] // 2
@@ -593,9 +584,7 @@ _NEGLIGIBLE = 1e-13  # of the largest eigenvalue: what rounding leaves of a dire
 def normal_products(gram: Array, variance: float, sources: NDArray[np.int64], rng: np.random.Generator) -> Array:
     """Return inner products of N(e_i, variance) with all e_j, (draws, N).
 
-    Args:
-        gram: (N, N), of the e.
-        sources: i of each draw, (draws,).
+    ``gram``: (N, N), of the e; ``sources``: i of each draw, (draws,).
     """
     coordinates = _coordinates(gram)
     noise = rng.standard_normal((len(sources), coordinates.shape[1]))
@@ -611,9 +600,7 @@ def directional_products(
     A draw is t u + sqrt(1 - t^2) w, w uniform across u. In the span of the e, w is a normal vector without its part
     along u, divided by its length; the part of that length outside the span is chi-squared.
 
-    Args:
-        gram: (N, N), of the e, none of which is zero.
-        sources: i of each draw, (draws,).
+    ``gram``: (N, N), of the e, none of which is zero; ``sources``: i of each draw, (draws,).
     """
     coordinates = _coordinates(gram)
     directions = coordinates / np.linalg.norm(coordinates, axis=1, keepdims=True)

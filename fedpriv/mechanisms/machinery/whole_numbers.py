@@ -33,8 +33,7 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 def quantised(values: Tensor, limit: float) -> Words:
     """Return levels, from 0 for -limit to 2^22 for limit.
 
-    Args:
-        values: float64 (K,); what lies outside [-limit, limit] is clipped.
+    ``values``: float64 (K,); what lies outside [-limit, limit] is clipped.
     """
     if not bool(values.isfinite().all()):
         raise ValueError("an upload with NaN or infinity in it cannot be masked")
@@ -63,15 +62,9 @@ def split(values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Tensor:
-    """Return a client's votes as counts, with its share of the noise.
+    """Return a client's votes (t, Q) as counts (Q, K), with its share of the noise.
 
     The sum of as many clients as secure aggregation guarantees has noise of deviation ``sigma``, or more.
-
-    Args:
-        votes: (t, Q).
-
-    Returns:
-        (Q, K), float64.
     """
     counts = functional.one_hot(votes.long(), classes).sum(0).double()
     share = sigma / math.sqrt(least_survivors(clients))
