@@ -11,14 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 
-from fedpriv.attacks.membership import records
-from fedpriv.attacks.membership.records import MembershipAttack
 from fedpriv.core.errors import InputError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-RATES = (0.01, 0.001)
 
 
 class Curve(NamedTuple):
@@ -118,36 +114,6 @@ def bootstrap_intervals(
         drawn.append([figure(again) for figure in figures.values()])
     ends = np.quantile(np.array(drawn), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     return {name: (float(low), float(high)) for name, low, high in zip(figures, *ends, strict=True)}
-
-
-def score_membership(
-    attack: str, scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
-) -> MembershipAttack:
-    """Return all figures of an attack with their intervals, and its curve.
-
-    Args:
-        scores: (N,), higher for members.
-        members: (N,), the truth; at least two of each kind.
-    """
-    whole = curve(scores, members)
-    figures: dict[str, Callable[[Curve], float]] = {
-        "tpr_at_1_percent": lambda points: points.tpr_at(RATES[0]),
-        "tpr_at_01_percent": lambda points: points.tpr_at(RATES[1]),
-        "advantage": lambda points: points.advantage,
-    }
-    intervals = bootstrap_intervals(scores, members, figures, rng, confidence, repeats)
-    return MembershipAttack(
-        attack=attack,
-        members=int(members.sum()),
-        non_members=int((~members).sum()),
-        auc=whole.auc,
-        tpr_at_1_percent=whole.tpr_at(RATES[0]),
-        tpr_at_01_percent=whole.tpr_at(RATES[1]),
-        advantage=whole.advantage,
-        intervals={"auc": auc_interval(scores, members, confidence), **intervals},
-        confidence=confidence,
-        curve=records.Curve(*(tuple(rates.tolist()) for rates in whole.log_points())),
-    )
 
 
 def _check(scores: Floats, members: Bools) -> None:

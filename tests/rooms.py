@@ -44,7 +44,7 @@ CAPABILITIES = {
     "flower": Capability("fedpriv/flower", r"fedpriv\.flower|privatise"),
     "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),
     "memorisation": Capability("attacks/memorisation", r"[Mm]emorisation"),
-    "endpoint": Capability("attacks/endpoint", r"attacks\.endpoint|EndpointAttack"),
+    "endpoint": Capability("attacks/endpoint", r"attacks\.endpoint"),
     "evasion": Capability("attacks/evasion", r"[Ee]vasion|EVASIONS"),
     "texts": Capability("attacks/texts", r"attacks\.texts"),
     "own model": Capability("attacks/own_model.py", r"own_model"),

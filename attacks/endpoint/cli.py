@@ -23,13 +23,13 @@ from fedpriv.core.cli.terminal import (
 from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.registry import EVASIONS, NOISELESS, POLICIES, PROBES, suggestion
+from fedpriv.core.registry import EVASIONS, NOISELESS, PROBES, suggestion
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.records import Probe
-    from fedpriv.attacks.endpoint.table import EndpointAttack
     from fedpriv.attacks.evasion.table import EvasionAttack
+    from fedpriv.attacks.probing import ModelAttack
     from fedpriv.core.progress import Progress
     from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
@@ -175,7 +175,7 @@ def print_probes() -> None:
 _OPTIONS = {"sizes": "size"}
 
 
-def _needs(kind: "type[EndpointAttack]") -> str:
+def _needs(kind: "type[ModelAttack]") -> str:
     return f"needs {'; '.join(need.words for need in kind.needs)}"
 
 
@@ -186,7 +186,7 @@ def _about_evasion(kind: "type[EvasionAttack]") -> dict[str, Any]:
             "needs": [Access.MODEL.words], "settings": {}}  # fmt: skip
 
 
-def _about_probe(kind: "type[EndpointAttack]") -> dict[str, Any]:
+def _about_probe(kind: "type[ModelAttack]") -> dict[str, Any]:
     return {
         "name": kind.name,
         "surface": "answers",
@@ -215,7 +215,7 @@ def _told_apart(names: Sequence[str], on_answers: bool) -> tuple[tuple[str, ...]
     return evasions, probes
 
 
-def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[EndpointAttack]":
+def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[ModelAttack]":
     """The attacks, each with its settings."""
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in set_:
@@ -247,7 +247,7 @@ def _evaded(run: "RunFolder", config: "EvadeConfig", progress: "Progress") -> "E
 
 def _probed(
     run: "RunFolder",
-    attacks: "Sequence[EndpointAttack]",
+    attacks: "Sequence[ModelAttack]",
     answers: str | None,
     questions: int | None,
     adversary: str | None,
@@ -282,7 +282,9 @@ def _print(run: "RunFolder", evaded: "Evasion | None", probed: "Probe | None", e
 
 def _answers_words(probe: "Probe", worst: "Guarantee") -> str:
     """The policy, and what is proven: about its answers, or about the model, which no answer tells more than."""
-    shown = f"{POLICIES[probe.answers.partition(':')[0]].title} (policy {probe.answers})"
+    from fedpriv.attacks.questions import endpoints
+
+    shown = f"{endpoints().title(probe.answers)} (policy {probe.answers})"
     if not probe.heuristic:
         return shown
     if worst.epsilon is None or not (probe.bounded and worst.replaces):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.attacks.endpoint.cloak_noise import Cloak, uniform_noise
-from fedpriv.attacks.endpoint.scene import Network, Public, Scene, probabilities
+from fedpriv.attacks.scene import Network, ProbeScene, Public, probabilities
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import CONFIDENCE, Interval
@@ -229,7 +229,7 @@ class Game:
         )
 
 
-def substitute(scene: Scene) -> tuple[Network, int]:
+def substitute(scene: ProbeScene) -> tuple[Network, int]:
     """Return a copy of the model from its answers to mixed public images, and how many it took."""
     from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
 

@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from scipy.linalg import lstsq
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.scene import Network, Scene, uniform_images
+from fedpriv.attacks.scene import Network, ProbeScene, rounding_unit, uniform_images
 from fedpriv.core.randomness import numpy_stream
 
 Array = NDArray[np.float64]
 
 # A probability of exactly 0 comes from logits that differ by more than float64 can show.
 _SMALLEST = 1e-300
-# Finer grids than these are not told from numbers that were not rounded at all.
-_FINEST_DECIMALS = 12
 _AFFINE = 1e-9
 
 
@@ -42,7 +40,7 @@ class AffineScores:
         return float(differences / max(np.abs(other.weights).max(), np.abs(other.bias).max()))
 
 
-def is_affine(scene: Scene) -> bool:
+def is_affine(scene: ProbeScene) -> bool:
     """Return whether the architecture, which the adversary knows, has logits that are affine in the image."""
     network = scene.copy(scene.seed).eval()
     images = uniform_images(8, scene.shape, numpy_stream(scene.seed, "probe-affine"))
@@ -60,15 +58,6 @@ def affine_scores(network: Network, shape: tuple[int, int, int]) -> AffineScores
         lit = network(torch.eye(pixels, dtype=torch.float64).view(pixels, *shape))
     weights, bias = (lit - black).mT.double().numpy(), black.double().numpy()
     return AffineScores(weights - weights.mean(axis=0), bias - bias.mean())
-
-
-def rounding_unit(shown: Array) -> float:
-    """Return the distance of two neighbouring values where all are rounded to the same decimals; else 0."""
-    for decimals in range(_FINEST_DECIMALS + 1):
-        scaled = shown * 10.0**decimals
-        if np.abs(scaled - np.rint(scaled)).max() < 1e-4:
-            return 10.0**-decimals
-    return 0.0
 
 
 def solved_scores(images: Tensor, shown: Array) -> AffineScores:

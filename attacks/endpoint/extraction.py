@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedpriv.attacks.endpoint.scene import Network, Public, Referee, Scene, uniform_images
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, uniform_images
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import Interval
@@ -20,7 +20,7 @@ LBFGS_STEPS, ADAM_STEPS, ADAM_BATCH, ADAM_RATE = 300, 3000, 256, 1e-3
 DECAY = 1e-6
 
 
-def trained_copy(scene: Scene, images: Tensor, targets: Array, seed: int = 0) -> Network:
+def trained_copy(scene: ProbeScene, images: Tensor, targets: Array, seed: int = 0) -> Network:
     """Train a network of the model's architecture on answers, with the cross entropy of all classes.
 
     Args:
@@ -83,7 +83,7 @@ UNIFORM = 1000
 NO_THEOREM = "no theorem bounds how well a copy does that is trained on answers"
 
 
-def never_asked(scene: Scene) -> Network | None:
+def never_asked(scene: ProbeScene) -> Network | None:
     """Return the copy of someone who asked nothing: trained on the public images and their own labels.
 
     ``None`` where the adversary holds no public images.
@@ -93,14 +93,14 @@ def never_asked(scene: Scene) -> Network | None:
     return trained_copy(scene, scene.public.images, np.eye(scene.classes)[scene.public.labels.numpy()])
 
 
-def agreement(referee: Referee, copy: Network, images: Tensor) -> Interval:
+def agreement(referee: ProbeReferee, copy: Network, images: Tensor) -> Interval:
     """Return the share of images that the copy and the model name the same class for."""
     same = _labels(copy, images) == referee.scores(images).argmax(dim=1)
     return rate_interval(int(same.sum()), len(images))
 
 
 def agreement_figures(
-    referee: Referee, copy: Network, guess: Network | None, ceiling: float | None = None, theorem: str = NO_THEOREM
+    referee: ProbeReferee, copy: Network, guess: Network | None, ceiling: float | None = None, theorem: str = NO_THEOREM
 ) -> tuple[Figure, ...]:
     """Return what a copy is like: on the referee's images, on uniform ones, and in its probabilities.
 
@@ -133,7 +133,7 @@ def agreement_figures(
     )
 
 
-def _guessed(referee: Referee, guess: Network | None, images: Tensor) -> float:
+def _guessed(referee: ProbeReferee, guess: Network | None, images: Tensor) -> float:
     labels = referee.scores(images).argmax(dim=1)
     most = float(labels.bincount(minlength=referee.classes).max()) / len(labels)
     return most if guess is None else max(most, agreement(referee, guess, images).value)
@@ -144,7 +144,7 @@ def _labels(network: Network, images: Tensor) -> Tensor:
         return torch.cat([network(part).argmax(dim=1) for part in images.split(512)])
 
 
-def _variation(referee: Referee, copy: Network) -> float:
+def _variation(referee: ProbeReferee, copy: Network) -> float:
     images = referee.held.images
     with torch.no_grad():
         mine = torch.cat([copy(part) for part in images.split(512)]).softmax(dim=1)

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv import metrics
-from fedpriv.attacks.endpoint.equations import rounding_unit
-from fedpriv.attacks.endpoint.records import Inverted
-from fedpriv.attacks.endpoint.scene import Network, Referee, probabilities
 from fedpriv.attacks.intervals import median_interval, rate_interval
+from fedpriv.attacks.probing import Inverted
+from fedpriv.attacks.questions import Questions
+from fedpriv.attacks.scene import Network, ProbeReferee, probabilities, rounding_unit
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.service.questions import Questions
 
 Cost = Callable[[Tensor], Tensor]
 """Probabilities of the wanted labels (n,) -> costs (n,)."""
@@ -197,7 +196,7 @@ def places(pictures: Tensor, test_means: Tensor) -> Tensor:
     return (likeness >= likeness.diagonal()[:, None]).sum(dim=1)
 
 
-def inverted_classes(referee: Referee, pictures: Tensor, names: Sequence[str]) -> tuple[Inverted, ...]:
+def inverted_classes(referee: ProbeReferee, pictures: Tensor, names: Sequence[str]) -> tuple[Inverted, ...]:
     """Return how each class came out; classes without test or training pictures are left out.
 
     Args:
@@ -213,7 +212,7 @@ def inverted_classes(referee: Referee, pictures: Tensor, names: Sequence[str]) -
     )
 
 
-def inversion_figures(referee: Referee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[Figure, ...]:
+def inversion_figures(referee: ProbeReferee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[Figure, ...]:
     """Return who is told, and how near the pictures are, with floor and reference.
 
     Args:
@@ -263,7 +262,7 @@ def two_sentences(figures: Sequence[Figure]) -> tuple[str, str]:
     return who, look
 
 
-def _complete(referee: Referee) -> np.ndarray:
+def _complete(referee: ProbeReferee) -> np.ndarray:
     """The classes that have training and test pictures."""
     there = ~(referee.train_means.isnan() | referee.test_means.isnan()).flatten(1).any(dim=1)
     return np.flatnonzero(there.numpy())

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.endpoint.records import Probe, write_probe
-from fedpriv.attacks.endpoint.scene import Counted, Network, Public, Referee, Rehearsal, Scene
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
+from fedpriv.attacks.questions import OpenEndpoint, endpoints
+from fedpriv.attacks.scene import Counted, Network, ProbeReferee, ProbeScene, Public, Rehearsal
 from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -31,10 +32,6 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset, load_dataset, unit_scale
 from fedpriv.models.machinery.build import build_model
-from fedpriv.service.claims import with_earlier
-from fedpriv.service.endpoint import Endpoint
-from fedpriv.service.opening import open_endpoint
-from fedpriv.service.settings import ServiceConfig
 
 _FEWEST_QUESTIONS = 2500
 _MOST_IMAGES = 2000  # that are public, and that copies are compared on
@@ -43,7 +40,7 @@ _AT_ONCE = 4096
 
 def probe_run(
     folder: RunFolder,
-    attacks: Sequence[EndpointAttack],
+    attacks: Sequence[ModelAttack],
     answers: str | None,
     questions: int | None,
     adversary: str | None,
@@ -59,12 +56,14 @@ def probe_run(
     experiment = folder.experiment()
     threat = prober(adversary or _usual(attacks), experiment)
     world = finished_world(folder, experiment)
-    shown = answers or (ServiceConfig.of(experiment) or ServiceConfig()).method
-    budget = _budget(world, shown, questions)
+    source = endpoints()
+    shown = answers or source.usual(experiment)
+    pixels = int(np.prod(world.dataset.shape))
+    budget = source.budget(experiment, shown, questions) or max(_FEWEST_QUESTIONS, 2 * (pixels + 1))
     findings: list[ProbeOutcome] = []
     refusals: list[str] = []
     with cpu_threads(experiment.engine.threads):
-        endpoint = open_endpoint(folder, world, shown)
+        endpoint = source.open(folder, world, shown)
         scene = _scene(folder, world, threat, endpoint, budget)
         referee = _referee(folder, world, endpoint)
         for attack in attacks:
@@ -83,7 +82,7 @@ def probe_run(
     probe = Probe(
         adversary=threat.name,
         answers=shown,
-        heuristic=_claim(endpoint, world, folder.final_ledger()) is None,
+        heuristic=endpoint.claim is None,
         results=tuple(finding.result for finding in findings),
         refusals=tuple(refusals),
         seconds=time.monotonic() - began,
@@ -95,76 +94,52 @@ def probe_run(
     return probe
 
 
-def _usual(attacks: Sequence[EndpointAttack]) -> str | None:
+def _usual(attacks: Sequence[ModelAttack]) -> str | None:
     """Who makes these attacks unless somebody is named; ``None``: whoever gets the model."""
     named = {attack.adversary for attack in attacks}
     return named.pop() or None if len(named) == 1 else None
 
 
-def _budget(world: World, shown: str, questions: int | None) -> int:
-    """How many images one variant of an attack may ask about."""
-    own = ServiceConfig.of(world.experiment)
-    most = own.answers if own is not None and own.method == shown else None
-    if questions is not None and most is not None and questions > most:
-        raise InputError(
-            key="--queries", given=questions, allowed=f"the run's endpoint answers service.answers = {most} at most"
-        )
-    pixels = int(np.prod(world.dataset.shape))
-    return questions or most or max(_FEWEST_QUESTIONS, 2 * (pixels + 1))
-
-
-def _proven(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
+def _proven(claim: Guarantee | None, ledger: Ledger) -> Guarantee | None:
     """What is proven about the model, or about the answers of one attack, under replace-one: the smaller epsilon."""
-    claims = [_claim(endpoint, world, ledger), ledger.worst]
-    known = [claim for claim in claims if claim is not None and claim.epsilon is not None and claim.replaces]
-    return min(known, key=lambda claim: claim.epsilon or 0.0, default=None)
-
-
-def _claim(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
-    """What is proven about the answers as such."""
-    policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
-    delta = getattr(policy, "delta", None)
-    answers = 1 if service is None else service.answers
-    claim = policy.guarantee(
-        endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
-    )
-    return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)
+    known = [each for each in (claim, ledger.worst) if each is not None and each.epsilon is not None and each.replaces]
+    return min(known, key=lambda each: each.epsilon or 0.0, default=None)
 
 
 def _scene(
     folder: RunFolder,
     world: World,
     threat: ThreatModel,
-    endpoint: Endpoint,
+    endpoint: OpenEndpoint,
     budget: int,
-) -> Scene:
+) -> ProbeScene:
     dataset, experiment = world.dataset, world.experiment
     public, _ = _halves(world)
     finer = _finer(experiment)
     schedule = {record.round: record.used for record in folder.rounds() if record.used}
-    return Scene(
-        open=lambda: Counted(endpoint, budget),
+    return ProbeScene(
+        open=lambda: Counted(endpoint.questions, budget),
         budget=budget,
         classes=dataset.classes,
         shape=dataset.shape,
         copy=lambda seed: build_model(experiment.model, dataset.shape, dataset.classes, seed, dataset.columns).double(),
         normalise=_normalised(world),
         seed=experiment.seed,
-        labels_only=endpoint.policy.labels_only,
+        labels_only=endpoint.rule.labels_only,
         public=public if Access.PUBLIC_DATA in threat.grants else None,
         model=_model(folder, world) if Access.MODEL in threat.grants else None,
-        rehearsal=Rehearsal(world, schedule, endpoint.policy),
-        proven=_proven(endpoint, world, folder.final_ledger()),
+        rehearsal=Rehearsal(world, schedule, endpoint.rule),
+        proven=_proven(endpoint.claim, folder.final_ledger()),
         finer_classes=0 if finer is None else finer.classes,
     )
 
 
-def _referee(folder: RunFolder, world: World, endpoint: Endpoint) -> Referee:
+def _referee(folder: RunFolder, world: World, endpoint: OpenEndpoint) -> ProbeReferee:
     dataset = world.dataset
     _, held = _halves(world)
     rows = torch.from_numpy(np.concatenate(world.partitions))
-    return Referee(
-        truth=_model(folder, world) if endpoint.policy.source == "network" else _exact(endpoint),
+    return ProbeReferee(
+        truth=_model(folder, world) if endpoint.rule.source == "network" else _exact(endpoint),
         classes=dataset.classes,
         held=held,
         train_means=_class_means(dataset.x_train[rows], world.true_labels[rows], dataset.classes),
@@ -173,7 +148,7 @@ def _referee(folder: RunFolder, world: World, endpoint: Endpoint) -> Referee:
     )
 
 
-def _exact(endpoint: Endpoint) -> Network:
+def _exact(endpoint: OpenEndpoint) -> Network:
     """What an endpoint answers from that is not the run's network, without gradients."""
     return lambda images: torch.from_numpy(endpoint.exact(images))
 

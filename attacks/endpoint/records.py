@@ -1,48 +1,13 @@
 """probe.json: what attacks on the finished model and on its answers found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
-from fedpriv.core.figure import CurvePoint, Figure
-from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.attacks.probing import ProbeResult
+from fedpriv.core.figure import Figure
+from fedpriv.core.records.reading import FileRecord
 from fedpriv.core.runs import RunFolder
-
-
-@dataclass(frozen=True)
-class Inverted(Record):
-    """What an attack says one class looks like."""
-
-    label: int  # the class; nobody is named
-    picture: str  # its file in probe/
-    confidence: float  # of the attacked model in the label
-    rank: int  # the label's place among all classes, by likeness to pictures that nobody trained with; 1: told
-    psnr: float  # to the mean of the class's training pictures, in dB
-
-
-@dataclass(frozen=True)
-class Shown(Record):
-    """A picture that an attack is about: its file in probe/, what kind it is, and of what."""
-
-    picture: str
-    kind: str
-    words: str
-
-
-@dataclass(frozen=True)
-class ProbeResult(Record):
-    """One attack in one variant."""
-
-    attack: str  # its name in the table
-    variant: str  # what tells it from its others; may be empty
-    surface: str  # what it needs of the threat model, in words
-    queries: int  # images that the endpoint answered
-    figures: tuple[Figure, ...]  # between guess and ceiling, the one that headlines are about first
-    curve: tuple[CurvePoint, ...] = ()  # of the first figure against questions; may be empty
-    inverted: tuple[Inverted, ...] = ()  # the classes, for attacks that make pictures
-    guess_picture: str = ""  # the file of what a guess offers for every class; empty where there are no pictures
-    sentences: tuple[str, ...] = ()  # what it means
-    shown: tuple[Shown, ...] = ()  # further pictures; may be empty
 
 
 class Probe(FileRecord):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.records import Inverted, Probe, ProbeResult
+from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.probing import Inverted, ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
 from fedpriv.core.numbers import percent
@@ -86,6 +87,7 @@ class ProbeFinding(Finding[Probed]):
 
     name: ClassVar[str] = "probe"
     rank: ClassVar[int] = 70
+    folders: ClassVar[tuple[str, ...]] = ("probe",)
     refuted: ClassVar[str] = "An attack exceeds what is claimed to be proven"
 
     @override

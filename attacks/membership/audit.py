@@ -8,16 +8,11 @@ Whoever wants a report of the folder writes it.
 
 import shlex
 
-from fedpriv.attacks.membership.game import (
-    canaries_in_references,
-    draw_candidates,
-    draw_references,
-    make_attacks,
-    membership_signals,
-)
+from fedpriv.attacks.membership.game import canaries_in_references, draw_references, make_attacks, membership_signals
 from fedpriv.attacks.membership.records import Membership
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.attacks.pairs import draw_candidates
 from fedpriv.attacks.references import build_pool
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError

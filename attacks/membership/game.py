@@ -6,8 +6,7 @@ other examples are the target's own. So the adversary knows everything but the c
 is defined for. References come in twos with opposite coins, so that each candidate is in half of them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,65 +14,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.attacks.epsilon import canary_epsilon
+from fedpriv.attacks.membership import records
 from fedpriv.attacks.membership.attacks import ATTACKS
 from fedpriv.attacks.membership.records import MembershipAttack
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
+from fedpriv.attacks.pairs import MemberPairs
 from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references
-from fedpriv.attacks.scores import score_membership
+from fedpriv.attacks.scores import Bools, Curve, Floats, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
 from fedpriv.gradients import Vector
 
-# Enough for RMIA's shares of the population to be told apart to a thousandth.
-MOST_POPULATION = 2000
-
 # Fixed before any score is seen: about so many of the canaries, those that look surest, a guess is made.
 GUESSED_SHARE = 0.25
 
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Pairs of a member and a non-member, and examples that are nobody's."""
-
-    members: NDArray[np.int64]  # (C,), rows of the pool that the target was trained with
-    non_members: NDArray[np.int64]  # (C,), rows that it was not
-    clients: NDArray[np.int64]  # (C,), whose data the member of a pair is part of
-    positions: NDArray[np.int64]  # (C,), where in that client's data it stands
-    population: NDArray[np.int64]  # (Z,), rows that neither target nor references are trained with
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """(2 C,), all candidates: the members, then the non-members."""
-        return np.concatenate([self.members, self.non_members])
-
-    @property
-    def truth(self) -> NDArray[np.bool_]:
-        """(2 C,), which of :attr:`rows` are members; for the referee."""
-        return np.arange(2 * len(self.members)) < len(self.members)
-
-
-def draw_candidates(world: World, pairs: int, seed: int) -> Candidates:
-    """Draw pairs at random from all clients' data and the test data; half of the test data at most is used up."""
-    rng = numpy_stream(seed, "membership-candidates")
-    train, test = len(world.dataset.x_train), len(world.dataset.x_test)
-    places = [(client, position) for client, rows in enumerate(world.partitions) for position in range(len(rows))]
-    count = min(pairs, len(places), test // 2)
-    if count < 2:
-        raise InputError(
-            f"membership: {len(places)} training and {test} test examples make {max(0, count)} pairs of candidates; "
-            "at least 2 are needed"
-        )
-    chosen = rng.choice(len(places), count, replace=False)
-    clients, positions = np.array(places, dtype=np.int64)[chosen].T
-    members = np.array([world.partitions[c][p] for c, p in zip(clients, positions, strict=True)], dtype=np.int64)
-    outside = train + rng.permutation(test)
-    return Candidates(members, outside[:count], clients, positions, outside[count:][:MOST_POPULATION])
+RATES = (0.01, 0.001)
 
 
 def draw_references(
-    world: World, candidates: Candidates, count: int, seed: int
+    world: World, candidates: MemberPairs, count: int, seed: int
 ) -> tuple[list[Reference], NDArray[np.bool_]]:
     """Draw what references are trained with.
 
@@ -96,7 +57,7 @@ def membership_signals(
     world: World,
     pool: Pool,
     target: Mapping[int, Vector],
-    candidates: Candidates,
+    candidates: MemberPairs,
     references: Sequence[Reference],
     inside: NDArray[np.bool_],
     schedule: Mapping[int, Sequence[int]],
@@ -153,6 +114,36 @@ def make_attacks(
     return tuple(results)
 
 
+def score_membership(
+    attack: str, scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
+) -> MembershipAttack:
+    """Return all figures of an attack with their intervals, and its curve.
+
+    Args:
+        scores: (N,), higher for members.
+        members: (N,), the truth; at least two of each kind.
+    """
+    whole = curve(scores, members)
+    figures: dict[str, Callable[[Curve], float]] = {
+        "tpr_at_1_percent": lambda points: points.tpr_at(RATES[0]),
+        "tpr_at_01_percent": lambda points: points.tpr_at(RATES[1]),
+        "advantage": lambda points: points.advantage,
+    }
+    intervals = bootstrap_intervals(scores, members, figures, rng, confidence, repeats)
+    return MembershipAttack(
+        attack=attack,
+        members=int(members.sum()),
+        non_members=int((~members).sum()),
+        auc=whole.auc,
+        tpr_at_1_percent=whole.tpr_at(RATES[0]),
+        tpr_at_01_percent=whole.tpr_at(RATES[1]),
+        advantage=whole.advantage,
+        intervals={"auc": auc_interval(scores, members, confidence), **intervals},
+        confidence=confidence,
+        curve=records.Curve(*(tuple(rates.tolist()) for rates in whole.log_points())),
+    )
+
+
 def canaries_in_references(signals: Signals, attack: str, delta: float, confidence: float = 0.95) -> EpsilonBound:
     """Bound epsilon of the training that target and references share, from one run with canaries.
 
@@ -179,7 +170,7 @@ def canaries_in_references(signals: Signals, attack: str, delta: float, confiden
     return canary_epsilon(differences, signals.inside[0, :pairs], guesses, delta, confidence)
 
 
-def _shares(world: World, candidates: Candidates, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:
+def _shares(world: World, candidates: MemberPairs, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:
     """The clients' rows of the pool, with the non-member in each pair's place where its coin is not up."""
     shares = [rows.copy() for rows in world.partitions]
     for index in np.flatnonzero(~coins):

@@ -71,6 +71,7 @@ class MembershipFinding(RecordFinding[Membership]):
 
     name: ClassVar[str] = "membership"
     rank: ClassVar[int] = 10
+    folders: ClassVar[tuple[str, ...]] = ("membership",)
     record: ClassVar[type[Membership]] = Membership
     columns: ClassVar[type[Columns] | None] = MembershipColumns
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.scene import Public, probabilities
-from fedpriv.service.questions import Questions
+from fedpriv.attacks.questions import Questions
+from fedpriv.attacks.scene import Public, probabilities
 
 
 @dataclass(frozen=True)

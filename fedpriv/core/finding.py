@@ -182,6 +182,8 @@ class Finding(ABC, Generic[R]):
         leads: whether its sentences come before those about uploads; else they come after what is proven.
         refuted: the heading over a measurement that exceeds what is claimed to be proven.
         columns: what it adds to the record of a trial in a sweep; ``None``: nothing.
+        files: of a run's folder that it is read from and the summary does not repeat.
+        folders: of a run's folder into which only commands write that have it for themselves.
     """
 
     name: ClassVar[str]
@@ -189,6 +191,8 @@ class Finding(ABC, Generic[R]):
     leads: ClassVar[bool] = False
     refuted: ClassVar[str] = "The ledger is refuted"
     columns: ClassVar[type[Columns] | None] = None
+    files: ClassVar[tuple[str, ...]] = ()
+    folders: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, folder: "RunFolder") -> R | None:

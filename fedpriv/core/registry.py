@@ -49,15 +49,14 @@ class Registry(Mapping[str, type[Any]]):
 
     Attributes:
         what: one thing of the kind, for people.
-        place: where ours are: a package, whose modules are imported, but no packages inside it; or, without a dot, a
-            module in the folders of capabilities.
-        inner: packages of this name in the folders of capabilities hold more of ours; empty: none do.
+        places: where ours are, each a package, whose modules are imported, but no packages inside it; ``*/NAME``: the
+            packages of this name in the folders of capabilities; or, without a dot, a module in these folders.
         group: of entry points.
         base: what they are subclasses of, as "module:class".
     """
 
-    def __init__(self, what: str, place: str, group: str, base: str, inner: str = "") -> None:
-        self.what, self.place, self.group, self.base, self.inner = what, place, group, base, inner
+    def __init__(self, what: str, places: str, group: str, base: str) -> None:
+        self.what, self.places, self.group, self.base = what, places.split(), group, base
         self._things: dict[str, type[Any]] = {}
         self._begun = False
 
@@ -105,21 +104,26 @@ class Registry(Mapping[str, type[Any]]):
         return self._things
 
     def _import_ours(self) -> None:
-        if "." not in self.place:
-            list(capabilities(self.place))
-            return
-        packages = [importlib.import_module(self.place)]
-        if self.inner:
-            packages += capabilities(f"{self.inner}/__init__")
-        for package in packages:
-            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-                if not module.ispkg:
-                    importlib.import_module(module.name)
+        for place in self.places:
+            for package in _packages(place):
+                for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+                    if not module.ispkg:
+                        importlib.import_module(module.name)
 
     def _base(self) -> type[Any]:
         module, _, name = self.base.partition(":")
         base: type[Any] = getattr(importlib.import_module(module), name)
         return base
+
+
+def _packages(place: str) -> Iterator[ModuleType]:
+    """The packages whose modules are things of a kind; a module in the folders of capabilities is imported alone."""
+    if place.startswith("*/"):
+        yield from capabilities(f"{place.removeprefix('*/')}/__init__")
+    elif "." in place:
+        yield importlib.import_module(place)
+    else:
+        list(capabilities(place))
 
 
 def check_complete(kind: Any, base: type[Any]) -> type[Any]:
@@ -192,7 +196,7 @@ def suggestion(word: str, known: Sequence[str], *, else_known: bool = True, sect
 
 MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "fedpriv.mechanisms:MechanismSettings")
 ATTACKS = Registry(
-    "attack", "fedpriv.attacks.methods", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings", inner="uploads"
+    "attack", "fedpriv.attacks.methods */uploads", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings"
 )
 EVASIONS = Registry(
     "evasion attack",
@@ -205,15 +209,8 @@ NOISELESS = "-noiseless"
 
 DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
 MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
-POLICIES = Registry(
-    "answer policy", "fedpriv.service.policies", "fedpriv.answers", "fedpriv.service.policies:AnswerPolicy"
-)
-PROBES = Registry(
-    "attack on the finished model",
-    "fedpriv.attacks.endpoint.methods",
-    "fedpriv.probes",
-    "fedpriv.attacks.endpoint.table:EndpointAttack",
-)
+PROBES = Registry("attack on the finished model", "*/probes", "fedpriv.probes", "fedpriv.attacks.probing:ModelAttack")
+ENDPOINTS = Registry("endpoint", "oracle", "fedpriv.endpoints", "fedpriv.attacks.questions:Endpoints")
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
 ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
 FINDINGS = Registry("finding", "report", "fedpriv.findings", "fedpriv.core.finding:Finding")

@@ -41,7 +41,7 @@ class Candidate:
     is_member: bool
 
 
-def membership(classifier: Classifier, config: LeaksConfig, noises: Sequence[Noise]) -> PromptLeak:
+def membership_leak(classifier: Classifier, config: LeaksConfig, noises: Sequence[Noise]) -> PromptLeak:
     """Tell examples in 1-shot prompts from others by the answers."""
     asked = candidates(classifier, config.pairs)
     members = np.array([candidate.is_member for candidate in asked])

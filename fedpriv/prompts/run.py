@@ -25,7 +25,7 @@ from fedpriv.prompts.classify import Classifier, Noise, answers, noise_of, toget
 from fedpriv.prompts.folder import PromptFolder, Votes
 from fedpriv.prompts.generate import Writer, noise_of_label
 from fedpriv.prompts.language import Language, open_language
-from fedpriv.prompts.leaks import candidates, membership, repeating
+from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
@@ -263,7 +263,7 @@ def _attacked(bench: _Bench, progress: Progress) -> tuple[tuple[PromptLeak, ...]
     measured: list[PromptLeak] = []
     if leaks.pairs and bench.settings.icl.mode == "classify":
         progress.stage(f"membership of 1-shot prompts, {leaks.pairs} pairs")
-        measured.append(membership(classifier, leaks, bench.noises))
+        measured.append(membership_leak(classifier, leaks, bench.noises))
     elif leaks.pairs:
         refusals.append("membership of a 1-shot prompt is about answers by vote (icl.mode = 'classify')")
     if leaks.repeats:

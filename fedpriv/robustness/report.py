@@ -310,6 +310,7 @@ class RobustFinding(Finding[Robust]):
 
     name: ClassVar[str] = "robustness"
     rank: ClassVar[int] = 30
+    folders: ClassVar[tuple[str, ...]] = ("robustness",)
     refuted: ClassVar[str] = "Certificates are broken"
     columns: ClassVar[type[Columns] | None] = RobustColumns
 

@@ -6,9 +6,11 @@ from fedpriv.accounting.estimated import with_bounds
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.core.world import World
+from fedpriv.service.endpoint import Endpoint
 from fedpriv.service.policies import AnswerPolicy, Facts
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.proof import with_run
+from fedpriv.service.settings import ServiceConfig
 
 REPRODUCIBLE = (
     "noise = 'reproducible': it follows from the seed, and whoever knows or guesses that subtracts it; what is proven "
@@ -42,3 +44,14 @@ def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts
         "service.target_epsilon is of the answers alone"
     )
     return with_bounds(replace(guarantee, notes=(*guarantee.notes, note)), bounds)
+
+
+def claim_of(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
+    """Return what is proven about an endpoint's answers as such; ``None``: nothing."""
+    policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
+    delta = getattr(policy, "delta", None)
+    answers = 1 if service is None else service.answers
+    claim = policy.guarantee(
+        endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
+    )
+    return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)

@@ -18,8 +18,8 @@ from fedpriv.service.settings import ServiceConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedpriv.attacks.questions import Answers
     from fedpriv.core.runs import RunFolder
-    from fedpriv.service.questions import Answers
     from fedpriv.service.served import Served
 
 _ADDRESS = "127.0.0.1"

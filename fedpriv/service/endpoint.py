@@ -10,18 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.attacks.questions import Answers, UsedUpError
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
 from fedpriv.service.features import Features, pixels
 from fedpriv.service.policies import AnswerPolicy, Facts, Scores
-from fedpriv.service.questions import Answers
 
 _AT_ONCE = 256  # images of one forward pass
-
-
-class UsedUpError(InputError):
-    """Fewer answers are left than were asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +56,7 @@ def digest(image: NDArray[np.float64]) -> str:
 
 
 class Endpoint:
-    """Answers in this process, counted; see :class:`fedpriv.service.questions.Questions`.
+    """Answers in this process, counted; see :class:`fedpriv.attacks.questions.Questions`.
 
     Its noise is its own: no answer that it gives has a number in a query ledger.
 
@@ -95,7 +91,7 @@ class Endpoint:
         return self._asked
 
     def ask(self, images: Tensor) -> Answers:
-        """Answer questions; see :class:`fedpriv.service.questions.Questions`."""
+        """Answer questions; see :class:`fedpriv.attacks.questions.Questions`."""
         checked = checked_images(images, self.shape)
         if self._asked + len(checked) > self._most:
             left = int(self._most) - self._asked

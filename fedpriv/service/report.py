@@ -174,6 +174,7 @@ class ServedFinding(Finding[Served]):
     rank: ClassVar[int] = 60
     refuted: ClassVar[str] = "What is claimed of the answers is not proven"
     columns: ClassVar[type[Columns] | None] = ServedColumns
+    files: ClassVar[tuple[str, ...]] = ("service/service.json", "service/audit.json")
 
     @override
     def read(self, folder: RunFolder) -> Served | None:

@@ -12,12 +12,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from fedpriv.attacks.questions import Answers, UsedUpError
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.files import open_unlinked
-from fedpriv.service.endpoint import Oracle, UsedUpError, checked_images, digest
+from fedpriv.service.endpoint import Oracle, checked_images, digest
 from fedpriv.service.features import pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request
-from fedpriv.service.questions import Answers
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StoredAnswers:
 
 
 class Served:
-    """An endpoint with a query ledger; see :class:`fedpriv.service.questions.Questions`, as whoever has the folder.
+    """An endpoint with a query ledger; see :class:`fedpriv.attacks.questions.Questions`, as whoever has the folder.
 
     Attributes:
         oracle: what answers.
@@ -120,7 +120,7 @@ class Served:
         return self.ledger.used
 
     def ask(self, images: Tensor) -> Answers:
-        """Answer questions of whoever has the folder; see :class:`fedpriv.service.questions.Questions`."""
+        """Answer questions of whoever has the folder; see :class:`fedpriv.attacks.questions.Questions`."""
         (outcome,) = self.answer([Question(OWNER, checked_images(images, self.oracle.shape))])
         if outcome.refusal:
             raise UsedUpError(outcome.refusal)

@@ -8,9 +8,10 @@ from pydantic.fields import FieldInfo
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES, SECTIONS
+from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Extensible
+from fedpriv.service.policies import POLICIES
 
 
 def _known(method: str) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from fedpriv.attacks.endpoint.scene import Public, Referee, Scene
+from fedpriv.attacks.scene import ProbeReferee, ProbeScene, Public
 from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle
 from fedpriv.service.policies import Facts, Scores, named_policy
@@ -57,7 +57,7 @@ def scene(
     budget: int,
     answers: str = "none",
     opened: Sequence[Endpoint] = (),
-) -> Scene:
+) -> ProbeScene:
     """What an adversary has; endpoints are taken from ``opened`` where some are given."""
     ready = list(opened)
 
@@ -68,15 +68,15 @@ def scene(
         logits: Tensor = network(images)
         return logits
 
-    return Scene(
+    return ProbeScene(
         open_one, budget, classes, SHAPE, copy, lambda images: images, 5,
         labels_only=named_policy(answers).labels_only, public=public(40, 1, classes), model=model,
     )  # fmt: skip
 
 
-def referee(network: nn.Module, classes: int) -> Referee:
+def referee(network: nn.Module, classes: int) -> ProbeReferee:
     """What attacks are scored against; class means are random pictures."""
     held = public(200, 2, classes)
     means = public(classes, 3, classes).images
     network.requires_grad_(False)
-    return Referee(network, classes, held, means, public(classes, 4, classes).images, 9)
+    return ProbeReferee(network, classes, held, means, public(classes, 4, classes).images, 9)

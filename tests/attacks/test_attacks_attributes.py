@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.endpoint.attributes import Attribute, attributes, guessed_values, truth_of
-from fedpriv.attacks.endpoint.scene import Public
+from fedpriv.attacks.scene import Public
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, linear
 
 PIXEL = 5

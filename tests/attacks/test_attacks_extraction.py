@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.equations import affine_scores, is_affine, rounding_unit, solved_scores
+from fedpriv.attacks.endpoint.equations import affine_scores, is_affine, solved_scores
 from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
-from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
-from fedpriv.attacks.endpoint.methods.extraction import Extraction
-from fedpriv.attacks.endpoint.scene import probabilities, uniform_images
+from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
+from fedpriv.attacks.endpoint.probes.extraction import Extraction
+from fedpriv.attacks.questions import Answers
+from fedpriv.attacks.scene import probabilities, rounding_unit, uniform_images
 from fedpriv.core.errors import InputError
-from fedpriv.service.questions import Answers
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
 
 CLASSES = 5

@@ -16,9 +16,9 @@ from fedpriv.attacks.endpoint.inversion import (
     total_variation,
     two_sentences,
 )
-from fedpriv.attacks.endpoint.methods.mi_face import MiFace
-from fedpriv.attacks.endpoint.methods.mi_face_answers import MiFaceByAnswers
-from fedpriv.attacks.endpoint.scene import Referee
+from fedpriv.attacks.endpoint.probes.mi_face import MiFace
+from fedpriv.attacks.endpoint.probes.mi_face_answers import MiFaceByAnswers
+from fedpriv.attacks.scene import ProbeReferee
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
@@ -142,7 +142,7 @@ def test_a_model_that_holds_its_classes_means_tells_who() -> None:
     network = linear(12, seed=0)
     with torch.no_grad():
         network[1].weight.copy_(3 * (truth - truth.mean(0)).flatten(1))
-    judge = Referee(network, 12, public(5, 1, 12), train, test, 3)
+    judge = ProbeReferee(network, 12, public(5, 1, 12), train, test, 3)
     here = scene(network, lambda seed: linear(12, seed), 12, 17)
     (finding,) = MiFace(start="grey").run(here, judge)
     told, top5, likeness, confidence = finding.result.figures

@@ -21,7 +21,7 @@ from fedpriv.attacks.endpoint.cloak import (
     verdict,
 )
 from fedpriv.attacks.endpoint.cloak_noise import Cloak, uniform_noise
-from fedpriv.attacks.endpoint.scene import Public
+from fedpriv.attacks.scene import Public
 from tests.attacks.endpoint_scenes import SHAPE, linear, public
 from tests.attacks.test_cloak import some_cloak
 from tests.cases import in_one_test

@@ -9,7 +9,8 @@ import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
 from fedpriv.attacks.endpoint.cli import _answers_words, _sentences
-from fedpriv.attacks.endpoint.records import Probe, ProbeResult
+from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.probing import ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from fedpriv.robustness.records import Evasion, Reach, Robustness

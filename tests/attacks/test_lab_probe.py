@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.attacks.endpoint.methods.equation_solving import EquationSolving
-from fedpriv.attacks.endpoint.methods.extraction import Extraction
-from fedpriv.attacks.endpoint.methods.mi_face import MiFace
 from fedpriv.attacks.endpoint.probe import probe_run
+from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
+from fedpriv.attacks.endpoint.probes.extraction import Extraction
+from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.endpoint.report import extraction_plot
 from fedpriv.core.errors import InputError

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.attacks.endpoint.methods.cloak import CloakedQuestions
 from fedpriv.attacks.endpoint.probe import probe_run
-from fedpriv.attacks.endpoint.records import Probe, ProbeResult
-from fedpriv.attacks.endpoint.table import EndpointAttack
+from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
+from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.probing import ModelAttack, ProbeResult
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return finished(tmp_path_factory.mktemp("cloak") / "run", data={"groups": GROUPS})
 
 
-def probed(run: RunFolder, *attacks: EndpointAttack, questions: int | None = None, who: str | None = None) -> Probe:
+def probed(run: RunFolder, *attacks: ModelAttack, questions: int | None = None, who: str | None = None) -> Probe:
     return probe_run(run, attacks, None, questions, who, Silent())
 
 

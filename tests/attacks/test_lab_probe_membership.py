@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
-from fedpriv.attacks.endpoint.membership import answer_signals, membership_figures, pairs_within, reference_answers
-from fedpriv.attacks.endpoint.methods.attribute_inference import AttributeInference
-from fedpriv.attacks.endpoint.methods.membership_answers import MembershipByAnswers
-from fedpriv.attacks.endpoint.methods.membership_labels import MembershipByLabels
-from fedpriv.attacks.endpoint.methods.membership_synthetic import MembershipBySynthesis
-from fedpriv.attacks.endpoint.methods.two_answers import TwoAnswers
 from fedpriv.attacks.endpoint.probe import probe_run
+from fedpriv.attacks.endpoint.probes.attribute_inference import AttributeInference
+from fedpriv.attacks.endpoint.probes.two_answers import TwoAnswers
+from fedpriv.attacks.membership.answers import answer_signals, membership_figures, reference_answers
+from fedpriv.attacks.membership.probes.answers import MembershipByAnswers
+from fedpriv.attacks.membership.probes.labels import MembershipByLabels
+from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
 from fedpriv.attacks.membership.signals import label_logits, wrong_log_probabilities
+from fedpriv.attacks.pairs import pairs_within
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee

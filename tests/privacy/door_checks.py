@@ -47,7 +47,7 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
-from fedpriv.core.registry import MECHANISMS, POLICIES
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.seeds import MEMORY
 from fedpriv.core.wire import unpack
@@ -62,6 +62,7 @@ from fedpriv.service.draws import Draws
 from fedpriv.service.endpoint_files import known_service
 from fedpriv.service.http import build_app
 from fedpriv.service.opening import open_service
+from fedpriv.service.policies import POLICIES
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
 from tests.privacy import doors

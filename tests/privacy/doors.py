@@ -23,9 +23,10 @@ from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.clients.app import client_app
 from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.randomness import Secret
-from fedpriv.core.registry import MECHANISMS, POLICIES
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.prompts.client import Prompter, prompter_app
 from fedpriv.prompts.settings import IclConfig
+from fedpriv.service.policies import POLICIES
 
 __all__ = ["ALARM", "PROMPTER", "ball", "cosine", "found", "handlers", "hits", "laplace", "network_modules", "normal"]
 __all__ += ["routes", "verbs"]

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from scipy import special
 
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.questions import Answers
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
-from fedpriv.core.registry import POLICIES
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
 from fedpriv.service.proof import head_sensitivity
-from fedpriv.service.questions import Answers
 
 CONFIDENCE = 0.999
 DELTA = 1e-5

@@ -6,7 +6,7 @@ from scipy import integrate, stats
 
 from fedpriv.core.errors import InputError
 from fedpriv.prompts.classify import noise_of
-from fedpriv.prompts.leaks import candidates, membership, repeating
+from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.settings import IclConfig, LeaksConfig
 from fedpriv.prompts.texts import Example, Texts
 from tests.prompts.test_icl_generate import Table
@@ -27,7 +27,9 @@ def random_texts() -> Texts:
 def figures() -> dict[str, tuple[float, float, float, float | None]]:
     config = IclConfig(shots=4, prompts=10, queries=200, delta=1e-4, calibrated=False)
     texts = random_texts()
-    leak = membership(classifier(config, texts), LeaksConfig(pairs=400), [noise_of(config, len(texts.examples), 1.0)])
+    leak = membership_leak(
+        classifier(config, texts), LeaksConfig(pairs=400), [noise_of(config, len(texts.examples), 1.0)]
+    )
     return {
         figure.what: (figure.measured.value, figure.measured.low or 0.0, figure.measured.high or 1.0, figure.ceiling)
         for figure in leak.figures
@@ -51,7 +53,7 @@ def test_the_ceiling_is_the_area_under_the_trade_off() -> None:
     """Dong, Roth and Su 2022: no test of G_mu has more power than Phi(Phi^-1(alpha) + mu)."""
     config = IclConfig(shots=4, prompts=10, queries=200)
     noise = noise_of(config, 800, 1.0)
-    leak = membership(classifier(config, random_texts()), LeaksConfig(pairs=2), [noise])
+    leak = membership_leak(classifier(config, random_texts()), LeaksConfig(pairs=2), [noise])
     mu = np.sqrt(2) / noise.sigma
     area, _ = integrate.quad(lambda alpha: stats.norm.cdf(stats.norm.ppf(alpha) + mu), 0, 1)
     assert leak.figures[-1].ceiling == pytest.approx(area, abs=1e-8)
@@ -70,7 +72,7 @@ def test_a_member_is_in_its_first_prompt_only() -> None:
 
 def test_pairs_that_are_not_there() -> None:
     with pytest.raises(InputError, match=r"leaks.pairs = 21: there are 60 private examples and 20 test texts"):
-        membership(classifier(IclConfig(shots=1, prompts=2)), LeaksConfig(pairs=21), [])
+        membership_leak(classifier(IclConfig(shots=1, prompts=2)), LeaksConfig(pairs=21), [])
 
 
 def test_repeated_words_are_counted() -> None:

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy import special
 
+from fedpriv.attacks.questions import UsedUpError
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
-from fedpriv.core.registry import POLICIES
-from fedpriv.service.endpoint import Endpoint, Oracle, UsedUpError, checked_images
-from fedpriv.service.policies import Draws, Facts, Scores, named_policy, softmax
+from fedpriv.service.endpoint import Endpoint, Oracle, checked_images
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, named_policy, softmax
 
 SHAPE = (1, 2, 2)
 

@@ -12,7 +12,6 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedpriv.attacks.endpoint.probe import _claim
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
@@ -21,6 +20,7 @@ from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.audit import audit_answers
+from fedpriv.service.claims import claim_of
 from fedpriv.service.endpoint_files import made_service, referee_of
 from fedpriv.service.opening import open_endpoint, open_service
 from fedpriv.service.settings import ServiceConfig
@@ -169,7 +169,7 @@ def test_probes_count_the_other_run_too(run: RunFolder, private: RunFolder, tmp_
     section = {"service": config(private.path, answers=5).told()}
     folder = trained(tmp_path / "run", mechanism={"name": "none"}, **section)
     world = build_world(folder.experiment())
-    claim = _claim(open_endpoint(folder, world, "model"), world, folder.final_ledger())
+    claim = claim_of(open_endpoint(folder, world, "model"), world, folder.final_ledger())
     worst = private.final_ledger().worst
     assert claim is not None and claim.epsilon is not None and worst.epsilon is not None
     assert claim.epsilon == pytest.approx(2.0 + worst.epsilon, rel=1e-6)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.attacks.questions import UsedUpError
 from fedpriv.core.randomness import Secret
-from fedpriv.service.endpoint import Oracle, UsedUpError
+from fedpriv.service.endpoint import Oracle
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, Scores, named_policy
 from fedpriv.service.served import Question, Served, StoredAnswers

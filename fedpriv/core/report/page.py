@@ -16,7 +16,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
-from fedpriv.core.finding import Found, Section
+from fedpriv.core.finding import Found, Section, findings
 from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
@@ -77,8 +77,9 @@ def _write_if_new(folder: Path, before: list[tuple[int, int] | None]) -> None:
 
 
 def _versions(folder: Path) -> list[tuple[int, int] | None]:
-    """Of the summary, of what the endpoint is, and of what an audit of it found."""
-    return [_version(folder / name) for name in ("summary.json", "service/service.json", "service/audit.json")]
+    """Of the summary, and of what it does not repeat."""
+    others = (name for finding in findings() for name in finding.files)
+    return [_version(folder / name) for name in ("summary.json", *others)]
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, drop_cut_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Asked, Deployed, Ledger, RoundRecord, Summary, read_file
+from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs.findings import Findings
 
 T = TypeVar("T")
@@ -123,8 +124,8 @@ class RunFolder(Findings):
 
     def remove_parts(self) -> None:
         """Remove what a killed process left of files and lines that it was writing; nobody else may be writing here."""
-        others = (self.path / name for name in ("membership", "robustness", "probe", "private", "referee"))
-        remove_parts(self.path, *self._parts, *others)
+        others = ("private", "referee", *(name for kind in FINDINGS.values() for name in kind.folders))
+        remove_parts(self.path, *self._parts, *(self.path / name for name in others))
         # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
         drop_cut_line(self.path / "asked.jsonl")
 

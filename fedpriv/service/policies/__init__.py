@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import override
 
+from fedpriv.attacks.questions import Answers
 from fedpriv.convex import softmax
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES
+from fedpriv.core.registry import Registry
 from fedpriv.core.settings import Epsilon, Positive, Real, Section, wrong_value
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
-from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DISTRIBUTION",
     "EXAMPLE",
+    "POLICIES",
     "REGULARISATION",
     "AnswerPolicy",
     "DrawnPolicy",
@@ -43,6 +44,10 @@ __all__ = [
     "rivals",
     "softmax",
 ]
+
+POLICIES = Registry(
+    "answer policy", "fedpriv.service.policies", "fedpriv.answers", "fedpriv.service.policies:AnswerPolicy"
+)
 
 
 class AnswerPolicy(Section):
@@ -66,6 +71,10 @@ class AnswerPolicy(Section):
             scores: (n, classes), of n images.
             draws: the noise; none for a policy without.
         """
+
+    def noiseless(self, scores: Scores) -> Answers:
+        """Return what leaves the endpoint without noise, for a policy that draws none."""
+        return self.answer(scores, Draws())
 
     def check(self, ledger: "Ledger") -> None:
         """Refuse a run whose answers could not be what the policy says they are.

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.registry import POLICIES
-from fedpriv.service.policies import DrawnPolicy, Draws, Facts, HeadPolicy, Scores, on_grid
-from fedpriv.service.questions import Answers
+from fedpriv.attacks.questions import Answers
+from fedpriv.service.policies import POLICIES, DrawnPolicy, Draws, Facts, HeadPolicy, Scores, on_grid
 
 if TYPE_CHECKING:
     from fedpriv.service.proof import Law

@@ -4,9 +4,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.registry import POLICIES
-from fedpriv.service.policies import AnswerPolicy, Draws, Scores
-from fedpriv.service.questions import Answers
+from fedpriv.attacks.questions import Answers
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores
 
 
 @POLICIES.register

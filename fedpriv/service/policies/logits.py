@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.registry import POLICIES
+from fedpriv.attacks.questions import Answers
 from fedpriv.service.policies import (
+    POLICIES,
     Draws,
     Facts,
     Scores,
@@ -14,7 +15,6 @@ from fedpriv.service.policies import (
     on_grid,
     softmax,
 )
-from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

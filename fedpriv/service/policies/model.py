@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.registry import POLICIES
+from fedpriv.attacks.questions import Answers
 from fedpriv.service.policies import (
+    POLICIES,
     Draws,
     Facts,
     Scores,
@@ -13,7 +14,6 @@ from fedpriv.service.policies import (
     on_grid,
     softmax,
 )
-from fedpriv.service.questions import Answers
 
 
 @POLICIES.register

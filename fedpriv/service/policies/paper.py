@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES
 from fedpriv.core.settings import Epsilon, Positive
 from fedpriv.service.policies import (
     DISTRIBUTION,
+    POLICIES,
     REGULARISATION,
     AnswerPolicy,
     Distribution,
@@ -20,7 +21,6 @@ from fedpriv.service.policies import (
     one_a_row,
     softmax,
 )
-from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
     import numpy as np

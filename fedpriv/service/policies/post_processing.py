@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES
-from fedpriv.service.policies import AnswerPolicy, Draws, Facts, Scores, softmax
-from fedpriv.service.questions import Answers
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Facts, Scores, softmax
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

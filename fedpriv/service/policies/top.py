@@ -5,10 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.core.registry import POLICIES
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.settings import Integer
-from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
-from fedpriv.service.questions import Answers
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores, softmax
 
 
 @POLICIES.register

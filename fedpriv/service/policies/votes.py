@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import POLICIES
 from fedpriv.core.settings import Count, Integer
 from fedpriv.service.policies import (
     DISTRIBUTION,
+    POLICIES,
     Distribution,
     DrawnPolicy,
     Draws,
@@ -17,7 +18,6 @@ from fedpriv.service.policies import (
     HeadKeys,
     Scores,
 )
-from fedpriv.service.questions import Answers
 
 if TYPE_CHECKING:
     from fedpriv.service.proof import Law

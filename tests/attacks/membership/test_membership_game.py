@@ -7,15 +7,9 @@ import pytest
 import torch
 
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.game import (
-    Candidates,
-    canaries_in_references,
-    draw_candidates,
-    draw_references,
-    make_attacks,
-    membership_signals,
-)
+from fedpriv.attacks.membership.game import canaries_in_references, draw_references, make_attacks, membership_signals
 from fedpriv.attacks.membership.signals import Signals
+from fedpriv.attacks.pairs import MemberPairs, draw_candidates
 from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
 from fedpriv.attacks.scores import auc_interval
 from fedpriv.core.errors import InputError
@@ -50,7 +44,7 @@ def trained(world: World, shares: tuple[np.ndarray, ...]) -> Vector:
     return {name: value[0] for name, value in one.items()}
 
 
-def signals_of(world: World, target: Vector, candidates: Candidates, count: int) -> Signals:
+def signals_of(world: World, target: Vector, candidates: MemberPairs, count: int) -> Signals:
     references, inside = draw_references(world, candidates, count, seed=5)
     schedule = usual_schedule(world.experiment)
     last = world.experiment.federation.rounds
@@ -58,7 +52,7 @@ def signals_of(world: World, target: Vector, candidates: Candidates, count: int)
 
 
 @pytest.fixture(scope="module")
-def memorised() -> tuple[World, Candidates, Signals]:
+def memorised() -> tuple[World, MemberPairs, Signals]:
     world = random_labels(build_world(experiment(**MEMORISING)))
     candidates = draw_candidates(world, 100, seed=1)
     return world, candidates, signals_of(world, trained(world, world.partitions), candidates, 16)

@@ -5,17 +5,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from fedpriv.attacks.endpoint.records import ProbeResult
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome, ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
-class Constant(EndpointAttack):
+class Constant(ModelAttack):
     """Agrees with the model as often as the model says that."""
 
     name: ClassVar[str] = "constant"
@@ -24,7 +23,7 @@ class Constant(EndpointAttack):
 
     images: Count = Field(20, description="that are asked about")
 
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         endpoint = scene.open()
         asked = scene.known_public().images[: min(self.images, scene.budget)]
         commonest = int(np.bincount(endpoint.ask(asked).labels).argmax())

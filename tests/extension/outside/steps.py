@@ -5,9 +5,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.settings import Count
 from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
-from fedpriv.service.questions import Answers
 
 
 class Steps(AnswerPolicy):

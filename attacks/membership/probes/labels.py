@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Positive
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
 @PROBES.register
-class MembershipByLabels(EndpointAttack):
+class MembershipByLabels(ModelAttack):
     """Members lie farther from the boundary; no reference model, no probability, no other example is used."""
 
     name: ClassVar[str] = "membership-labels"
@@ -29,12 +29,13 @@ class MembershipByLabels(EndpointAttack):
     deviation: Positive = Field(0.3, description="of their noise, pixels from 0 to 1")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
         import torch
 
-        from fedpriv.attacks.endpoint.membership import draw_game, membership_figures, pairs_within, told_words
-        from fedpriv.attacks.endpoint.records import ProbeResult
+        from fedpriv.attacks.membership.answers import membership_figures, told_words
+        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.randomness import numpy_stream
         from fedpriv.data.datasets import unit_scale
 

@@ -7,13 +7,13 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.methods.mi_face import MiFace
+from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Real
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.inversion import Gradient
-    from fedpriv.attacks.endpoint.scene import Scene
+    from fedpriv.attacks.scene import ProbeScene
 
 
 @PROBES.register
@@ -29,7 +29,7 @@ class MiFaceByAnswers(MiFace):
     )
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
+    def refusal(self, scene: "ProbeScene") -> str | None:
         if scene.labels_only:
             return f"{self.name} follows probabilities, and this policy names labels only"
         if scene.budget <= scene.pixels:
@@ -37,7 +37,7 @@ class MiFaceByAnswers(MiFace):
         return super().refusal(scene)
 
     @override
-    def gradient(self, scene: "Scene") -> "tuple[Gradient, Callable[[], int]]":
+    def gradient(self, scene: "ProbeScene") -> "tuple[Gradient, Callable[[], int]]":
         from fedpriv.attacks.endpoint.inversion import by_answers
 
         endpoint = scene.open()

@@ -6,16 +6,16 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
 @PROBES.register
-class AttributeInference(EndpointAttack):
+class AttributeInference(ModelAttack):
     """The adversary has a record but for one feature, and public records for the prior; members beside others."""
 
     name: ClassVar[str] = "attribute-inference"
@@ -30,15 +30,15 @@ class AttributeInference(EndpointAttack):
     pairs: Count = Field(200, description="of a member and a non-member, at most")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
         import torch
 
         from fedpriv.accounting.ceiling import membership_advantage
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
-        from fedpriv.attacks.endpoint.membership import draw_game, pairs_within
-        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.figure import Figure
         from fedpriv.core.records import Interval
         from fedpriv.data.datasets import unit_scale

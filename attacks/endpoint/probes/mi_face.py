@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, NonNegative, Positive, Real
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.endpoint.inversion import Auxiliary, Cost, Descent, Gradient
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
 @PROBES.register
-class MiFace(EndpointAttack):
+class MiFace(ModelAttack):
     """A picture of each class by going down the cost of its label."""
 
     name: ClassVar[str] = "mi-face"
@@ -42,7 +42,7 @@ class MiFace(EndpointAttack):
     prior: NonNegative = Field(0.0, description="AuxTerm: weight of the normal distribution of public images")
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
+    def refusal(self, scene: "ProbeScene") -> str | None:
         if scene.public is None and (self.start == "public" or self.prior):
             return (
                 f"{self.name} needs public images for start = {self.start!r}, prior = {self.prior:g}, which the threat "
@@ -51,11 +51,11 @@ class MiFace(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import torch
 
         from fedpriv.attacks.endpoint.inversion import inversion_figures, invert, inverted_classes, two_sentences
-        from fedpriv.attacks.endpoint.records import ProbeResult
+        from fedpriv.attacks.probing import ProbeResult
 
         gradient, asked = self.gradient(scene)
         pictures, _ = invert(gradient, self._start(scene).expand(scene.classes, *scene.shape), self._descent())
@@ -71,7 +71,7 @@ class MiFace(EndpointAttack):
         )  # fmt: skip
         return (ProbeOutcome(result, {**shown, "floor.png": floor}),)
 
-    def gradient(self, scene: "Scene") -> "tuple[Gradient, Callable[[], int]]":
+    def gradient(self, scene: "ProbeScene") -> "tuple[Gradient, Callable[[], int]]":
         """Return what goes down the cost, and how many questions it has taken so far."""
         from fedpriv.attacks.endpoint.inversion import by_model
 
@@ -83,7 +83,7 @@ class MiFace(EndpointAttack):
         """The cost of a label's probability."""
         return (lambda shares: 1 - shares) if self.cost == "1-p" else (lambda shares: -shares.clamp(min=1e-300).log())
 
-    def auxiliary(self, scene: "Scene") -> "Auxiliary | None":
+    def auxiliary(self, scene: "ProbeScene") -> "Auxiliary | None":
         """What unlikely images cost; ``None``: nothing."""
         from fedpriv.attacks.endpoint.inversion import total_variation
         from fedpriv.attacks.reconstruction.priors import fit_prior
@@ -98,7 +98,7 @@ class MiFace(EndpointAttack):
 
         return extra
 
-    def _start(self, scene: "Scene") -> "Tensor":
+    def _start(self, scene: "ProbeScene") -> "Tensor":
         import torch
 
         if self.start == "public":

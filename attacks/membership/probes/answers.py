@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
 @PROBES.register
-class MembershipByAnswers(EndpointAttack):
+class MembershipByAnswers(ModelAttack):
     """One question a candidate; reference models on the run's own data."""
 
     name: ClassVar[str] = "membership-answers"
@@ -29,33 +29,32 @@ class MembershipByAnswers(EndpointAttack):
     population: Count = Field(1000, description="examples of nobody's that are asked about, at most")
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
-        from fedpriv.attacks.endpoint.membership import need_network
+    def refusal(self, scene: "ProbeScene") -> str | None:
+        from fedpriv.attacks.membership.answers import need_network
 
         if self.references < 6 or self.references % 2:
             return f"{self.name}.references = {self.references}: an even number from 6"
-        return need_network(scene.known_training().policy, self.name)
+        return need_network(scene.known_training().rule, self.name)
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
-        from fedpriv.attacks.endpoint.membership import (
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
+        from fedpriv.attacks.membership.answers import (
             ExactQuestions,
             attack_scores,
-            draw_game,
             membership_figures,
-            pairs_within,
             signals_by_answers,
             told_words,
             trained_references,
         )
-        from fedpriv.attacks.endpoint.records import ProbeResult
+        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.probing import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)
         most = min(self.population, scene.budget - len(game.candidates.rows))
         people, truth = game.candidates.population[:most], game.candidates.truth
         references = trained_references(rehearsal, game, self.references, scene.seed)
-        signals = signals_by_answers(rehearsal, game, endpoint, rehearsal.policy, references, people)
+        signals = signals_by_answers(rehearsal, game, endpoint, rehearsal.rule, references, people)
         exact = signals_by_answers(rehearsal, game, ExactQuestions(referee), None, references, people)
         figures = membership_figures(attack_scores(signals), truth, scene.proven, scene.seed, raw=attack_scores(exact))
         sentence = f"{endpoint.asked} questions, best attack: {told_words(len(game.candidates.members), figures[0])}"

@@ -8,21 +8,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedpriv.attacks.questions import AnswerRule, Answers, Questions, UsedUpError
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee
 from fedpriv.core.world import World
-from fedpriv.service.endpoint import UsedUpError
-from fedpriv.service.policies import AnswerPolicy
-from fedpriv.service.questions import Answers, Questions
 
 Array = NDArray[np.float64]
+
+# Finer grids than these are not told from numbers that were not rounded at all.
+_FINEST_DECIMALS = 12
 
 Network = Callable[[Tensor], Tensor]
 """Images (n, C, H, W), floating point on [0, 1], -> logits (n, classes), differentiable."""
 
 
 class Counted:
-    """An endpoint with a count and a budget of one attack's own; see :class:`fedpriv.service.questions.Questions`.
+    """An endpoint with a count and a budget of one attack's own; see :class:`fedpriv.attacks.questions.Questions`.
 
     Attributes:
         classes: how many there are.
@@ -63,11 +64,11 @@ class Rehearsal:
 
     world: World  # the run's experiment, built
     schedule: Mapping[int, Sequence[int]]  # round -> the clients whose uploads were averaged
-    policy: AnswerPolicy  # of the endpoint, as it is known to everybody
+    rule: AnswerRule  # how the endpoint answers, as it is known to everybody
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class ProbeScene:
     """All that an adversary of the finished model has."""
 
     open: Callable[[], Questions]  # opens the endpoint anew, with the budget of one variant of an attack
@@ -116,7 +117,7 @@ class Scene:
 
 
 @dataclass(frozen=True, eq=False)
-class Referee:
+class ProbeReferee:
     """What attacks are scored against."""
 
     truth: Network  # the finished model in float64, exact, whatever the endpoint's policy shows of it
@@ -149,6 +150,15 @@ def probabilities(answers: Answers, classes: int) -> Array:
     total = filled.sum(axis=1, keepdims=True)
     even: Array = np.where(total > 0, filled / np.where(total > 0, total, 1.0), 1 / classes)
     return even
+
+
+def rounding_unit(shown: Array) -> float:
+    """Return the distance of two neighbouring values where all are rounded to the same decimals; else 0."""
+    for decimals in range(_FINEST_DECIMALS + 1):
+        scaled = shown * 10.0**decimals
+        if np.abs(scaled - np.rint(scaled)).max() < 1e-4:
+            return 10.0**-decimals
+    return 0.0
 
 
 def uniform_images(count: int, shape: tuple[int, int, int], generator: np.random.Generator) -> Tensor:

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Integer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
+    from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene
 
 
 @PROBES.register
-class Extraction(EndpointAttack):
+class Extraction(ModelAttack):
     """The same architecture; the more answers, the more alike."""
 
     name: ClassVar[str] = "extraction"
@@ -29,7 +29,7 @@ class Extraction(EndpointAttack):
     points: Annotated[Integer, Field(ge=1, le=20)] = Field(4, description="of the curve, each a fifth of the next")
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.extraction import never_asked
 
         guess = never_asked(scene)
@@ -40,13 +40,13 @@ class Extraction(EndpointAttack):
         return tuple(self._variant(scene, referee, guess, kind, labels) for kind, labels in variants)
 
     def _variant(
-        self, scene: "Scene", referee: "Referee", guess: "Network | None", kind: str, labels: bool
+        self, scene: "ProbeScene", referee: "ProbeReferee", guess: "Network | None", kind: str, labels: bool
     ) -> ProbeOutcome:
         import numpy as np
 
         from fedpriv.attacks.endpoint.extraction import agreement, agreement_figures, trained_copy
-        from fedpriv.attacks.endpoint.records import ProbeResult
-        from fedpriv.attacks.endpoint.scene import probabilities
+        from fedpriv.attacks.probing import ProbeResult
+        from fedpriv.attacks.scene import probabilities
         from fedpriv.core.figure import CurvePoint
 
         endpoint, images = scene.open(), _asked(scene, kind, scene.budget)
@@ -70,10 +70,10 @@ class Extraction(EndpointAttack):
         )
 
 
-def _asked(scene: "Scene", kind: str, count: int) -> "Tensor":
+def _asked(scene: "ProbeScene", kind: str, count: int) -> "Tensor":
     """The images that are asked about, (n, C, H, W); of public ones as many as there are."""
     from fedpriv.attacks.endpoint.extraction import mixed_images
-    from fedpriv.attacks.endpoint.scene import uniform_images
+    from fedpriv.attacks.scene import uniform_images
     from fedpriv.core.randomness import numpy_stream
 
     generator = numpy_stream(scene.seed, "probe-questions", ["random", "public", "mixed public"].index(kind))

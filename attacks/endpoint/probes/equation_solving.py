@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 
 if TYPE_CHECKING:
     from fedpriv.attacks.endpoint.equations import AffineScores
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.questions import Questions
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
     from fedpriv.core.figure import CurvePoint
-    from fedpriv.service.questions import Questions
 
 # How many times d + 1 questions, for answers that are not exact.
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 10.0)
@@ -22,7 +22,7 @@ _PERFECT = "0 is a perfect copy"
 
 
 @PROBES.register
-class EquationSolving(EndpointAttack):
+class EquationSolving(ModelAttack):
     """Random images; one linear system for all classes."""
 
     name: ClassVar[str] = "equation-solving"
@@ -33,7 +33,7 @@ class EquationSolving(EndpointAttack):
     )
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
+    def refusal(self, scene: "ProbeScene") -> str | None:
         from fedpriv.attacks.endpoint.equations import is_affine
 
         if scene.labels_only:
@@ -43,10 +43,10 @@ class EquationSolving(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.equations import affine_scores
         from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
-        from fedpriv.attacks.endpoint.records import ProbeResult
+        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.figure import Figure
         from fedpriv.core.records import Interval
 
@@ -67,14 +67,14 @@ class EquationSolving(EndpointAttack):
         return (ProbeOutcome(result),)
 
     def _solve(
-        self, scene: "Scene", referee: "Referee", endpoint: "Questions"
+        self, scene: "ProbeScene", referee: "ProbeReferee", endpoint: "Questions"
     ) -> "tuple[AffineScores, list[CurvePoint], bool]":
         """Ask more and more; the last solution, how well each did, and whether answers were exact and enough."""
         import numpy as np
 
-        from fedpriv.attacks.endpoint.equations import rounding_unit, solved_scores
+        from fedpriv.attacks.endpoint.equations import solved_scores
         from fedpriv.attacks.endpoint.extraction import agreement
-        from fedpriv.attacks.endpoint.scene import uniform_images
+        from fedpriv.attacks.scene import rounding_unit, uniform_images
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import CurvePoint
         from fedpriv.core.randomness import numpy_stream

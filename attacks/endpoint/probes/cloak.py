@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS, PROBES
 from fedpriv.core.settings import Count, Groups, Positive, Registered
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from fedpriv.attacks.endpoint.cloak import CloakTrial, Game
     from fedpriv.attacks.endpoint.cloak_noise import Learning
-    from fedpriv.attacks.endpoint.scene import Network, Referee, Scene
+    from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene
 
 _SHOWN = 3  # images in the report
 _HEURISTIC = "Cloak is a heuristic: nothing is proven."
 
 
 @PROBES.register
-class CloakedQuestions(EndpointAttack):
+class CloakedQuestions(ModelAttack):
     """People learn noise for what they ask; whoever answers trains a network to read an attribute out of it."""
 
     name: ClassVar[str] = "cloak"
@@ -64,7 +64,7 @@ class CloakedQuestions(EndpointAttack):
         return self
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
+    def refusal(self, scene: "ProbeScene") -> str | None:
         if not scene.finer_classes:
             return (
                 f"{self.name} needs an attribute beside the model's task: a run with data.groups, such as "
@@ -73,7 +73,7 @@ class CloakedQuestions(EndpointAttack):
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.cloak import substitute
 
         game = self._game(scene, referee)
@@ -93,7 +93,7 @@ class CloakedQuestions(EndpointAttack):
         result = replace(last.result, sentences=(*last.result.sentences, _HEURISTIC))
         return (*pictures, replace(last, result=result))
 
-    def _game(self, scene: "Scene", referee: "Referee") -> "Game":
+    def _game(self, scene: "ProbeScene", referee: "ProbeReferee") -> "Game":
         """Who plays."""
         import torch
 
@@ -141,7 +141,7 @@ class CloakedQuestions(EndpointAttack):
         self, game: "Game", clean: "CloakTrial", words: str, cloaked: "CloakTrial", asked: int
     ) -> ProbeOutcome:
         from fedpriv.attacks.endpoint.cloak import suppression_figures, trial_figures, verdict
-        from fedpriv.attacks.endpoint.records import ProbeResult, Shown
+        from fedpriv.attacks.probing import ProbeResult, Shown
 
         uniform = game.beside(cloaked)
         figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Real
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fedpriv.attacks.endpoint.membership import Told
-    from fedpriv.attacks.endpoint.scene import Public, Referee, Rehearsal, Scene
-    from fedpriv.service.questions import Questions
+    from fedpriv.attacks.membership.answers import Told
+    from fedpriv.attacks.questions import Questions
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene, Public, Rehearsal
 
 _SEARCH, _STATISTICS = "records that the model is sure of", "features drawn one by one"
 _NOISY = "public records with noise"
@@ -23,7 +23,7 @@ _FEWEST = 20
 
 
 @PROBES.register
-class MembershipBySynthesis(EndpointAttack):
+class MembershipBySynthesis(ModelAttack):
     """Shadows of the run's own training; half of the questions make data, the others are about candidates."""
 
     name: ClassVar[str] = "membership-synthetic"
@@ -40,28 +40,23 @@ class MembershipBySynthesis(EndpointAttack):
     )
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
-        from fedpriv.attacks.endpoint.membership import need_network
+    def refusal(self, scene: "ProbeScene") -> str | None:
+        from fedpriv.attacks.membership.answers import need_network
 
-        return need_network(scene.known_training().policy, self.name)
+        return need_network(scene.known_training().rule, self.name)
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         ways = (_SEARCH,) if scene.public is None else (_SEARCH, _STATISTICS, _NOISY)
         return tuple(self._by(way, number, scene) for number, way in enumerate(ways))
 
-    def _by(self, way: str, number: int, scene: "Scene") -> ProbeOutcome:
+    def _by(self, way: str, number: int, scene: "ProbeScene") -> ProbeOutcome:
         import numpy as np
 
-        from fedpriv.attacks.endpoint.membership import (
-            ask_rows,
-            draw_game,
-            membership_figures,
-            pairs_within,
-            told_words,
-        )
-        from fedpriv.attacks.endpoint.records import ProbeResult
+        from fedpriv.attacks.membership.answers import ask_rows, membership_figures, told_words
         from fedpriv.attacks.membership.attacks import judged, predictions
+        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.randomness import numpy_stream
 
         rehearsal, endpoint = scene.known_training(), scene.open()
@@ -85,7 +80,7 @@ class MembershipBySynthesis(EndpointAttack):
         return ProbeOutcome(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
 
     def _made(
-        self, way: str, scene: "Scene", endpoint: "Questions", left: int, generator: "np.random.Generator"
+        self, way: str, scene: "ProbeScene", endpoint: "Questions", left: int, generator: "np.random.Generator"
     ) -> "Public":
         from fedpriv.attacks.membership.synthesis import by_model, by_statistics, is_binary, noisy_real
 
@@ -105,7 +100,7 @@ def _shadows(
     """Train shadows, each on a half of the records; what each would say about all, and which it was trained with."""
     import numpy as np
 
-    from fedpriv.attacks.endpoint.membership import reference_signals
+    from fedpriv.attacks.membership.answers import reference_signals
     from fedpriv.attacks.references import Pool, Reference, train_references
 
     world, total = rehearsal.world, len(made.labels)
@@ -125,4 +120,4 @@ def _shadows(
     drawn_references = [Reference(*each) for each in zip(seeds, shares, strict=True)]
     last = max(rehearsal.schedule)
     stack = train_references(world, pool, drawn_references, rehearsal.schedule, [last])[last]
-    return reference_signals(rehearsal, rehearsal.policy, stack, pool, np.arange(total)), inside
+    return reference_signals(rehearsal, rehearsal.rule, stack, pool, np.arange(total)), inside

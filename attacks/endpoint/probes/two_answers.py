@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.table import EndpointAttack, ProbeOutcome
+from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.scene import Referee, Scene
+    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 # Of probabilities that come from numbers in float64.
 EXACT = 1e-6
 
 
 @PROBES.register
-class TwoAnswers(EndpointAttack):
+class TwoAnswers(ModelAttack):
     """Asks everything twice; against noise on every score it finds nothing."""
 
     name: ClassVar[str] = "two-answers"
@@ -27,23 +27,23 @@ class TwoAnswers(EndpointAttack):
     images: Count = Field(500, description="that are asked about twice, at most")
 
     @override
-    def refusal(self, scene: "Scene") -> str | None:
-        if scene.labels_only or not scene.known_training().policy.draws:
+    def refusal(self, scene: "ProbeScene") -> str | None:
+        if scene.labels_only or not scene.known_training().rule.draws:
             return f"{self.name} takes noise off probabilities, and this policy draws none or names labels only"
         if scene.classes < 3:
             return f"{self.name} needs three classes, two of which have no noise"
         return None
 
     @override
-    def run(self, scene: "Scene", referee: "Referee") -> tuple[ProbeOutcome, ...]:
+    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
 
-        from fedpriv.attacks.endpoint.records import ProbeResult
         from fedpriv.attacks.intervals import rate_interval
+        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.attacks.unmasking import exact_logits
+        from fedpriv.convex import softmax
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
-        from fedpriv.service.policies import softmax
 
         endpoint, public = scene.open(), scene.known_public()
         asked = public.images[: min(self.images, scene.budget // 2)]

@@ -13,34 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
-from fedpriv.attacks.endpoint.equations import rounding_unit
-from fedpriv.attacks.endpoint.scene import Referee, Rehearsal, probabilities
 from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.game import Candidates, draw_candidates, draw_references
+from fedpriv.attacks.membership.game import draw_references
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
-from fedpriv.attacks.references import Pool, StackedNetwork, build_pool, train_references
+from fedpriv.attacks.pairs import MembershipGame
+from fedpriv.attacks.questions import AnswerRule, Answers, Questions
+from fedpriv.attacks.references import Pool, StackedNetwork, train_references
+from fedpriv.attacks.scene import ProbeReferee, Rehearsal, probabilities, rounding_unit
 from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
-from fedpriv.core.errors import InputError
+from fedpriv.convex import softmax
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Interval
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
-from fedpriv.service.policies import AnswerPolicy, Draws, softmax
-from fedpriv.service.questions import Answers, Questions
 
 Array = NDArray[np.float64]
 _SMALLEST = 1e-30
 _OF_ROUNDS = "lira-rounds"
-
-
-@dataclass(frozen=True, eq=False)
-class Game:
-    """Members and others, and who asks."""
-
-    candidates: Candidates  # pairs, as in an audit
-    pool: Pool  # training data, then test data, as the network is fed
-    images: Tensor  # the same as they lie in the data set, uint8, (N, C, H, W)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +41,7 @@ class Told:
     others: Array  # (n, K), logarithms of the wrong labels' probabilities, the largest first
 
 
-def draw_game(rehearsal: Rehearsal, pairs: int, seed: int) -> Game:
-    """Draw members and as many others."""
-    world = rehearsal.world
-    candidates = draw_candidates(world, pairs, seed)
-    return Game(candidates, build_pool(world), torch.cat([world.dataset.x_train, world.dataset.x_test]))
-
-
-def ask_rows(endpoint: Questions, game: Game, rows: NDArray[np.int64]) -> Told:
+def ask_rows(endpoint: Questions, game: MembershipGame, rows: NDArray[np.int64]) -> Told:
     """Ask about rows of the pool, one question each."""
     chosen = torch.from_numpy(rows)
     return answer_signals(endpoint.ask(game.images[chosen]), game.pool.labels.cpu()[chosen].numpy(), endpoint.classes)
@@ -81,15 +64,15 @@ def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) ->
     return Told(logits, np.log(ordered[:, :MOST_OTHERS].clip(least)))
 
 
-def reference_answers(policy: AnswerPolicy | None, outputs: Array) -> Answers:
-    """Return what an endpoint would say of logits (n, classes), but for noise; no policy: exact probabilities."""
-    if policy is None or policy.draws:
+def reference_answers(rule: AnswerRule | None, outputs: Array) -> Answers:
+    """Return what an endpoint would say of logits (n, classes), but for noise; no rule: exact probabilities."""
+    if rule is None or rule.draws:
         return Answers(outputs.argmax(axis=1), softmax(outputs))
-    return policy.answer(outputs, Draws())
+    return rule.noiseless(outputs)
 
 
 def reference_signals(
-    rehearsal: Rehearsal, policy: AnswerPolicy | None, stack: Vector, pool: Pool, rows: NDArray[np.int64]
+    rehearsal: Rehearsal, rule: AnswerRule | None, stack: Vector, pool: Pool, rows: NDArray[np.int64]
 ) -> list[Told]:
     """Return what each of several models would say about rows of a pool.
 
@@ -100,10 +83,12 @@ def reference_signals(
     chosen = torch.from_numpy(rows).to(pool.images.device)
     outputs = network.outputs(stack, pool.images[chosen]).double().cpu().numpy()
     labels = pool.labels[chosen].cpu().numpy()
-    return [answer_signals(reference_answers(policy, answers), labels, outputs.shape[-1]) for answers in outputs]
+    return [answer_signals(reference_answers(rule, answers), labels, outputs.shape[-1]) for answers in outputs]
 
 
-def trained_references(rehearsal: Rehearsal, game: Game, count: int, seed: int) -> tuple[Vector, NDArray[np.bool_]]:
+def trained_references(
+    rehearsal: Rehearsal, game: MembershipGame, count: int, seed: int
+) -> tuple[Vector, NDArray[np.bool_]]:
     """Train reference models on the run's data, as an audit does.
 
     Returns:
@@ -116,17 +101,17 @@ def trained_references(rehearsal: Rehearsal, game: Game, count: int, seed: int) 
 
 def signals_by_answers(
     rehearsal: Rehearsal,
-    game: Game,
+    game: MembershipGame,
     endpoint: Questions,
-    policy: AnswerPolicy | None,
+    rule: AnswerRule | None,
     references: tuple[Vector, NDArray[np.bool_]],
     people: NDArray[np.int64],
 ) -> Signals:
     """Ask about each candidate and each population example once, and return what attacks on membership work on."""
     (stack, inside), rows = references, game.candidates.rows
     target, crowd = ask_rows(endpoint, game, rows), ask_rows(endpoint, game, people)
-    mine = reference_signals(rehearsal, policy, stack, game.pool, rows)
-    theirs = reference_signals(rehearsal, policy, stack, game.pool, people)
+    mine = reference_signals(rehearsal, rule, stack, game.pool, rows)
+    theirs = reference_signals(rehearsal, rule, stack, game.pool, people)
     return Signals(
         target=target.logits[None],
         references=np.stack([told.logits for told in mine])[:, None],
@@ -145,14 +130,14 @@ def attack_scores(signals: Signals) -> dict[str, Array]:
 
 
 class ExactQuestions:
-    """The model itself, for a referee; see :class:`fedpriv.service.questions.Questions`.
+    """The model itself, for a referee; see :class:`fedpriv.attacks.questions.Questions`.
 
     Attributes:
         classes: how many there are.
         asked: images answered so far.
     """
 
-    def __init__(self, referee: Referee) -> None:
+    def __init__(self, referee: ProbeReferee) -> None:
         """Take the referee's model."""
         self.classes, self.asked = referee.classes, 0
         self._referee = referee
@@ -223,16 +208,8 @@ def _ceiling(proven: Guarantee | None, bound: Callable[[float, float], float]) -
     return bound(proven.epsilon, proven.delta), theorem
 
 
-def need_network(policy: AnswerPolicy, name: str) -> str | None:
+def need_network(rule: AnswerRule, name: str) -> str | None:
     """Say why references of the run's network are none of what answers, or return ``None``."""
-    if policy.source == "network":
+    if rule.source == "network":
         return None
-    return f"{name} trains references of the run's network, and this policy answers from its {policy.source}"
-
-
-def pairs_within(budget: int, pairs: int, each: int = 1) -> int:
-    """Return how many pairs are asked about where each candidate takes ``each`` questions."""
-    count = min(pairs, budget // (2 * each))
-    if count < 2:
-        raise InputError(f"{budget} questions are too few: two pairs of candidates take {4 * each}")
-    return count
+    return f"{name} trains references of the run's network, and this policy answers from its {rule.source}"
