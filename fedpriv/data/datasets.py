@@ -175,7 +175,11 @@ def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
 
 def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
-    return Place(config.path, _root(config.root), config.download, config.memory, config.table, config.text, config.key)
+    given = {
+        key: getattr(config, key)
+        for key in ("path", "download", "memory", "table", "text", "key", "size", "test_share")
+    }
+    return Place(root=_root(config.root), **given)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
@@ -243,7 +247,7 @@ def _grouped(dataset: Dataset, groups: Groups) -> Dataset:
 
 def _images(images: np.ndarray) -> Tensor:
     channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.array(channels_first, order="C"))
+    return torch.from_numpy(np.require(channels_first, requirements=["C", "W"]))
 
 
 def _labels(labels: np.ndarray) -> Tensor:

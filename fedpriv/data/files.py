@@ -95,7 +95,7 @@ def read_labels(path: Path, memory: int) -> np.ndarray:
     return np.concatenate([arrays[name] for name in names])
 
 
-def check_memory(what: Path, needed: int, memory: int) -> None:
+def check_memory(what: Path | str, needed: int, memory: int) -> None:
     """Refuse what takes more than ``memory`` MiB to read, ``needed`` bytes."""
     mib = -(-needed // MIB)
     if mib > memory:

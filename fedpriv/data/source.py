@@ -28,6 +28,9 @@ class Place:
     table: TableConfig | None = None  # what the columns of a table of your own are
     text: CorpusConfig | None = None  # how texts become sequences; `None`: these are no texts
     key: str = ""  # the column, or array, that says whose an example is; empty: the data set's own, if it has one
+    label: str = ""  # the column of what is predicted; empty: as the form has it
+    size: int | None = None  # of the square that pictures are brought to; `None`: they stay as they are
+    test_share: float | None = None  # share of the examples that is the test set, where the files have none
 
 
 def home(path: str) -> Path:
@@ -63,7 +66,7 @@ class Source(ABC):
     needs_path: ClassVar[bool] = False  # whether `data.path` has to name its file
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
-    takes_key: ClassVar[bool] = False  # whether `data.key` may name what says whose an example is
+    reads: ClassVar[tuple[str, ...]] = ()  # of the keys `data.key`, `label`, `size`, `test_share` those with a meaning
 
     @classmethod
     @abstractmethod

@@ -85,7 +85,7 @@ def test_a_column_of_a_table_says_whose_a_row_is(tmp_path: Path) -> None:
             r"patients\.csv: row 5, column 'hospital': the cell is empty, and data\.key",
         ),
         ({"key": ""}, r"data\.partition = 'key': data\.name = 'csv' does not say whose an example is; .* data\.key"),
-        ({"name": "digits", "table": None}, r"'digits' has no columns, of which data\.key tells"),
+        ({"name": "digits", "table": None}, r"'digits' does not read data\.key"),
     ],
 )
 def test_wrong_keys_of_tables(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -13,14 +13,18 @@ from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import added_keys
-from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Registered, absent
+from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, absent
+
+
+def _empty(value: str) -> bool:
+    return not value
 
 
 class DataConfig(Extensible):
     """Which data, where they lie, and how clients share them."""
 
     name: Annotated[str, Registered(DATASETS)] = Field("digits", description="data set, as fedpriv data lists them")
-    path: str = Field("", description="your own file, for npz, csv and text; other data sets ignore it")
+    path: str = Field("", description="your own file or folder; data sets that have a name ignore it")
     root: str = Field("", description="folder of the data sets; empty: $FEDPRIV_DATA, else ./data")
     download: bool = Field(True, description="fetch a data set that is not in the folder")
     memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
@@ -46,9 +50,21 @@ class DataConfig(Extensible):
     )
     key: str = Field(
         "",
+        exclude_if=_empty,
+        description="own files: the column, or array, that says whose an example is, for partition = 'key'; folder: "
+        "client, the level above the classes; empty: the form's own, if it has one",
+    )
+    size: Annotated[Integer, Field(ge=1, le=4096)] | None = Field(
+        None,
         exclude_if=absent,
-        description="own files: the column, or array, that says whose an example is, for partition = 'key'; empty: the "
-        "form's own, if it has one",
+        description="own pictures: scale the shorter side to so many pixels (bilinear) and cut the middle square out; "
+        "unset: all have one size",
+    )
+    test_share: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
+        None,
+        exclude_if=absent,
+        description="own pictures: share of each client's examples, or of all, that is the test set, drawn once for "
+        "all, where the files have no test set; unset: 0.2",
     )
     table: TableConfig | None = Field(
         None, exclude_if=absent, description="what the columns of your own table are, for csv; else unset"
@@ -119,8 +135,9 @@ class DataConfig(Extensible):
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise InputError(f"name = {self.name!r} needs {wanted}")
-        if self.key and not source.takes_key:
-            raise InputError(f"name = {self.name!r} has no columns, of which data.key tells")
+        for key in ("key", "size", "test_share"):
+            if getattr(self, key) and key not in source.reads:
+                raise InputError(f"name = {self.name!r} does not read data.{key}")
         for section in ("text", "canaries"):
             if getattr(self, section) is not None and not source.is_text:
                 raise InputError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")

@@ -38,7 +38,7 @@ class OwnTable(Source):
     std = (1.0,)
     needs_path = True
     needs_table = True
-    takes_key = True
+    reads = ("key",)
 
     @classmethod
     @override

@@ -21,7 +21,7 @@ class OwnTexts(Corpus):
     name = "text"
     title = "own texts"
     needs_path = True
-    takes_key = True
+    reads = ("key",)
     file = ""
     columns = Columns("text")
 

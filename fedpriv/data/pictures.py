@@ -1,0 +1,119 @@
+"""Pictures in files: of any mode, as 8-bit grey or RGB, turned as EXIF says, all of one size.
+
+Nothing is unpacked before its size is known to fit into memory.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from fedpriv.core.errors import InputError, one_line
+from fedpriv.data.files import check_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""What the names of pictures end with, as for torchvision's ImageFolder."""
+
+_GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
+_TURNED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where a picture may say that it is turned
+_BYTES_OF_A_PIXEL = 8  # as unpacked, and as RGB
+
+
+def read_pictures(
+    pictures: Iterable[tuple[str, Path | bytes]], count: int, size: int | None, memory: int, where: str
+) -> np.ndarray:
+    """Read pictures, each a path or what such a file holds, behind its name in errors.
+
+    Args:
+        size: of the square that pictures are brought to: the shorter side is scaled to it, and the middle cut out;
+            ``None``: all pictures have one size already.
+
+    Returns:
+        uint8 (count, C, H, W): C is 1 where all are grey, else 3.
+    """
+    import numpy as np
+
+    pile: np.ndarray | None = None
+    first = ""
+    for row, (name, content) in enumerate(pictures):
+        pixels = _pixels(name, content, size, memory)
+        if pile is None:
+            first = name
+            check_memory(where, count * pixels.nbytes, memory)
+            pile = np.empty((count, 3 if pixels.ndim == 3 else 1, *pixels.shape[:2]), np.uint8)
+        if pixels.shape[:2] != pile.shape[2:]:
+            (height, width), (rows, columns) = pixels.shape[:2], pile.shape[2:]
+            raise InputError(
+                f"{name}: {width}x{height} pixels, and {first} has {columns}x{rows}; data.size = {min(rows, columns)} "
+                "scales the shorter side of each and cuts the middle out"
+            )
+        if pixels.ndim == 3 and pile.shape[1] == 1:
+            check_memory(where, 3 * pile.nbytes, memory)
+            pile = np.repeat(pile, 3, axis=1)
+        pile[row] = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+    if pile is None:
+        raise InputError(f"{where}: there is no picture in it")
+    return pile
+
+
+def _pixels(name: str, content: Path | bytes, size: int | None, memory: int) -> np.ndarray:
+    """Return uint8 (H, W) or (H, W, 3)."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with _opened(content) as stream, Image.open(stream) as picture:
+            check_memory(name, _BYTES_OF_A_PIXEL * picture.width * picture.height, memory)
+            picture.load()
+            return np.asarray(_fitted(_turned(picture), size))
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 (each format has a reader of its own, and each fails in its own way)
+        raise InputError(f"{name}: not a picture, truncated or damaged: {one_line(error)}") from None
+
+
+def _opened(content: Path | bytes) -> IO[bytes]:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+
+
+def _turned(picture: Image) -> Image:
+    """The picture as it is to be seen, in mode L or RGB."""
+    from PIL import ImageOps
+
+    if any(key in picture.info for key in _TURNED):
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode in ("L", "RGB"):
+        return picture
+    if picture.mode.startswith("I"):
+        return _scaled(picture)
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating point; 8 or 16 bits are read")
+    return picture.convert("L" if picture.mode in _GREY else "RGB")
+
+
+def _scaled(picture: Image) -> Image:
+    """16 bits as 8: scaled, and not cut."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(picture).astype(np.int64)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise ValueError(f"its pixels go from {values.min()} to {values.max()}; 8 or 16 bits are read")
+    return Image.fromarray(((values * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8))
+
+
+def _fitted(picture: Image, size: int | None) -> Image:
+    """The middle of the picture, ``size`` on each side."""
+    if size is None or picture.size == (size, size):
+        return picture
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)
