@@ -24,8 +24,7 @@ from fedpriv.core.finding import all_found
 from fedpriv.core.finished import rebuilt_world
 from fedpriv.core.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.core.lab.preflight import attack_warnings
-from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.summary import verdict
+from fedpriv.core.lab.summary import Ending
 from fedpriv.core.lab.victims import Target, chosen, read_target, targets
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary, kind_of, last_evaluated
@@ -247,28 +246,22 @@ def write_attacked(
 ) -> Summary:
     """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it."""
     _append_command(folder, command)
-    threshold, scores = experiment.adversary.success_ssim, leakage.scores
-    sentences = verdict(
+    ending = Ending(
         experiment,
         earlier.status,
         last_evaluated(folder.rounds()),
         earlier.ledger,
-        scores,
+        leakage,
+        kind_of(leakage.scores),
         earlier.stops,
-        leakage.unattacked,
-        leakage.refusals,
-        leakage.rates,
         all_found(folder),
-        next_token=earlier.data.task == "next",
+        is_next=earlier.data.task == "next",
     )
     changes = {
-        "attacks": attack_results(scores, threshold, leakage.lpips_reason, experiment.seed),
-        "rates": leakage.rates,
+        **ending.of_attacks,
         "attack_seconds": {**earlier.attack_seconds, **leakage.seconds},
-        "verdict": sentences,
         "warnings": tuple(dict.fromkeys((*earlier.warnings, *warnings, *leakage.refused_words))),
         "refusals": tuple(dict.fromkeys((*earlier.refusals, *leakage.refused_words))),
-        "threat_model": threat_model(experiment.adversary, kind_of(scores)),
         "command": folder.command(),
     }
     summary = earlier.model_copy(update=changes)

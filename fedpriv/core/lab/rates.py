@@ -16,6 +16,7 @@ from fedpriv.accounting import Ceiling, Release, ceilings
 from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, rate_interval
 from fedpriv.core.columns import worded
+from fedpriv.core.lab.results import by_attack
 from fedpriv.core.records import Interval, LeakageRate, Score, sentence_result
 from fedpriv.core.world import World
 
@@ -84,11 +85,8 @@ def is_above_guess(rates: Iterable[LeakageRate], scores: Sequence[Score], guesse
 
 def _groups(scores: Iterable[Score]) -> list[list[Score]]:
     """The chosen lines of each attack on each kind of upload, by round and image."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in sorted(scores, key=lambda score: (score.round, score.image)):
-        if score.chosen and score.upload != "none":
-            groups.setdefault((score.attack, score.upload), []).append(score)
-    return list(groups.values())
+    ordered = sorted(scores, key=lambda score: (score.round, score.image))
+    return [group for (_, upload), group in by_attack(ordered).items() if upload != "none"]
 
 
 def _shares(world: World, group: Sequence[Score]) -> list[tuple[Score, float]]:

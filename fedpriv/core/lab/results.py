@@ -16,15 +16,21 @@ def attack_results(
 ) -> tuple[AttackResult, ...]:
     """Condense the chosen reconstructions' scores, one row for each attack and kind of upload."""
     chosen = [score for score in scores if score.chosen]
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in chosen:
-        groups.setdefault((score.attack, score.upload), []).append(score)
     images = {active: len({score.victim for score in part}) for active, part in by_conduct(chosen).items()}
     guessed = len({score.victim for score in chosen})
     return tuple(
         _condense(group, guessed if upload == "none" else images[is_active(attack)], success_ssim, lpips_reason, seed)
-        for (attack, upload), group in groups.items()
+        for (attack, upload), group in by_attack(chosen).items()
     )
+
+
+def by_attack(scores: Iterable[Score]) -> dict[tuple[str, str], list[Score]]:
+    """Return the chosen lines of each attack, or guess, on each kind of upload."""
+    groups: dict[tuple[str, str], list[Score]] = {}
+    for score in scores:
+        if score.chosen:
+            groups.setdefault((score.attack, score.upload), []).append(score)
+    return groups
 
 
 def _condense(
@@ -51,13 +57,13 @@ def _condense(
         intervals=_intervals(group, seed),
         active=is_active(group[0].attack),
         picked=group[0].picked,
-        rows=row_result(group),
+        rows=_row_result(group),
         sentences=sentence_result(score.words for score in group),
     )
 
 
-def row_result(group: Sequence[Score]) -> RowResult | None:
-    """Return what was read of rows, column by column; ``None`` where these are no rows."""
+def _row_result(group: Sequence[Score]) -> RowResult | None:
+    """What was read of rows, column by column; ``None``: these are no rows."""
     cells = [score.cells for score in group if score.cells is not None]
     if not cells:
         return None

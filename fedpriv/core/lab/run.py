@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from fedpriv.algorithms.rounds.ledger import label_ceilings
-from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.app import client_app
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.budget import Budget
@@ -22,8 +21,7 @@ from fedpriv.core.finding import all_found, findings, records_found
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.rehearsal import rehearse
-from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.summary import early_end, verdict, versions
+from fedpriv.core.lab.summary import Ending, early_end, versions
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
@@ -223,8 +221,19 @@ def _close(
     folder.write_json("ledger.json", ledger.to_json())
     records = folder.rounds()
     last, tested = (records[-1] if records else None), last_evaluated(records)
-    worst = ledger.worst
     stops = _stops(world, folder)
+    ending = Ending(
+        experiment,
+        status,
+        tested,
+        ledger.worst,
+        leakage,
+        world.dataset.kind,
+        stops,
+        all_found(folder),
+        algorithm_of(experiment).about_accuracy(world, tested),
+        is_next=world.dataset.is_next,
+    )
     summary = Summary(
         name=experiment.name,
         settings=folder.settings_digest(),
@@ -235,37 +244,19 @@ def _close(
         test_loss=tested.loss if tested else None,
         evaluated_round=tested.round if tested else None,
         evaluated_examples=tested.evaluated if tested else None,
-        ledger=worst,
+        ledger=ledger.worst,
         stops=stops,
-        attacks=attack_results(
-            leakage.scores, experiment.adversary.success_ssim, leakage.lpips_reason, experiment.seed
-        ),
-        rates=leakage.rates,
         seconds=time.monotonic() - began,
         attack_seconds=leakage.seconds,
-        verdict=verdict(
-            experiment,
-            status,
-            tested,
-            worst,
-            leakage.scores,
-            stops,
-            leakage.unattacked,
-            leakage.refusals,
-            leakage.rates,
-            all_found(folder),
-            algorithm_of(experiment).about_accuracy(world, tested),
-            next_token=world.dataset.is_next,
-        ),
         warnings=tuple(dict.fromkeys((*warnings, *leakage.refused_words))),
         refusals=leakage.refused_words,
         versions=versions(),
         data=_data(world),
         model=_model(world),
-        threat_model=threat_model(experiment.adversary, world.dataset.kind),
         device=str(world.device),
         engine=engine,
         command=folder.command(),
+        **ending.of_attacks,
     )
     # What was found of the finished model stays when the run is resumed, which changes no model.
     folder.write_summary(summary.with_found(records_found(folder)) if status == COMPLETED else summary)

@@ -6,8 +6,11 @@ mechanism, and a proven epsilon never appears without its adjacency, participati
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 from scipy.stats import binomtest
 
@@ -16,10 +19,11 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.finding import Found
-from fedpriv.core.lab.attack_stage import Refusal
-from fedpriv.core.lab.results import row_result
+from fedpriv.core.lab.attack_stage import Leakage, Refusal
+from fedpriv.core.lab.results import attack_results
 from fedpriv.core.records import (
     COMPLETED,
+    AttackResult,
     Guarantee,
     LeakageRate,
     RoundRecord,
@@ -27,9 +31,8 @@ from fedpriv.core.records import (
     Score,
     Stop,
     best_rates,
-    kind_of,
+    best_rows,
     recovered,
-    sentence_result,
     shown_epsilon,
 )
 from fedpriv.mechanisms.machinery.base import NoiseAt
@@ -46,52 +49,73 @@ _CHANCE = 0.01
 _ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
 
 
-def verdict(
-    experiment: Experiment,
-    status: str,
-    last: RoundRecord | None,
-    worst: Guarantee | None,
-    scores: Sequence[Score],
-    stops: Sequence[Stop] = (),
-    unattacked: int = 0,
-    refusals: Sequence[Refusal] = (),
-    rates: Sequence[LeakageRate] = (),
-    found: Sequence[Found] = (),
-    about_accuracy: Sequence[str] = (),
-    *,
-    next_token: bool = False,
-) -> tuple[str, ...]:
-    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and who stopped because of it."""
-    finished = status == COMPLETED
-    parts = by_conduct(scores)
-    adversary = experiment.adversary
-    listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
-    sentences = _of_findings(found, leads=True)
-    sentences += _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
-    sentences += _active(experiment, parts[True]) if adversary.crafts else []
-    sentences += _cells(scores)
-    sentences += _tokens(scores)
-    sentences += [_between(ties, kind_of(scores)) for ties in _notable(rates, scores)]
-    sentences += _about_the_figures(experiment, parts, unattacked)
-    sentences += _without_result(experiment, scores, refusals)
-    if not finished:
-        sentences = [f"This run was not finished: it {_ENDINGS[status]}."]
+@dataclass(frozen=True)
+class Ending:
+    """What is known of a run when it ends, or when more attacks were made on it."""
+
+    experiment: Experiment
+    status: str  # completed, failed or interrupted
+    last: RoundRecord | None  # the last round that was evaluated
+    worst: Guarantee | None  # what is proven about the worst client
+    leakage: Leakage
+    kind: str  # of the examples: image, row or sentence
+    stops: Sequence[Stop] = ()
+    found: Sequence[Found] = ()
+    about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
+    is_next: bool = False  # whether the next token is predicted
+
+    @cached_property
+    def results(self) -> tuple[AttackResult, ...]:
+        """The figures of each attack and guess."""
+        scores, threshold = self.leakage.scores, self.experiment.adversary.success_ssim
+        return attack_results(scores, threshold, self.leakage.lpips_reason, self.experiment.seed)
+
+    @property
+    def of_attacks(self) -> dict[str, Any]:
+        """The fields of a summary that change when attacks are made again."""
+        return {
+            "attacks": self.results,
+            "rates": self.leakage.rates,
+            "verdict": verdict(self),
+            "threat_model": threat_model(self.experiment.adversary, self.kind),
+        }
+
+
+def verdict(ending: Ending) -> tuple[str, ...]:
+    """Say in a few sentences what the run showed: leakage, utility, proven privacy, and which clients stopped."""
+    experiment, last = ending.experiment, ending.last
+    finished = ending.status == COMPLETED
+    sentences = _of_findings(ending.found, leads=True)
+    if finished:
+        sentences += _of_uploads(ending)
+    else:
+        sentences = [f"This run was not finished: it {_ENDINGS[ending.status]}."]
     if last is not None:
-        rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
-        tested = experiment.federation.evaluate_examples
-        part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
-        sentences.append(_utility(rounds, last, part, next_token))
-        sentences += about_accuracy
-    if worst is not None:
-        sentences += _proof(experiment, worst)
-    sentences += _of_findings(found, leads=False)
-    if not adversary.attacks and not algorithm_of(experiment).protects:
+        sentences += [_utility(ending, last), *ending.about_accuracy]
+    if ending.worst is not None:
+        sentences += _proof(experiment, ending.worst)
+    sentences += _of_findings(ending.found, leads=False)
+    if not experiment.adversary.attacks and not algorithm_of(experiment).protects:
         sentences.append(_NO_ATTACK)
-    if stops:
-        sentences.append(_stopped(experiment, stops))
-    if finished and (reason := early_end(experiment, last, stops)):
+    if ending.stops:
+        sentences.append(_stopped(experiment, ending.stops))
+    if finished and (reason := early_end(experiment, last, ending.stops)):
         sentences.append(f"{reason[0].upper()}{reason[1:]}.")
     return tuple(sentences)
+
+
+def _of_uploads(ending: Ending) -> list[str]:
+    """What attacks on uploads showed."""
+    experiment, leakage = ending.experiment, ending.leakage
+    adversary, scores, parts = experiment.adversary, leakage.scores, by_conduct(leakage.scores)
+    listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
+    sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
+    sentences += _active(experiment, parts[True]) if adversary.crafts else []
+    sentences += _cells(ending.results)
+    sentences += _tokens(ending.results)
+    sentences += [_between(ties, ending.kind) for ties in _notable(leakage.rates, scores)]
+    sentences += _about_the_figures(experiment, parts, leakage.unattacked)
+    return sentences + _without_result(experiment, scores, leakage.refusals)
 
 
 def _of_findings(found: Sequence[Found], *, leads: bool) -> list[str]:
@@ -103,8 +127,11 @@ def _of_findings(found: Sequence[Found], *, leads: bool) -> list[str]:
 _NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."
 
 
-def _utility(rounds: str, last: RoundRecord, part: str, next_token: bool) -> str:
-    if not next_token:
+def _utility(ending: Ending, last: RoundRecord) -> str:
+    rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
+    tested = ending.experiment.federation.evaluate_examples
+    part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
+    if not ending.is_next:
         return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly."
     return (
         f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest "
@@ -203,40 +230,31 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     return sentences
 
 
-def _cells(scores: Sequence[Score]) -> list[str]:
-    """Of rows: the best attack's share of right categories and error of numbers, beside the guess."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.chosen and not score.picked:
-            groups.setdefault((score.attack, score.upload), []).append(score)
-    results = {key: result for key, group in groups.items() if (result := row_result(group)) is not None}
-    guessed = [result for (_, upload), result in results.items() if upload == "none"]
+_UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism"}
+
+
+def _cells(results: Sequence[AttackResult]) -> list[str]:
+    """Of rows: the best attack's share of right categories and error of numbers, compared with the guess."""
     sentences = []
-    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
-        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
-        if mine and guessed:
-            best = max(mine, key=lambda attack: (mine[attack].share_right or 0.0, -(mine[attack].median_error or 0.0)))
-            guess = max(guessed, key=lambda result: result.share_right or 0.0)
-            sentences.append(f"Cells read {how}: {best} {_cells_words(mine[best])}; a guess {_cells_words(guess)}.")
+    for upload, how in _UPLOADS.items():
+        if (read := best_rows(results, upload)) is not None:
+            attack, best, guess = read
+            sentences.append(f"Cells read {how}: {attack} {_cells_words(best)}; a guess {_cells_words(guess)}.")
     return sentences
 
 
-def _tokens(scores: Sequence[Score]) -> list[str]:
-    """Of sentences: the best attack's ROUGE and share of tokens in their places, beside the best guess's."""
-    groups: dict[tuple[str, str], list[Score]] = {}
-    for score in scores:
-        if score.chosen:
-            groups.setdefault((score.attack, score.upload), []).append(score)
-    results = {key: result for key, group in groups.items() if (result := sentence_result(one.words for one in group))}
-    guess = max((result.rouge1 for (_, upload), result in results.items() if upload == "none"), default=0.0)
+def _tokens(results: Sequence[AttackResult]) -> list[str]:
+    """Of sentences: the best attack's ROUGE and share of tokens in their places, compared with the best guess's."""
+    read = [(result, result.sentences) for result in results if result.sentences is not None]
+    guess = max((words.rouge1 for result, words in read if result.upload == "none"), default=0.0)
     sentences = []
-    for kind, how in (("unprotected", "without protection"), ("protected", "with the mechanism")):
-        mine = {attack: result for (attack, upload), result in results.items() if upload == kind}
+    for upload, how in _UPLOADS.items():
+        mine = [(words, result.attack) for result, words in read if result.upload == upload]
         if mine:
-            best = max(mine, key=lambda attack: (mine[attack].rouge1, mine[attack].share_right))
+            best, attack = max(mine, key=lambda pair: (pair[0].rouge1, pair[0].share_right))
             sentences.append(
-                f"Tokens read {how}: {best} ROUGE-1 {mine[best].rouge1:.3f}, {mine[best].share_right:.1%} of the "
-                f"tokens in their places; a guess ROUGE-1 {guess:.3f}."
+                f"Tokens read {how}: {attack} ROUGE-1 {best.rouge1:.3f}, {best.share_right:.1%} of the tokens in their "
+                f"places; a guess ROUGE-1 {guess:.3f}."
             )
     return sentences
 
@@ -309,14 +327,13 @@ def _is_chance(rate: LeakageRate, attacks: int) -> bool:
 def _between(ties: tuple[LeakageRate, ...], kind: str) -> str:
     """Guess, measured, best decision and ceiling in one sentence; an attack without a success is not named."""
     rate = ties[0]
-    how = "with the mechanism" if rate.upload == "protected" else "without protection"
     by = f" ({', '.join(each.attack for each in ties)})" if rate.hits else ""
     figures = [f"a guess {rate.chance:.1%}", f"measured {rate.hits} of {rate.images}{by}"]
     if rate.best is not None:
         figures.append(f"the best decision on these {kind}s {rate.best.value:.1%}")
     if rate.ceiling is not None:
         figures.append(f"the ceiling for any attack {rate.ceiling:.1%}")
-    return f"{rate.success[0].upper()}{rate.success[1:]}, {how}: {', '.join(figures)}."
+    return f"{rate.success[0].upper()}{rate.success[1:]}, {_UPLOADS[rate.upload]}: {', '.join(figures)}."
 
 
 def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from fedpriv.core.records.attacks import (
     Score,
     ThreatModel,
     best_rates,
+    best_rows,
     kind_of,
     recovered,
 )
@@ -54,7 +55,6 @@ __all__ = [
     "DataRelease",
     "Deployed",
     "Failure",
-    "Figure",
     "FileRecord",
     "Guarantee",
     "Holders",
@@ -81,6 +81,7 @@ __all__ = [
     "ThreatModel",
     "View",
     "best_rates",
+    "best_rows",
     "kind_of",
     "last_evaluated",
     "member_ranges",

@@ -224,6 +224,17 @@ class AttackResult(Record):
         return self.mse
 
 
+def best_rows(results: Sequence[AttackResult], upload: str) -> tuple[str, RowResult, RowResult] | None:
+    """Return the attack that read the most of a table's rows in uploads of one kind, its result, and the best guess."""
+    read = [(result, result.rows) for result in results if result.rows is not None and not result.picked]
+    attacks = [(rows, result.attack) for result, rows in read if result.upload == upload]
+    guesses = [rows for result, rows in read if result.upload == "none"]
+    if not attacks or not guesses:
+        return None
+    best, attack = max(attacks, key=lambda pair: (pair[0].share_right or 0.0, -(pair[0].median_error or 0.0)))
+    return attack, best, max(guesses, key=lambda rows: rows.share_right or 0.0)
+
+
 @dataclass(frozen=True)
 class LeakageRate(Record):
     """How often one attack succeeded, between what a guess does and what no attack can exceed.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
 from fedpriv.core.finding import Found, Section, findings
-from fedpriv.core.records import LeakageRate, Ledger, LedgerLine, Stop, named_members
+from fedpriv.core.records import Failure, LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
 from fedpriv.core.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
@@ -30,7 +30,6 @@ from fedpriv.core.runs import RunFolder
 
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
 SSIM_WINDOW = 11
-FOLDED_FROM = 21
 NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
 PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell
 
@@ -107,48 +106,22 @@ def write_report(folder: Path) -> Path:
 
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
-    lines = view.ledger.clients if view.ledger else ()
     return _template().render(
         view=view,
-        config=view.experiment,
-        summary=view.summary,
         title=view.experiment.report.title or view.experiment.name,
-        status=view.summary.status if view.summary else "unfinished",
-        tiles=tiles(view),
-        attacked=_attacked(view),
         mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
-        plots=_training_plots(view),
+        tiles=tiles(view),
         sections=_sections(view),
-        not_pictured=bool(algorithm_of(view.experiment).protects),
+        uploads=_Uploads(view),
+        training=_Training(view),
+        proven=None if view.ledger is None else _Proven(view.ledger),
         partition_plot=partition_plot(view.partition) if view.partition else None,
-        training=_training_facts(view),
-        failures=[(record.round, failure) for record in view.rounds for failure in record.failures],
-        ledger=view.ledger,
-        ledger_lines=_merged(lines),
-        ledger_mechanism=mechanism_name(view.ledger.mechanism) if view.ledger else "",
-        ledger_notes=_notes(lines),
-        own_noise=_own_noise(view.ledger) if view.ledger else "",
-        statements=list(dict.fromkeys(text for line in lines for text in line.theorem.values())),
-        stops=view.summary.stops if view.summary else (),
-        stopped=sum(stop.count for stop in view.summary.stops) if view.summary else 0,
-        worst=view.worst,
-        threat=view.summary.threat_model if view.summary else None,
-        upload_names=UPLOADS,
-        rates=_rates(view),
-        rate_theorems=_rate_theorems(view),
-        attacks=[ATTACKS[name].reference for name in _attacks_made(view)],
-        attack_notes=_attack_notes(view),
-        summed=max((score.clients for score in view.scores), default=1),
-        lpips_reason=_lpips_reason(view),
-        ssim_window=_ssim_window(view),
         settings=_settings(view.experiment),
-        attack_settings=_attack_settings(view),
-        folded_from=FOLDED_FROM,
     )
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FindingPart:
     """One finding on the page: its section, the heading over what is refuted, and why."""
 
     section: Section
@@ -157,28 +130,27 @@ class _Part:
     html: Markup
 
 
-def _sections(view: View) -> list[_Part]:
+def _sections(view: View) -> list[_FindingPart]:
     parts = (_part(found, view) for found in view.found)
     return [part for part in parts if part is not None]
 
 
-def _part(found: Found, view: View) -> _Part | None:
+def _part(found: Found, view: View) -> _FindingPart | None:
     section, refuted = found.finding.section(found.result, view), found.finding.refuted
     if section is None:
         return None
     alarms = found.finding.alarms(found.result)
     html = fragment(type(found.finding), {**section.values, "refuted_title": refuted, "alarms": alarms})
-    return _Part(section, refuted, alarms, html)
+    return _FindingPart(section, refuted, alarms, html)
 
 
 @cache
 def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
-        "report.html", attack_name=_attack_name,
+        "report.html", attack_name=_attack_name, upload_name=_upload_name,
         score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
         members=_members, stopped_after=_stopped_after,
-
     )  # fmt: skip
 
 
@@ -189,68 +161,102 @@ def _attack_name(label: str) -> str:
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
 
 
+def _upload_name(upload: str) -> str:
+    return UPLOADS.get(upload, upload)
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def _training_plots(view: View) -> list[Plot]:
-    # What is no class, such as a sequence, cannot be guessed among others.
-    counted = len(view.partition.class_names) if view.partition else 0
-    classes = counted if counted > 1 else None
-    commonest = view.partition.commonest if view.partition else 0.0
-    target = view.experiment.federation.target_epsilon
-    drawn = (
-        accuracy_plot(view.rounds, classes, commonest),
-        loss_plot(view.rounds),
-        epsilon_plot(view.rounds, target),
-    )
-    return [plot for plot in drawn if plot]
+@dataclass(frozen=True)
+class _Training:
+    """The section about the rounds."""
 
+    view: View
 
-def _training_facts(view: View) -> list[tuple[str, str]]:
-    trained = [record for record in view.rounds if record.round > 0]
-    if not trained:
-        return []
-    sent, received = sum(record.bytes_up for record in trained), sum(record.bytes_down for record in trained)
-    used, asked = sum(len(record.used) for record in trained), sum(len(record.clients) for record in trained)
-    return [
-        ("Rounds", f"{numbers.count(len(trained))} of {numbers.count(view.experiment.federation.rounds)}"),
-        ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} asked for"),
-        ("Sent up", numbers.bytes_text(sent)),
-        ("Sent down", numbers.bytes_text(received)),
-        ("Time in rounds", numbers.duration(sum(record.seconds for record in trained))),
-    ]
+    @cached_property
+    def plots(self) -> list[Plot]:
+        """Accuracy, loss and epsilon over rounds, as far as they are known."""
+        rounds, partition = self.view.rounds, self.view.partition
+        # What is no class, such as a sequence, cannot be guessed among others.
+        counted = len(partition.class_names) if partition else 0
+        drawn = (
+            accuracy_plot(rounds, counted if counted > 1 else None, partition.commonest if partition else 0.0),
+            loss_plot(rounds),
+            epsilon_plot(rounds, self.view.experiment.federation.target_epsilon),
+        )
+        return [plot for plot in drawn if plot]
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Terms and texts; none before the first round."""
+        trained = [record for record in self.view.rounds if record.round > 0]
+        if not trained:
+            return []
+        sent, received = sum(record.bytes_up for record in trained), sum(record.bytes_down for record in trained)
+        used, asked = sum(len(record.used) for record in trained), sum(len(record.clients) for record in trained)
+        return [
+            ("Rounds", f"{numbers.count(len(trained))} of {numbers.count(self.view.experiment.federation.rounds)}"),
+            ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} asked for"),
+            ("Sent up", numbers.bytes_text(sent)),
+            ("Sent down", numbers.bytes_text(received)),
+            ("Time in rounds", numbers.duration(sum(record.seconds for record in trained))),
+        ]
+
+    @property
+    def failures(self) -> list[tuple[int, Failure]]:
+        """Each client that was left out, with the round."""
+        return [(record.round, failure) for record in self.view.rounds for failure in record.failures]
 
 
 # ---- ledger ---------------------------------------------------------------------------------------------------------
 
 
-def _own_noise(ledger: Ledger) -> str:
-    """What the clients' own noise is called, where it differs between them; else empty."""
-    if len({line.noise for line in ledger.clients}) == 1 or ledger.mechanism not in MECHANISMS:
-        return ""
-    return MECHANISMS[ledger.mechanism].parameter or ""
+@dataclass(frozen=True)
+class _Proven:
+    """The section about the ledger."""
 
+    ledger: Ledger
 
-def _notes(lines: tuple[LedgerLine, ...]) -> tuple[tuple[str, str], ...]:
-    """Each note once, with the clients it is about: empty for all."""
-    holders: dict[str, list[LedgerLine]] = {}
-    for line in lines:
-        for note in line.notes:
-            holders.setdefault(note, []).append(line)
-    return tuple((note, "" if len(who) == len(lines) else _members(*who)) for note, who in holders.items())
+    @property
+    def mechanism(self) -> str:
+        """In words."""
+        return mechanism_name(self.ledger.mechanism)
 
+    @property
+    def own_noise(self) -> str:
+        """What the clients' own noise is called, where it differs between them; else empty."""
+        if len({line.noise for line in self.ledger.clients}) == 1 or self.ledger.mechanism not in MECHANISMS:
+            return ""
+        return MECHANISMS[self.ledger.mechanism].parameter or ""
 
-def _merged(lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """One line where several differ in nothing that the table shows: ceilings stand elsewhere."""
-    alike: dict[str, list[LedgerLine]] = {}
-    for line in lines:
-        alike.setdefault(repr(replace(line, client=0, count=1, members="", ceilings={})), []).append(line)
-    return [
-        same[0]
-        if len(same) == 1
-        else same[0].of_all(sorted(chain.from_iterable(chain(*(each.ranges for each in same)))))
-        for same in alike.values()
-    ]
+    @cached_property
+    def lines(self) -> list[LedgerLine]:
+        """One line where several differ in nothing that the table shows: ceilings stand elsewhere."""
+        alike: dict[str, list[LedgerLine]] = {}
+        for line in self.ledger.clients:
+            alike.setdefault(repr(replace(line, client=0, count=1, members="", ceilings={})), []).append(line)
+        return [
+            same[0]
+            if len(same) == 1
+            else same[0].of_all(sorted(chain.from_iterable(chain(*(each.ranges for each in same)))))
+            for same in alike.values()
+        ]
+
+    @cached_property
+    def statements(self) -> list[str]:
+        """Each theorem once."""
+        return list(dict.fromkeys(text for line in self.ledger.clients for text in line.theorem.values()))
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Each note once, with the clients it is about: empty for all."""
+        holders: dict[str, list[LedgerLine]] = {}
+        for line in self.ledger.clients:
+            for note in line.notes:
+                holders.setdefault(note, []).append(line)
+        every = len(self.ledger.clients)
+        return [(note, "" if len(lines) == every else _members(*lines)) for note, lines in holders.items()]
 
 
 def _members(*lines: LedgerLine) -> str:
@@ -275,13 +281,95 @@ def _common(part: range, ranges: Sequence[range]) -> int:
     return sum(max(0, min(part.stop, other.stop) - max(part.start, other.start)) for other in ranges)
 
 
-# ---- scores ---------------------------------------------------------------------------------------------------------
+# ---- attacks on uploads ---------------------------------------------------------------------------------------------
 
 
-def _attacked(view: View) -> bool:
-    """Whether there is anything to say about attacks on uploads, be it that they have no result."""
-    made = view.experiment.adversary.attacks or view.victims or view.scores
-    return bool(made) or bool(algorithm_of(view.experiment).protects)
+@dataclass(frozen=True)
+class _Uploads:
+    """The sections about attacks on uploads."""
+
+    view: View
+
+    @property
+    def are_attacked(self) -> bool:
+        """Whether there is anything to say about attacks on uploads, be it that they have no result."""
+        view = self.view
+        return bool(view.experiment.adversary.attacks or view.victims or view.scores) or not self.are_models
+
+    @property
+    def are_models(self) -> bool:
+        """Whether clients upload gradients or parameters, which pictures may be made of."""
+        return not algorithm_of(self.view.experiment).protects
+
+    @cached_property
+    def rates(self) -> list[LeakageRate]:
+        """How often attacks succeeded: each event behind the mechanism first, the most successful attack first."""
+        return sorted(
+            self.view.summary.rates if self.view.summary else (),
+            key=lambda rate: (EVENTS.get(rate.event, len(EVENTS)), rate.upload != "protected", -rate.share),
+        )
+
+    @property
+    def theorems(self) -> list[str]:
+        """What the ceilings rest on, each once."""
+        return list(dict.fromkeys(rate.theorem for rate in self.rates if rate.ceiling is not None))
+
+    @property
+    def summed(self) -> int:
+        """Clients whose uploads are added up in what was attacked, at the most."""
+        return max((score.clients for score in self.view.scores), default=1)
+
+    @property
+    def notes(self) -> list[tuple[str, int]]:
+        """What attacks said about their results, each remark once, and how many images it is about."""
+        images: dict[str, set[tuple[int, int, int]]] = {}
+        for score in self.view.scores:
+            if score.chosen and score.note:
+                text = f"{_attack_name(score.attack)}, {_upload_name(score.upload)}: {score.note}"
+                images.setdefault(text, set()).add(score.victim)
+        return [(text, len(about)) for text, about in images.items()]
+
+    @cached_property
+    def lpips_reason(self) -> str:
+        """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
+        view = self.view
+        if not view.scores or any(score.lpips is not None for score in view.scores):
+            return ""
+        if 0 < self._smallest < PERCEIVED:
+            return f"pictures of {self._smallest} pixels a side are too small for it"
+        reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
+        return next((reason for reason in reasons if reason), "the run gives no reason")
+
+    @property
+    def ssim_window(self) -> int:
+        """The side of SSIM's window on this run's pictures; 0 if there is no picture."""
+        fitting = min(self._smallest, SSIM_WINDOW)
+        return fitting - 1 + fitting % 2 if fitting else 0
+
+    @property
+    def _smallest(self) -> int:
+        """The shortest side of a picture; 0: there is none."""
+        pictures = [victim.original for victim in self.view.victims if victim.original]
+        return min((min(each.width, each.height) for each in pictures), default=0)
+
+    @property
+    def references(self) -> list[str]:
+        """The papers of the attacks that were made."""
+        return [ATTACKS[name].reference for name in self._made]
+
+    @property
+    def settings(self) -> "list[_Setting]":
+        """The settings of the adversary, without those of attacks that were not made."""
+        idle = tuple(f"adversary.{name}." for name in ATTACKS if name not in self._made)
+        rows = _settings(self.view.experiment)
+        return [row for row in rows if row[0].startswith("adversary.") and not row[0].startswith(idle)]
+
+    @property
+    def _made(self) -> list[str]:
+        """The attacks of the settings, and those that were made afterwards on the same uploads."""
+        later = [score.attack.partition(",")[0] for score in self.view.scores if score.upload != "none"]
+        planned = self.view.experiment.adversary.attacks
+        return [name for name in dict.fromkeys((*planned, *later)) if name in ATTACKS]
 
 
 def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
@@ -300,50 +388,6 @@ def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
     return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
 
 
-def _attack_notes(view: View) -> list[tuple[str, int]]:
-    """What attacks said about their results, each remark once, and how many images it is about."""
-    images: dict[str, set[tuple[int, int, int]]] = {}
-    for score in view.scores:
-        if score.chosen and score.note:
-            text = f"{_attack_name(score.attack)}, {UPLOADS.get(score.upload, score.upload)}: {score.note}"
-            images.setdefault(text, set()).add(score.victim)
-    return [(text, len(about)) for text, about in images.items()]
-
-
-def _rates(view: View) -> list[LeakageRate]:
-    """How often attacks succeeded: each event behind the mechanism first, the most successful attack first."""
-    return sorted(
-        view.summary.rates if view.summary else (),
-        key=lambda rate: (EVENTS.get(rate.event, len(EVENTS)), rate.upload != "protected", -rate.share),
-    )
-
-
-def _rate_theorems(view: View) -> list[str]:
-    """What the ceilings rest on, each once."""
-    return list(dict.fromkeys(rate.theorem for rate in _rates(view) if rate.ceiling is not None))
-
-
-def _lpips_reason(view: View) -> str:
-    """Why there is no LPIPS; empty where there is one, or where nothing was scored."""
-    if not view.scores or any(score.lpips is not None for score in view.scores):
-        return ""
-    pictures = [victim.original for victim in view.victims if victim.original]
-    smallest = min((min(each.width, each.height) for each in pictures), default=0)
-    if 0 < smallest < PERCEIVED:
-        return f"pictures of {smallest} pixels a side are too small for it"
-    reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
-    return next((reason for reason in reasons if reason), "the run gives no reason")
-
-
-def _ssim_window(view: View) -> int | None:
-    """The side of SSIM's window on this run's pictures; ``None`` if there is no picture."""
-    sides = [min(victim.original.width, victim.original.height) for victim in view.victims if victim.original]
-    if not sides:
-        return None
-    fitting: int = min(*sides, SSIM_WINDOW)
-    return fitting - 1 + fitting % 2
-
-
 # ---- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -352,16 +396,3 @@ _Setting = tuple[str, str, bool, str]  # key, value, whether it differs from the
 
 def _settings(experiment: Experiment) -> list[_Setting]:
     return [(key, plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
-
-
-def _attack_settings(view: View) -> list[_Setting]:
-    """The settings of the adversary, without those of attacks that were not made."""
-    idle = tuple(f"adversary.{name}." for name in ATTACKS if name not in _attacks_made(view))
-    rows = _settings(view.experiment)
-    return [row for row in rows if row[0].startswith("adversary.") and not row[0].startswith(idle)]
-
-
-def _attacks_made(view: View) -> list[str]:
-    """The attacks of the settings, and those that were made afterwards on the same uploads."""
-    later = [score.attack.partition(",")[0] for score in view.scores if score.upload != "none"]
-    return [name for name in dict.fromkeys((*view.experiment.adversary.attacks, *later)) if name in ATTACKS]

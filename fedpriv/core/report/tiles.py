@@ -11,7 +11,7 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.finding import Tile, findings
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import Guarantee, Recovered, Score, best_rates, last_evaluated, recovered
+from fedpriv.core.records import Guarantee, Recovered, Score, best_rates, best_rows, last_evaluated, recovered
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.report.view import View
 
@@ -48,23 +48,14 @@ def _those(view: View) -> str:
 
 
 def _cells(view: View) -> list[Tile]:
-    """Of rows: the best share of right categories, without protection and behind the mechanism, beside the guess."""
-    results = view.summary.attacks if view.summary else ()
-    guesses = [result.rows.share_right for result in results if result.rows is not None and result.upload == "none"]
-    guess = max((share for share in guesses if share is not None), default=None)
+    """Of rows: the best share of right categories, without protection and with the mechanism, compared with a guess."""
+    uploads = {"unprotected": "without protection", "protected": f"with {view.experiment.mechanism.title}"}
     cells = []
-    for upload, how in (
-        ("unprotected", "without protection"),
-        ("protected", f"with {view.experiment.mechanism.title}"),
-    ):
-        shares = [
-            (result.rows.share_right, result.attack)
-            for result in results
-            if result.upload == upload and not result.picked and result.rows and result.rows.share_right is not None
-        ]
-        if not shares or guess is None:
+    for upload, how in uploads.items():
+        read = best_rows(view.summary.attacks, upload) if view.summary else None
+        if read is None or read[1].share_right is None or read[2].share_right is None:
             continue
-        share, attack = max(shares)
+        attack, share, guess = read[0], read[1].share_right, read[2].share_right
         conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
         cells.append(
             Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)

@@ -1,16 +1,18 @@
 """The sentences claim what the scores show, and no more."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fedpriv.accounting import Release, guarantee
 from fedpriv.core.config import Experiment
-from fedpriv.core.lab.attack_stage import Refusal
+from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.summary import verdict
-from fedpriv.core.records import Interval, LeakageRate, RoundRecord, Score, SentenceScore
+from fedpriv.core.lab.summary import Ending, verdict
+from fedpriv.core.records import Guarantee, Interval, LeakageRate, RoundRecord, Score, SentenceScore, kind_of
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
@@ -39,8 +41,15 @@ def settings(mechanism: str = "vmf", **adversary: object) -> Experiment:
     return Experiment.model_validate({"mechanism": {"name": mechanism, **noise}, "adversary": adversary})
 
 
+def sentences(
+    experiment: Experiment, worst: Guarantee, scores: Sequence[Score], status: str = "completed", **leakage: Any
+) -> tuple[str, ...]:
+    found = Leakage(tuple(scores), **leakage)
+    return verdict(Ending(experiment, status, LAST, worst, found, kind_of(scores)))
+
+
 def text(experiment: Experiment, scores: list[Score], status: str = "completed") -> str:
-    return " ".join(verdict(experiment, status, LAST, VMF, scores))
+    return " ".join(sentences(experiment, VMF, scores, status))
 
 
 @pytest.mark.parametrize(("bare", "protected"), list(itertools.product([(0, 0), (1, 0), (1, 1)], repeat=2)))
@@ -62,7 +71,7 @@ def test_a_victim_counts_once_however_many_attacks_recover_it(
 def test_another_attack_adds_its_victims() -> None:
     scores = [line(0, "dlg", "unprotected", True), line(1, "dlg", "unprotected", False)]
     scores += [line(0, "iga", "unprotected", False), line(1, "iga", "unprotected", True)]
-    assert "recovers 2 of 2 images." in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+    assert "recovers 2 of 2 images." in " ".join(sentences(settings("none"), NONE, scores))
 
 
 def test_an_attack_without_a_result_is_named_with_its_reason() -> None:
@@ -73,14 +82,14 @@ def test_an_attack_without_a_result_is_named_with_its_reason() -> None:
         Refusal("it lacks a tensor", "dlg", "unprotected", "round 1, client 1"),
     ]
     experiment = settings("none", attacks=["dlg", "iga"])
-    said = verdict(experiment, "completed", LAST, NONE, scores, refusals=refusals)
+    said = sentences(experiment, NONE, scores, refusals=refusals)
     assert [text for text in said if "refused" in text] == ["Attack iga refused: it needs the batch size."]
-    assert "refused" not in " ".join(verdict(experiment, "completed", LAST, NONE, scores))
+    assert "refused" not in " ".join(sentences(experiment, NONE, scores))
 
 
 def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
     scores = [line(0, "dlg", "unprotected", True, chosen=False), line(0, "dlg", "unprotected", False)]
-    assert "recovers 0 of 1" in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores))
+    assert "recovers 0 of 1" in " ".join(sentences(settings("none"), NONE, scores))
     (row,) = attack_results(scores, 0.6, None)
     assert (row.victims, row.recovered) == (1, 0)
 
@@ -122,7 +131,7 @@ def test_a_proven_epsilon_never_stands_alone() -> None:
     assert VMF.epsilon is not None
     for part in (f"epsilon {VMF.epsilon:.4g}", "delta 1e-05", "replace-one", "3 uses of an example", "worst client"):
         assert part in said
-    assert "No mechanism, so no privacy is proven." in " ".join(verdict(settings("none"), "completed", LAST, NONE, []))
+    assert "No mechanism, so no privacy is proven." in " ".join(sentences(settings("none"), NONE, []))
 
 
 def test_medians_are_over_victims() -> None:
@@ -185,7 +194,7 @@ def test_originals_that_are_picked_out_of_others_are_told_to_the_reader(ranks: l
     """Nothing is recovered, and still a picture points at its original; one hit in four may be chance (4 %)."""
     scores = [picture(client, rank) for client, rank in enumerate(ranks)]
     rate = LeakageRate("told", "iga", "unprotected", ranks.count(1), len(ranks), (0.0, 1.0), 0.01, candidates=100)
-    said = " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
+    said = " ".join(sentences(settings("none"), NONE, scores, rates=[rate]))
     wanted = f"Picked out of 100, without protection: a guess 1.0%, measured {ranks.count(1)} of {len(ranks)} (iga)."
     assert (wanted in said) == told
 
@@ -198,7 +207,7 @@ def test_behind_a_mechanism_the_measured_rate_stands_between_guess_and_ceiling()
         LeakageRate("told", "map", "protected", 1, 4, (0.0, 0.6), 0.01, best=best, ceiling=0.0389),
         LeakageRate("label", "iga", "protected", 4, 4, (0.4, 1.0), 0.1, ceiling=0.2),
     ]
-    said = verdict(settings("vmf"), "completed", LAST, NONE, scores, rates=rates)
+    said = sentences(settings("vmf"), NONE, scores, rates=rates)
     assert (
         "Picked out of other images, with the mechanism: a guess 1.0%, measured 1 of 4 (map), the best decision on "
         "these images 3.7%, the ceiling for any attack 3.9%."
@@ -217,23 +226,23 @@ def test_attacks_that_tie_are_all_named(hits: tuple[int, ...], by: str) -> None:
         for count, (name, chance) in zip(hits, chances.items(), strict=True)
     ]
     scores = [replace(picture(0, 30), upload="protected")]
-    said = " ".join(verdict(settings("vmf"), "completed", LAST, NONE, scores, rates=rates))
+    said = " ".join(sentences(settings("vmf"), NONE, scores, rates=rates))
     assert f"Picked out of 100, with the mechanism: a guess 1.0%, measured {by}." in said
 
 
 def test_recovered_images_need_no_second_sentence() -> None:
     scores = [replace(picture(client, 1), recovered=True) for client in range(4)]
     rate = LeakageRate("told", "iga", "unprotected", 4, 4, (0.4, 1.0), 0.01)
-    assert "Picked out" not in " ".join(verdict(settings("none"), "completed", LAST, NONE, scores, rates=[rate]))
+    assert "Picked out" not in " ".join(sentences(settings("none"), NONE, scores, rates=[rate]))
 
 
 def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> None:
     """Client 1's protected upload was broken: of the protected images only client 0's counts."""
     scores = [line(client, "iga", "unprotected", True) for client in (0, 1)] + [line(0, "iga", "protected", True)]
     scores += [replace(line(client, "guess-mean", "none", False), label=None) for client in (0, 1)]
-    said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 0))
+    said = " ".join(sentences(settings(), VMF, scores, unattacked=0))
     assert "recovers 2 of 2 images, with vmf 1 of 1." in said
     bare = [line(0, "iga", "unprotected", True)]
     assert "recovers 1 of 1 images. No upload with vmf was attacked" in text(settings(), bare)
-    said = " ".join(verdict(settings(), "completed", LAST, VMF, scores, (), 1))
+    said = " ".join(sentences(settings(), VMF, scores, unattacked=1))
     assert "1 upload that was heard could not be attacked: missed where victims are picked out" in said
