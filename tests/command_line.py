@@ -67,9 +67,14 @@ def fedpriv(
     return Started(*arguments, cwd=cwd, stdout=stdout, file_size=file_size, **changes).ended()
 
 
-def python(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, as ``python SCRIPT`` does it there."""
-    return Started(script, cwd=cwd, main=_run_script).ended()
+def python(script: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, as ``python SCRIPT`` does it there; ``changes`` to the environment."""
+    return Started(script, cwd=cwd, main=_run_script, **changes).ended()
+
+
+def never_synced() -> None:
+    """Let files be written without waiting for the disk: tests end processes, and never pull the plug."""
+    os.fsync = lambda descriptor: None
 
 
 class Started:
@@ -143,6 +148,7 @@ def _run(
 ) -> None:
     for number, path in enumerate(streams, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    never_synced()
     gc.freeze()  # to look through all that is imported would copy its memory
     # The server that forks says nothing of what it could not import.
     assert not set(IMPORTED) - sys.modules.keys()

@@ -24,6 +24,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+command_line.never_synced()
+
 LISTED = Path(__file__).with_name("slow.txt")
 SLOW = 0.5  # CPU seconds, those of processes that the test started and waited for included
 NAMED = 1.5  # what takes half a second here may take a second elsewhere

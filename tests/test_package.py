@@ -204,8 +204,13 @@ def test_init_writes_what_runs(tmp_path: Path) -> None:
     assert "quickstart exists and is not empty" in again.stderr
 
 
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fedpriv("init", "--list", cwd=tmp_path_factory.mktemp("list")).stdout
+
+
 @pytest.mark.parametrize("path", sorted(HOME.glob("configs/**/*.toml")), ids=lambda path: path.stem)
-def test_every_example_can_be_written(path: Path, tmp_path: Path) -> None:
+def test_every_example_can_be_written(path: Path, examples: str, tmp_path: Path) -> None:
     done = fedpriv("init", path.stem, "--out", "there", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "there" / path.name).read_text()
@@ -215,7 +220,7 @@ def test_every_example_can_be_written(path: Path, tmp_path: Path) -> None:
     assert not re.search(r"configs/|\bmake |studies", texts)  # a clone has these, and nobody else
     assert all(file.name in done.stdout for file in (tmp_path / "there").iterdir())
     assert all((tmp_path / "there" / name).is_file() for name in re.findall(r"^#:schema (\S+)", written, re.MULTILINE))
-    assert path.stem in fedpriv("init", "--list", cwd=tmp_path).stdout
+    assert path.stem in examples
     settings = [line for line in path.read_text().splitlines() if re.match(r"(name|seed|noise) = ", line)]
     assert not [line for line in settings if line[1:] in texts.replace(written, "")], "the comment alone describes it"
 

@@ -10,8 +10,7 @@ from tests.rooms import CAPABILITIES, ROOT
 
 REMOVABLE = [name for name in CAPABILITIES if name not in ("evasion", "own model", "secure aggregation")]
 
-# One process, which has imported and drawn what is slow, takes one folder away after the other; what is left is tried in
-# a child of it.
+# One process, which has imported and drawn what is slow; children of it try what is left without each folder in turn.
 SCRIPT = """
 import io, os, subprocess, sys
 from pathlib import Path

@@ -200,8 +200,8 @@ def test_no_worse_than_the_other_attacks_and_the_guess(make: Any, mechanism: dic
         found = run_attack(AttackJob(name, heard, model, config, 0, public_images=public()))
         return errors([result.images for result in found], truth)
 
-    ours = run("map", MapSettings(iterations=200))
-    assert paired_margin(ours, run("iga", IgaSettings(iterations=200))) <= 0
+    ours = run("map", MapSettings(iterations=100))
+    assert paired_margin(ours, run("iga", IgaSettings(iterations=100))) <= 0
     assert paired_margin(ours, (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))) <= 0
     if "hidden1.weight" in heard[0].upload:
         assert paired_margin(ours, run("closed_form", ClosedFormSettings())) <= 0

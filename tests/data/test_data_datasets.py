@@ -3,11 +3,8 @@
 import gzip
 import hashlib
 import io
-import os
 import pickle
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +21,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.datasets import Dataset, list_datasets, load_dataset
 from fedpriv.data.source import Place
+from tests.command_line import python
 
 IDX = {
     "x_train": "train-images-idx3-ubyte",
@@ -529,17 +527,17 @@ def test_a_download_is_read_from_the_root(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_without_a_network_the_error_is_one_line_and_nothing_is_printed(tmp_path: Path) -> None:
-    """torchvision itself, in a fresh process behind an address that nobody answers at."""
-    program = (
+    """torchvision itself, in another process behind an address that nobody answers at."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "program.py").write_text(
         "from fedpriv.core.config import DataConfig\nfrom fedpriv.data.datasets import load_dataset\n"
         "from fedpriv.core.errors import InputError\n"
         "for name in ('mnist', 'cifar10', 'lfw'):\n"
-        f"    try: load_dataset(DataConfig(name=name, root={str(tmp_path)!r}), 0)\n"
+        f"    try: load_dataset(DataConfig(name=name, root={str(tmp_path / 'empty')!r}), 0)\n"
         "    except InputError as error: print('refused', 'download failed' in str(error), '\\n' in str(error))"
     )
     nobody = "http://127.0.0.1:9"
-    environment = os.environ | {"http_proxy": nobody, "https_proxy": nobody}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = python("program.py", cwd=tmp_path, http_proxy=nobody, https_proxy=nobody)
     assert (done.stdout, done.stderr) == (3 * "refused True False\n", "")
 
 

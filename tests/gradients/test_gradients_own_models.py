@@ -1,8 +1,7 @@
 """What people write in models of their own, against autograd one example at a time: right, or refused by name."""
 
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.gradients import find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from tests.cases import in_one_test
+from tests.command_line import python
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
@@ -581,8 +581,9 @@ print(dense_gradients(Attention(), lambda out, y: nn.functional.cross_entropy(ou
 """
 
 
-def test_attention_prints_no_warning_to_developers_of_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", ATTENTION], capture_output=True, text=True, check=True)
+def test_attention_prints_no_warning_to_developers_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "attention.py").write_text(ATTENTION)
+    done = python("attention.py", cwd=tmp_path)
     assert done.stdout.startswith("gradients of 3 examples")
     assert "one by one" not in done.stdout, "the mapped route, which warned"
     assert done.stderr == ""
