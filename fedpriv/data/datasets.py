@@ -177,7 +177,7 @@ def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
     given = {
         key: getattr(config, key)
-        for key in ("path", "download", "memory", "table", "text", "key", "size", "test_share")
+        for key in ("path", "download", "memory", "table", "text", "key", "label", "size", "test_share")
     }
     return Place(root=_root(config.root), **given)
 

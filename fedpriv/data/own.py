@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -49,18 +49,23 @@ def split_rows(owners: Sequence[str] | None, count: int, share: float, where: st
     return np.sort(grouped[~is_test]), np.sort(grouped[is_test])
 
 
-def label_numbers(labels: Sequence[str], tests: int, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each label and the classes; the last ``tests`` labels are of test examples."""
+def label_numbers(
+    labels: Sequence[Any], tests: int, where: str, named: tuple[str, ...] = ()
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each label and the classes; the last ``tests`` labels are of test examples.
+
+    Classes are those that are ``named``, else those of training examples, in order.
+    """
     import numpy as np
 
-    classes = tuple(sorted(set(labels[: len(labels) - tests])))
+    classes = named or tuple(sorted(set(labels[: len(labels) - tests])))
     numbers = {name: number for number, name in enumerate(classes)}
     strange = next((label for label in labels if label not in numbers), None)
     if strange is not None:
         raise InputError(
             f"{where}: no training example has the class {strange!r}; training examples have {some_of(classes)}"
         )
-    return np.array([numbers[label] for label in labels], np.int64), classes
+    return np.array([numbers[label] for label in labels], np.int64), tuple(map(str, classes))
 
 
 def image_arrays(

@@ -26,13 +26,19 @@ _BYTES_OF_A_PIXEL = 8  # as unpacked, and as RGB
 
 
 def read_pictures(
-    pictures: Iterable[tuple[str, Path | bytes]], count: int, size: int | None, memory: int, where: str
+    pictures: Iterable[tuple[str, Path | bytes]],
+    count: int,
+    size: int | None,
+    memory: int,
+    where: str,
+    places: np.ndarray | None = None,
 ) -> np.ndarray:
     """Read pictures, each a path or what such a file holds, behind its name in errors.
 
     Args:
         size: of the square that pictures are brought to: the shorter side is scaled to it, and the middle cut out;
             ``None``: all pictures have one size already.
+        places: of each picture in the result; ``None``: as they come.
 
     Returns:
         uint8 (count, C, H, W): C is 1 where all are grey, else 3.
@@ -56,7 +62,7 @@ def read_pictures(
         if pixels.ndim == 3 and pile.shape[1] == 1:
             check_memory(where, 3 * pile.nbytes, memory)
             pile = np.repeat(pile, 3, axis=1)
-        pile[row] = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+        pile[row if places is None else places[row]] = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
     if pile is None:
         raise InputError(f"{where}: there is no picture in it")
     return pile

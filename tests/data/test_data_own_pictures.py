@@ -1,14 +1,19 @@
 """Pictures of one's own in every form, written with the library that people write them with, against that library."""
 
+import io
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 import torchvision
 from PIL import Image
+from pyarrow import parquet
 
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
@@ -167,3 +172,121 @@ def test_wrong_folders(tmp_path: Path) -> None:
     assert "no training example has the class 'cow'" in refusal("folder", good)
     saved(good / "train" / "0.png", pixels(6, 5, 3))
     assert "0.png lies beside the folders of classes" in refusal("folder", good)
+
+
+# --- the hub ------------------------------------------------------------------------------------------------------
+
+
+def hub(count: int = 12, colour: bool = True) -> tuple[datasets.Dataset, np.ndarray]:
+    """Pictures of three classes and four writers, and their pixels."""
+    drawn = pixels(count, 6, 5, 3) if colour else pixels(count, 6, 5)
+    rows = {
+        "image": [Image.fromarray(each) for each in drawn],
+        "label": [number % 3 for number in range(count)],
+        "writer": [f"w{number % 4}" for number in range(count)],
+    }
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee", "cow"])}
+    return datasets.Dataset.from_dict(rows, datasets.Features({**kinds, "writer": datasets.Value("string")})), drawn
+
+
+@pytest.mark.parametrize("form", ["parquet", "shards", "splits", "folders", "saved", "saved dict"])
+def test_data_sets_of_the_hub(tmp_path: Path, form: str) -> None:
+    """As the library datasets reads them, in its order."""
+    (data, drawn), (other, others) = hub(), hub(6)
+    path = tmp_path / "data"
+    path.mkdir()
+    if form == "parquet":
+        path = tmp_path / "data.parquet"
+        data.to_parquet(path)
+    elif form == "shards":
+        for number in range(2):
+            data.shard(2, number, contiguous=True).to_parquet(path / f"train-{number:05}-of-00002.parquet")
+        other.to_parquet(path / "validation-00000-of-00001.parquet")
+    elif form == "splits":
+        data.to_parquet(path / "train.parquet")
+        other.to_parquet(path / "test.parquet")
+    elif form == "folders":
+        for name, part in (("train", data), ("test", other)):
+            (path / name).mkdir()
+            part.to_parquet(path / name / "0000.parquet")
+    elif form == "saved":
+        data.save_to_disk(path)
+    else:
+        datasets.DatasetDict({"test": other, "train": data}).save_to_disk(path)
+    dataset = loaded("hub", path, key="writer")
+    assert dataset.class_names == ("ant", "bee", "cow")
+    assert dataset.keys is not None and dataset.keys.names == ("w0", "w1", "w2", "w3")
+    found, labels = images(dataset), torch.cat([dataset.y_train, dataset.y_test]).numpy()
+    owners = np.concatenate([dataset.keys.train, dataset.keys.test])
+    if form in ("parquet", "saved"):  # a fifth of each writer's three pictures, in an order of its own
+        assert np.bincount(dataset.keys.test).tolist() == [1, 1, 1, 1]
+        rows = [int(np.flatnonzero((drawn == image).all((1, 2, 3)))[0]) for image in found]
+        assert sorted(rows) == list(range(12))
+    else:
+        assert np.array_equal(found, np.concatenate([drawn, others]))
+        rows = [*range(12), *range(6)]
+    assert labels.tolist() == [row % 3 for row in rows]
+    assert owners.tolist() == [row % 4 for row in rows]
+
+
+def test_parquet_that_other_libraries_wrote(tmp_path: Path) -> None:
+    """Structs of bytes, grey, with labels that are numbers or texts and a column of any name."""
+    contents = []
+    drawn = pixels(10, 4, 4)
+    for each in drawn:
+        buffer = io.BytesIO()
+        Image.fromarray(each).save(buffer, "PNG")
+        contents.append({"bytes": buffer.getvalue(), "path": None})
+    columns = {"scan": contents, "label": [3, 10] * 5, "finding": ["well", "ill"] * 5}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert loaded("hub", tmp_path / "a.parquet").class_names == ("3", "10")
+    dataset = loaded("hub", tmp_path / "a.parquet", label="finding", test_share=0.3)
+    assert dataset.class_names == ("ill", "well")
+    assert dataset.shape == (1, 4, 4) and len(dataset.x_test) == 3
+
+
+def test_wrong_data_sets_of_the_hub(tmp_path: Path) -> None:
+    data, _ = hub()
+    path = tmp_path / "a.parquet"
+    data.to_parquet(path)
+    whole = path.read_bytes()
+    assert "no such file or folder" in refusal("hub", tmp_path / "b.parquet")
+    assert "data.label = 'lable': there is no such column; did you mean label?" in refusal("hub", path, label="lable")
+    assert "data.key = 'who': there is no such column" in refusal("hub", path, key="who")
+    assert "data.text.text = 'x': there is no such column" in refusal("hub", path, text={"text": "x"})
+    parquet.write_table(parquet.read_table(path).drop_columns(["image"]), tmp_path / "none.parquet")
+    assert "0 columns hold images" in refusal("hub", tmp_path / "none.parquet")
+    (tmp_path / "empty").mkdir()
+    assert "holds neither .parquet files" in refusal("hub", tmp_path / "empty")
+    path.write_bytes(whole[:-9])
+    assert "a.parquet: not a Parquet file, truncated or damaged" in refusal("hub", path)
+    path.write_bytes(whole)
+    wrong = [{"bytes": b"none", "path": None}, {"bytes": None, "path": "x"}]
+    for pictures, labels, words in (
+        (wrong, [0, None], "row 2, column 'label': None; expected a text or a whole number"),
+        (wrong, [0, 1], "row 1: not a picture, truncated or damaged"),
+        (wrong[::-1], [0, 1], "row 1, column 'image': no bytes of a picture"),
+    ):
+        parquet.write_table(pa.table({"image": pictures, "label": labels}), path)
+        assert words in refusal("hub", path, test_share=0.5)
+    data.shard(2, 0).to_parquet(tmp_path / "empty" / "validation.parquet")
+    assert "its parts are validation; one of them is expected to be 'train'" in refusal("hub", tmp_path / "empty")
+    data.remove_columns("writer").to_parquet(tmp_path / "empty" / "train-1.parquet")
+    data.to_parquet(tmp_path / "empty" / "train-2.parquet")
+    assert "train-2.parquet: its columns are not those of" in refusal("hub", tmp_path / "empty")
+    (tmp_path / "empty" / "dataset_info.json").write_text("{")
+    assert "datasets.load_from_disk cannot read it" in refusal("hub", tmp_path / "empty")
+
+
+@pytest.mark.parametrize("task", ["classify", "next"])
+def test_texts_of_the_hub(tmp_path: Path, task: str) -> None:
+    kinds = {"review": datasets.Value("string"), "stars": datasets.ClassLabel(names=["good", "bad"])}
+    rows = {"review": [f"text {number}" for number in range(10)], "stars": [0, 1] * 5}
+    datasets.Dataset.from_dict(rows, datasets.Features(kinds)).to_parquet(tmp_path / "train.parquet")
+    text = {"text": "review", "length": 8, "test_share": 0.3, **({"label": "stars"} if task == "classify" else {})}
+    dataset = loaded("hub", tmp_path / "train.parquet", text=text)
+    assert dataset.is_next == (task == "next")
+    assert task == "next" or dataset.class_names == ("good", "bad")
+    assert dataset.text is not None
+    assert dataset.text.tokenizer.decode(dataset.x_test[0].flatten().tolist()) == "text 7"
+    assert task == "next" or dataset.y_test.tolist() == [1, 0, 1]

@@ -54,6 +54,11 @@ class DataConfig(Extensible):
         description="own files: the column, or array, that says whose an example is, for partition = 'key'; folder: "
         "client, the level above the classes; empty: the form's own, if it has one",
     )
+    label: str = Field(
+        "",
+        exclude_if=_empty,
+        description="hub: the column of the classes; empty: the one of that type, or label",
+    )
     size: Annotated[Integer, Field(ge=1, le=4096)] | None = Field(
         None,
         exclude_if=absent,
@@ -96,7 +101,7 @@ class DataConfig(Extensible):
     @property
     def is_text(self) -> bool:
         """Whether these are texts."""
-        return bool(DATASETS[self.name].is_text)
+        return self.text is not None
 
     @property
     def bounds_epsilon(self) -> float:
@@ -135,10 +140,10 @@ class DataConfig(Extensible):
         if source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise InputError(f"name = {self.name!r} needs {wanted}")
-        for key in ("key", "size", "test_share"):
+        for key in ("key", "label", "size", "test_share"):
             if getattr(self, key) and key not in source.reads:
                 raise InputError(f"name = {self.name!r} does not read data.{key}")
         for section in ("text", "canaries"):
-            if getattr(self, section) is not None and not source.is_text:
+            if getattr(self, section) is not None and not source.is_text and "text" not in source.reads:
                 raise InputError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
         return self

@@ -24,8 +24,10 @@ def text_sets() -> tuple[str, ...]:
 def without_attacks(tree: Any) -> Any:
     """Return settings in which nothing attacks texts, unless they name an attack: that is refused afterwards."""
     data = tree.get("data") if isinstance(tree, Mapping) else None
-    name, adversary = (data.get("name"), tree.get("adversary", {})) if isinstance(data, Mapping) else (None, None)
-    if name not in text_sets() or not isinstance(adversary, Mapping):
+    if not isinstance(data, Mapping) or not (data.get("name") in text_sets() or data.get("text")):
+        return tree
+    adversary = tree.get("adversary", {})
+    if not isinstance(adversary, Mapping):
         return tree
     return {**tree, "adversary": {"attacks": [], **adversary}}
 

@@ -1,0 +1,259 @@
+"""Data sets as the Hugging Face hub has them: Parquet files, or a folder that ``save_to_disk`` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError, one_line, some_of
+from fedpriv.core.registry import DATASETS, suggestion
+from fedpriv.data.files import Arrays
+from fedpriv.data.own import TEST, TEST_SHARE, TRAIN, OwnFile, image_arrays, label_numbers, split_rows
+from fedpriv.data.pictures import read_pictures
+from fedpriv.data.source import Place, home
+from fedpriv.data.texts import Part, Row, arrays_of, split_by_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BATCH = 256  # rows in memory at once
+_ENDING = ".parquet"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows whose types are in the schema's metadata, as the library datasets writes them."""
+
+    where: str  # names it in errors
+    schema: pa.Schema
+    batches: Callable[[list[str]], Iterator[pa.RecordBatch]]  # of these columns, some rows at a time
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        """Column -> what the metadata say of it; nothing where other libraries wrote the file."""
+        written = (self.schema.metadata or {}).get(b"huggingface", b"{}")
+        try:
+            features = json.loads(written).get("info", {}).get("features", {})
+            return {name: features[name] for name in self.schema.names if isinstance(features.get(name), dict)}
+        except (ValueError, AttributeError):
+            raise InputError(f"{self.where}: the metadata 'huggingface' of its schema are damaged") from None
+
+    def require(self, key: str, name: str) -> str:
+        """Return the name of a column that there is."""
+        if name not in self.schema.names:
+            hint = suggestion(name, self.schema.names)
+            raise InputError(where=self.where, key=key, given=name, allowed=f"there is no such column{hint}")
+        return name
+
+    def values(self, key: str, name: str) -> list[Any]:
+        """Return all cells of a column, none of which may be empty, names in place of numbers of classes."""
+        self.require(key, name)
+        cells = [cell for batch in self.batches([name]) for cell in batch.column(0).to_pylist()]
+        names = self.features.get(name, {}).get("names")
+        for row, cell in enumerate(cells):
+            known = isinstance(cell, str | int) and (
+                names is None or (isinstance(cell, int) and 0 <= cell < len(names))
+            )
+            if not known:
+                allowed = "a text or a whole number" if names is None else f"a number of its {len(names)} classes"
+                raise InputError(f"{self.where}: row {row + 1:,}, column {name!r}: {cell!r:.60}; expected {allowed}")
+        return [names[cell] for cell in cells] if names else cells
+
+
+@DATASETS.register
+class HubTables(OwnFile):
+    """Images, a struct of bytes and path, with their labels; with ``data.text`` texts."""
+
+    name = "hub"
+    title = "own data set of the hub"
+    reads = ("key", "label", "size", "test_share", "text")
+
+    @classmethod
+    @override
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        parts = tables(place)
+        read = _images if place.text is None else _texts
+        return read(parts, place), place.path
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...]:
+        root = home(place.path)
+        return tuple(sorted(path for path in root.rglob("*") if path.is_file())) if root.is_dir() else (root,)
+
+
+def tables(place: Place) -> list[Table]:
+    """The training data and, where there are any, the test data."""
+    root = home(place.path)
+    if not root.exists():
+        raise InputError(f"{root}: no such file or folder")
+    if any((root / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        return _saved(root)
+    files = sorted(root.rglob(f"*{_ENDING}")) if root.is_dir() else [root]
+    if not files:
+        raise InputError(f"{root}: holds neither {_ENDING} files nor what save_to_disk writes")
+    by_split: dict[str, list[Path]] = {}
+    for path in files:
+        by_split.setdefault(_split(path) if root.is_dir() else "", []).append(path)
+    chosen = split_names(list(by_split), str(root))
+    return [_parquet(by_split[name], root) for name in chosen]
+
+
+def split_names(names: Sequence[str], where: str) -> list[str]:
+    """Return the names of the training and of the test data among those of a data set's parts; "" is all of it."""
+    if list(names) == [""]:
+        return [""]
+    train, test = (next((name for name in known if name in names), None) for known in (TRAIN, TEST))
+    if train is None:
+        raise InputError(f"{where}: its parts are {some_of(names)}; one of them is expected to be {TRAIN[0]!r}")
+    return [train] if test is None else [train, test]
+
+
+def _split(path: Path) -> str:
+    """train of train-00000-of-00002.parquet, or of train/0000.parquet."""
+    known = (path.name.removesuffix(_ENDING).split("-")[0], path.parent.name)
+    return next((name for name in known if name in (*TRAIN, *TEST)), "")
+
+
+def _parquet(paths: Sequence[Path], root: Path) -> Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for path in paths:
+            try:
+                with parquet.ParquetFile(path) as file:
+                    yield from file.iter_batches(_BATCH, columns=columns)
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{path}: truncated or damaged: {one_line(error)}") from None
+
+    try:
+        schemas = [parquet.read_schema(path) for path in paths]
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{root}: not a Parquet file, truncated or damaged: {one_line(error)}") from None
+    for path, schema in zip(paths, schemas, strict=True):
+        if not schema.equals(schemas[0]):
+            raise InputError(f"{path}: its columns are not those of {paths[0]}")
+    return Table(str(paths[0] if len(paths) == 1 else root), schemas[0], batches)
+
+
+def _saved(root: Path) -> list[Table]:
+    from datasets import load_from_disk  # a second to import
+
+    try:
+        found = load_from_disk(str(root))
+    except Exception as error:  # noqa: BLE001 (the library's errors are of many kinds)
+        raise InputError(f"{root}: datasets.load_from_disk cannot read it: {one_line(error)}") from None
+    return tables_of(found, str(root))
+
+
+def tables_of(found: Any, where: str) -> list[Table]:
+    """Return the training and test data of a Dataset or DatasetDict of the library datasets."""
+    parts = found if isinstance(found, dict) else {"": found}
+    return [_table(parts[name], f"{where}: {name}" if name else where) for name in split_names(list(parts), where)]
+
+
+def _table(dataset: Any, where: str) -> Table:
+    plain = dataset.with_format("arrow")
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for table in plain.select_columns(columns).iter(_BATCH):
+            yield from table.combine_chunks().to_batches()
+
+    return Table(where, dataset.features.arrow_schema, batches)
+
+
+def _images(parts: list[Table], place: Place) -> Arrays:
+    import numpy as np
+
+    first = parts[0]
+    image, label = _image_column(first), _label_column(first, place)
+    labels = [value for part in parts for value in part.values("data.label", label)]
+    owners = [str(value) for part in parts for value in part.values("data.key", place.key)] if place.key else None
+    tests = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
+    places = np.arange(len(labels))
+    if not tests:
+        train, test = split_rows(owners, len(labels), place.test_share or TEST_SHARE, place.path)
+        places, tests = np.argsort(np.concatenate([train, test])), len(test)
+    order = np.argsort(places)
+    numbers, classes = label_numbers([labels[row] for row in order], tests, place.path, _names(first, label))
+    cells = (cell for part in parts for cell in _pictures(part, image))
+    images = read_pictures(cells, len(labels), place.size, place.memory, place.path, places)
+    whose = None if owners is None else [owners[row] for row in order]
+    return image_arrays(images, numbers, tests, classes, whose, place.path)
+
+
+def _image_column(table: Table) -> str:
+    """The column of pictures: of the type Image, or a struct with bytes."""
+    possible = [field.name for field in table.schema if _has_bytes(field.type)]
+    named = [name for name in possible if table.features.get(name, {}).get("_type") == "Image"]
+    found = named or possible
+    if len(found) != 1:
+        columns = some_of(table.schema.names)
+        raise InputError(
+            f"{table.where}: {len(found)} columns hold images; expected is one, a struct of bytes, among {columns}",
+            hint="data.text tells of texts",
+        )
+    return str(found[0])
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+
+
+def _label_column(table: Table, place: Place) -> str:
+    if place.label:
+        return table.require("data.label", place.label)
+    named = [name for name in _class_columns(table) if name != place.key]
+    found = named if len(named) == 1 else [name for name in ("label", "labels") if name in table.schema.names][:1]
+    if not found:
+        raise InputError(f"{table.where}: set data.label to one of its columns: {some_of(table.schema.names)}")
+    return str(found[0])
+
+
+def _class_columns(table: Table) -> list[str]:
+    return [name for name, feature in table.features.items() if feature.get("_type") == "ClassLabel"]
+
+
+def _names(table: Table, label: str) -> tuple[str, ...]:
+    """The names of the classes in the schema; none: it has none."""
+    return tuple(table.features.get(label, {}).get("names") or ())
+
+
+def _pictures(table: Table, column: str) -> Iterator[tuple[str, bytes]]:
+    row = 0
+    for batch in table.batches([column]):
+        for cell in batch.column(0).field("bytes"):
+            row += 1
+            content = cell.as_py()
+            if not content:
+                raise InputError(f"{table.where}: row {row:,}, column {column!r}: no bytes of a picture")
+            yield f"{table.where}: row {row:,}", content
+
+
+def _texts(parts: list[Table], place: Place) -> Arrays:
+    config = place.text or CorpusConfig()
+    rows = [_rows(part, place, config) for part in parts]
+    part = Part(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
+    names = _names(parts[0], config.label) or sorted({row.label or "" for each in part for row in each})
+    labels = {name: name for name in names} if config.label else {}
+    return arrays_of(part, labels, config, place.root, place.path)
+
+
+def _rows(table: Table, place: Place, config: CorpusConfig) -> list[Row]:
+    texts = [str(value) for value in table.values("data.text.text", config.text)]
+    empty: list[Any] = [None] * len(texts)
+    labels = table.values("data.text.label", config.label) if config.label else empty
+    keys = table.values("data.key", place.key) if place.key else empty
+    return [
+        Row(text, None if label is None else str(label), None if key is None else str(key))
+        for text, label, key in zip(texts, labels, keys, strict=True)
+    ]
