@@ -73,10 +73,10 @@ def read_npz(path: Path, memory: int) -> Arrays:
         raise InputError(f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}")
     for name in ("x_train", "x_test"):
         _check_images(headers[name], f"{path}: {name}")
-    check_memory(path, sum(_needed(name, header) for name, header in headers.items()), memory)
+    check_memory(path, sum(map(needed_memory, headers.values())), memory)
     members = read_arrays(path, headers)
     x_train, y_train, x_test, y_test = (members[name] for name in IMAGE_ARRAYS)
-    return checked(Arrays(x_train, y_train, x_test, y_test, _class_names(path, members)), str(path))
+    return checked(Arrays(x_train, y_train, x_test, y_test, named_classes(path, members)), str(path))
 
 
 def read_labels(path: Path, memory: int) -> np.ndarray:
@@ -88,7 +88,7 @@ def read_labels(path: Path, memory: int) -> np.ndarray:
     for name in names:
         if name not in headers:
             raise InputError(f"{path}: lacks {name}")
-    check_memory(path, sum(_needed(name, header) for name, header in headers.items()), memory)
+    check_memory(path, sum(map(needed_memory, headers.values())), memory)
     arrays = read_arrays(path, headers)
     for name in names:
         check_labels(arrays[name], arrays[name].size, f"{path}: {name}")
@@ -105,14 +105,15 @@ def check_memory(what: Path | str, needed: int, memory: int) -> None:
         )
 
 
-def _needed(name: str, header: Header) -> int:
+def needed_memory(header: Header) -> int:
     """Bytes that an array and what is made of it take: images and their tensor, labels or names and theirs."""
-    if name in ("x_train", "x_test"):
-        return 2 * header.nbytes
-    return header.nbytes + header.size * (NAME_BYTES if name == "class_names" else LABEL_BYTES)
+    if header.ndim > 2:
+        return header.nbytes + header.size
+    return header.nbytes + header.size * (NAME_BYTES if header.dtype.kind in "US" else LABEL_BYTES)
 
 
-def _class_names(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+def named_classes(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Return class_names of an archive; none: it has none."""
     if "class_names" not in members:
         return ()
     names = members["class_names"]

@@ -52,20 +52,21 @@ def split_rows(owners: Sequence[str] | None, count: int, share: float, where: st
 def label_numbers(
     labels: Sequence[Any], tests: int, where: str, named: tuple[str, ...] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each label and the classes; the last ``tests`` labels are of test examples.
+    """Return the number of each label and the classes; of the last ``tests`` no class is known.
 
-    Classes are those that are ``named``, else those of training examples, in order.
+    Classes are those that are ``named``, else those of the other labels, in order.
     """
     import numpy as np
 
     classes = named or tuple(sorted(set(labels[: len(labels) - tests])))
     numbers = {name: number for number, name in enumerate(classes)}
+    names = tuple(map(str, classes))
     strange = next((label for label in labels if label not in numbers), None)
     if strange is not None:
         raise InputError(
-            f"{where}: no training example has the class {strange!r}; training examples have {some_of(classes)}"
+            f"{where}: no training example has the class {strange!r}; training examples have {some_of(names)}"
         )
-    return np.array([numbers[label] for label in labels], np.int64), tuple(map(str, classes))
+    return np.array([numbers[label] for label in labels], np.int64), names
 
 
 def image_arrays(

@@ -126,13 +126,13 @@ def test_what_is_asked_for_is_told_and_allowed_to_the_mib(which: str, method: st
 def test_reading_takes_what_was_told(which: str, tmp_path: Path) -> None:
     """Within a tenth and a MiB, by Python's own account of what was allocated."""
     path = packed(tmp_path / "own.npz", zipfile.ZIP_STORED, **LARGE[which])
-    needed = sum(data_files._needed(name, one) for name, one in read_headers(path, (*NAMES, "class_names")).items())
+    needed = sum(map(data_files.needed_memory, read_headers(path, (*NAMES, "class_names")).values()))
     tracemalloc.start()
     load_dataset(DataConfig(name="npz", path=str(path)), 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak <= 1.1 * needed + MIB
-    assert which == "class_names" or peak >= 0.6 * needed
+    assert which == "class_names" or peak >= 0.45 * needed
 
 
 def test_the_default_refuses_what_is_larger_than_most_machines(tmp_path: Path) -> None:

@@ -290,3 +290,49 @@ def test_texts_of_the_hub(tmp_path: Path, task: str) -> None:
     assert dataset.text is not None
     assert dataset.text.tokenizer.decode(dataset.x_test[0].flatten().tolist()) == "text 7"
     assert task == "next" or dataset.y_test.tolist() == [1, 0, 1]
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first"])
+@pytest.mark.parametrize("labels_", ["numbers", "column", "one-hot", "texts", "bytes"])
+def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) -> None:
+    """With MedMNIST's names, and a client for each example."""
+    drawn, numbers = pixels(12, 6, 5, 3), np.arange(12) % 3
+    stored = {
+        "uint8": drawn,
+        "uint16": drawn.astype(np.uint16) * 257,
+        "float32": (drawn / 255).astype(np.float32),
+        "float64": drawn / 255,
+        "bool": drawn > 127,
+        "int64": drawn.astype(np.int64),
+        "channels first": drawn.transpose(0, 3, 1, 2),
+    }[images_]
+    words = np.array(["ant", "bee", "cow"])
+    labels = {
+        "numbers": numbers,
+        "column": numbers[:, None].astype(np.uint8),
+        "one-hot": np.eye(3)[numbers],
+        "texts": words[numbers],
+        "bytes": words.astype("S")[numbers],
+    }[labels_]
+    parts = {"train_images": stored[:9], "train_labels": labels[:9], "val_images": stored, "val_labels": labels}
+    parts |= {"test_images": stored[9:], "test_labels": labels[9:]}
+    owners = np.arange(12) % 4
+    np.savez(tmp_path / "a.npz", **parts, client=owners[:9], client_test=owners[9:].astype(str))
+    dataset = loaded("npz", tmp_path / "a.npz")
+    assert np.array_equal(images(dataset), (drawn > 127) * 255 if images_ == "bool" else drawn)
+    assert torch.cat([dataset.y_train, dataset.y_test]).tolist() == numbers.tolist()
+    assert dataset.class_names == (tuple(words) if labels_ in ("texts", "bytes") else ("0", "1", "2"))
+    assert dataset.keys is not None
+    assert [*dataset.keys.train, *dataset.keys.test] == owners.tolist()
+
+
+def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> None:
+    parts = {"x_train": pixels(6, 4, 4), "y_train": np.arange(6) % 2, "x_test": pixels(2, 4, 4), "y_test": np.arange(2)}
+    np.savez(tmp_path / "a.npz", **parts, site=np.array(["b", "a"] * 3))
+    assert loaded("npz", tmp_path / "a.npz").keys is None
+    keys = loaded("npz", tmp_path / "a.npz", key="site").keys
+    assert keys is not None and (keys.train.tolist(), keys.test.tolist()) == ([1, 0] * 3, [])
+    assert "data.key = 'ward': there is no such array" in refusal("npz", tmp_path / "a.npz", key="ward")

@@ -39,12 +39,13 @@ class ImageFolder(OwnFile):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         train, test = _parts(place)
+        given = len(test)
         if not test:
             owners = [picture.owner for picture in train] if place.key else None
             rows = split_rows(owners, len(train), place.test_share or TEST_SHARE, place.path)
             train, test = ([train[row] for row in part] for part in rows)
         pictures = [*train, *test]
-        labels, classes = label_numbers([picture.label for picture in pictures], len(test), place.path)
+        labels, classes = label_numbers([picture.label for picture in pictures], given, place.path)
         named = ((picture.path, Path(picture.path)) for picture in pictures)
         images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
         owners = [picture.owner for picture in pictures] if place.key else None

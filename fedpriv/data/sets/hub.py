@@ -177,12 +177,12 @@ def _images(parts: list[Table], place: Place) -> Arrays:
     labels = [value for part in parts for value in part.values("data.label", label)]
     owners = [str(value) for part in parts for value in part.values("data.key", place.key)] if place.key else None
     tests = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
-    places = np.arange(len(labels))
+    places, given = np.arange(len(labels)), tests
     if not tests:
         train, test = split_rows(owners, len(labels), place.test_share or TEST_SHARE, place.path)
         places, tests = np.argsort(np.concatenate([train, test])), len(test)
     order = np.argsort(places)
-    numbers, classes = label_numbers([labels[row] for row in order], tests, place.path, _names(first, label))
+    numbers, classes = label_numbers([labels[row] for row in order], given, place.path, _names(first, label))
     cells = (cell for part in parts for cell in _pictures(part, image))
     images = read_pictures(cells, len(labels), place.size, place.memory, place.path, places)
     whose = None if owners is None else [owners[row] for row in order]

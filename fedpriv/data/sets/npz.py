@@ -1,33 +1,146 @@
-"""A data set of your own: the .npz file that ``data.path`` names."""
+"""An .npz file of your own: images and labels under the names of fedpriv or of MedMNIST."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError, cut
+from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, read_npz
-from fedpriv.data.source import Place, Source, home
+from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
+from fedpriv.data.own import OwnFile, label_numbers
+from fedpriv.data.source import Place, home
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The names of MedMNIST's files, for those of IMAGE_ARRAYS.
+_MEDMNIST = dict(zip(IMAGE_ARRAYS, ("train_images", "train_labels", "test_images", "test_labels"), strict=True))
+_CLIENT = "client"  # whose each training example is; client_test of test examples
+_PIECE = 1 << 20  # numbers that are scaled at once
 
 
 @DATASETS.register
-class OwnFile(Source):
-    """x_train, y_train, x_test, y_test and, if you like, class_names."""
+class OwnArrays(OwnFile):
+    """x_train, y_train, x_test, y_test and, if you like, class_names, client and client_test."""
 
     name = "npz"
     title = "own file"
-    needs_path = True
+    reads = ("key",)
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        return read_npz(home(place.path), place.memory), place.path
+        path, key = home(place.path), place.key or _CLIENT
+        headers = read_headers(path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test"))
+        names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
+        missing = [name for name, found in names.items() if found not in headers]
+        if missing:
+            raise InputError(
+                f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
+                f"{', '.join(_MEDMNIST.values())}"
+            )
+        if place.key and key not in headers:
+            raise InputError(where=str(path), key="data.key", given=key, allowed="there is no such array")
+        headers = {
+            name: headers[name] for name in (*names.values(), "class_names", key, f"{key}_test") if name in headers
+        }
+        for name in (names["x_train"], names["x_test"]):
+            _check_pixels(headers[name], f"{path}: {name}")
+        check_memory(path, sum(map(needed_memory, headers.values())), place.memory)
+        members = read_arrays(path, headers)
+        x_train, x_test = (_pixels(members.pop(names[name]), f"{path}: {name}") for name in ("x_train", "x_test"))
+        y_train, y_test = (_labels(members[names[name]], f"{path}: {name}") for name in ("y_train", "y_test"))
+        classes = named_classes(path, members)
+        if "U" in (y_train.dtype.kind, y_test.dtype.kind):
+            labels = [*y_train.tolist(), *y_test.tolist()]
+            numbers, classes = label_numbers(labels, len(y_test), str(path), classes)
+            y_train, y_test = numbers[: len(y_train)], numbers[len(y_train) :]
+        arrays = Arrays(
+            x_train, y_train, x_test, y_test, classes, keys=_keys(path, key, members, len(x_train), len(x_test))
+        )
+        return checked(arrays, str(path)), place.path
 
     @classmethod
     @override
     def files(cls, place: Place) -> tuple[Path, ...]:
         return (home(place.path),)
 
-    @classmethod
-    @override
-    def status(cls, place: Place) -> None:
+
+def _check_pixels(header: Header, what: str) -> None:
+    if header.dtype.kind not in "buif":
+        raise InputError(f"{what} has dtype {header.dtype}; numbers are wanted")
+    if header.ndim not in (3, 4):
+        raise InputError(f"{what} has shape {header.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is wanted")
+    if header.ndim == 4 and not {header.shape[1], header.shape[3]} & {1, 3}:
+        raise InputError(
+            f"{what} has shape {header.shape}; C = 1 or 3 channels are wanted, in the last place or the second"
+        )
+
+
+def _pixels(values: np.ndarray, what: str) -> np.ndarray:
+    """Numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled."""
+    import numpy as np
+
+    if values.ndim == 4 and values.shape[3] not in (1, 3):
+        values = values.transpose(0, 2, 3, 1)
+    if values.dtype == np.uint8 or not values.size:
+        return values.astype(np.uint8, copy=False)
+    top = _range(values.dtype, what)
+    low, high = values.min(), values.max()
+    if not 0 <= low <= high <= top:
+        allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
+        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; wanted is {allowed}")
+    pixels = np.empty(values.shape, np.uint8)
+    each = max(1, _PIECE // max(1, values[0].size))
+    for start in range(0, len(values), each):
+        pixels[start : start + each] = np.rint(values[start : start + each].astype(np.float64) * (255 / top))
+    return pixels
+
+
+def _range(dtype: np.dtype[np.generic], what: str) -> int:
+    """The number that is white."""
+    if dtype.kind in "bf":
+        return 1
+    return 0xFFFF if dtype == "uint16" else 255
+
+
+def _labels(values: np.ndarray, what: str) -> np.ndarray:
+    """Labels (N,), numbers or texts, of (N,), (N, 1), or (N, K) with one 1 in each row."""
+    import numpy as np
+
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim == 2 and values.dtype.kind in "buif":
+        one = (values == 1).sum(1) == 1
+        odd = np.flatnonzero(~(one & ((values == 0).sum(1) == values.shape[1] - 1)))
+        if len(odd):
+            row = str(values[odd[0]].tolist())
+            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; one 1 in each row is wanted, and 0 elsewhere")
+        values = values.argmax(1)
+    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+
+
+def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, test: int) -> Keys | None:
+    """Whose each example is; of test examples nobody may say."""
+    if key not in members:
         return None
+    parts: list[list[str]] = []
+    for name, count in ((key, train), (f"{key}_test", test)):
+        values = members.get(name)
+        if values is None:
+            parts.append([])
+            continue
+        if values.shape != (count,) or values.dtype.kind not in "iuUS":
+            raise InputError(
+                f"{path}: {name} is {values.dtype} of shape {values.shape}; {count} numbers or texts are wanted, one "
+                "an example"
+            )
+        parts.append(
+            [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]
+        )
+    return Keys.of(parts[0], parts[1])
