@@ -1,9 +1,9 @@
 """Run one attack on many uploads. An upload that cannot be attacked is reported with its reason; the others go on."""
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -19,16 +19,29 @@ LONGEST = 300  # characters of an unexpected error in a line
 
 
 @dataclass(frozen=True, eq=False)
+class AttackOutcome:
+    """What one attack made of one observation: a reconstruction, or the reason why there is none."""
+
+    result: Reconstruction | None
+    failure: str = ""  # in one line
+    traceback: str = ""  # of an unexpected error, which is a bug of the attack or of an own network
+
+
+@dataclass(frozen=True, eq=False)
 class Campaign:
     """What one attack made of a list of observations."""
 
-    found: Mapping[int, Reconstruction]  # number of the observation -> its reconstruction
-    # number of the observation -> why there is none, in one line. Every observation is in one of the two.
-    failures: Mapping[int, str]
-    # number of the observation -> that of an unexpected error, which is a bug of the attack or of an own network
-    tracebacks: Mapping[int, str] = field(default_factory=dict)
-    # numbers of the observations whose client the attack simulates wrongly: its failure shows nothing
-    void: frozenset[int] = frozenset()
+    outcomes: tuple[AttackOutcome, ...]  # one for each
+
+    @property
+    def found(self) -> dict[int, Reconstruction]:
+        """Number of an observation -> its reconstruction."""
+        return {number: each.result for number, each in enumerate(self.outcomes) if each.result is not None}
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """Number of an observation -> why there is none."""
+        return {number: each.failure for number, each in enumerate(self.outcomes) if each.result is None}
 
 
 def attack_each(job: AttackJob) -> Campaign:
@@ -37,43 +50,30 @@ def attack_each(job: AttackJob) -> Campaign:
     An upload that is broken (see :func:`fault`) or of a kind that cannot be modelled is left out before; one that the
     attack refuses, on which it fails unexpectedly, or for which memory does not suffice, does not stop the others.
     """
-    checked = {number: trouble(heard, job.model) for number, heard in enumerate(job.observations)}
-    failures = {number: reason for number, reason in checked.items() if reason is not None}
-    sound = [number for number in range(len(job.observations)) if number not in failures]
+    reasons = [trouble(heard, job.model) for heard in job.observations]
+    sound = [heard for heard, reason in zip(job.observations, reasons, strict=True) if reason is None]
+    outcomes = iter(_attempted(replace(job, observations=sound)))
+    return Campaign(tuple(next(outcomes) if reason is None else AttackOutcome(None, reason) for reason in reasons))
 
-    def attempt(numbers: Sequence[int]) -> list[Reconstruction]:
-        with _in_words(job.name):
-            return run_attack(replace(job, observations=[job.observations[number] for number in numbers]))
 
+def _attempted(job: AttackJob) -> list[AttackOutcome]:
+    """Attack sound uploads."""
     try:
-        return _without_nan(dict(zip(sound, attempt(sound), strict=True)), failures)
+        with _in_words(job.name):
+            return list(map(_finite, run_attack(job)))
     except InputError as error:
-        if len(sound) == 1:
-            return Campaign({}, failures | {sound[0]: str(error)}, _traceback(sound[0], error))
-    reconstructions = {}
-    tracebacks: dict[int, str] = {}
-    for number in sound:
-        try:
-            (reconstructions[number],) = attempt([number])
-        except InputError as error:
-            failures[number] = str(error)
-            tracebacks |= _traceback(number, error)
-    return replace(_without_nan(reconstructions, failures), tracebacks=tracebacks)
+        if len(job.observations) == 1:
+            broken = isinstance(error, _AttackBrokenError)
+            text = "".join(traceback.format_exception(error.__cause__)) if broken else ""
+            return [AttackOutcome(None, str(error), text)]
+    return [outcome for heard in job.observations for outcome in _attempted(replace(job, observations=[heard]))]
 
 
-def _traceback(number: int, error: InputError) -> dict[int, str]:
-    """That of an unexpected error; of a refusal there is none."""
-    if not isinstance(error, _AttackBrokenError):
-        return {}
-    return {number: "".join(traceback.format_exception(error.__cause__))}
-
-
-def _without_nan(reconstructions: Mapping[int, Reconstruction], failures: Mapping[int, str]) -> Campaign:
-    """Count images that are not finite, which nobody can score, as failures."""
-    broken = {number for number, result in reconstructions.items() if not bool(torch.isfinite(result.images).all())}
-    reasons = dict.fromkeys(broken, "the attack diverged: its images are not finite")
-    whole = {number: result for number, result in reconstructions.items() if number not in broken}
-    return Campaign(whole, {**failures, **reasons})
+def _finite(result: Reconstruction) -> AttackOutcome:
+    """Count images that are not finite, which nobody can score, as a failure."""
+    if bool(torch.isfinite(result.images).all()):
+        return AttackOutcome(result)
+    return AttackOutcome(None, "the attack diverged: its images are not finite")
 
 
 def trouble(heard: Heard, model: nn.Module) -> str | None:

@@ -660,8 +660,9 @@ def reconstruct(
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
     campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
-    if campaign.failures:
-        raise _with_traceback(InputError(f"attack {attack}: {campaign.failures[0]}"), campaign.tracebacks.get(0, ""))
+    (outcome,) = campaign.outcomes
+    if outcome.result is None:
+        raise _with_traceback(InputError(f"attack {attack}: {outcome.failure}"), outcome.traceback)
     reconstruction = campaign.found[0]
     clipped = "" if reconstruction.picked else bounds.touched(reconstruction.images)
     if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import Guess, guesses, recovery_chance
-from fedpriv.attacks.campaign import Campaign, trouble
+from fedpriv.attacks.campaign import AttackOutcome, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
     AttackJob,
@@ -30,7 +30,7 @@ from fedpriv.attacks.reconstruction import (
     stackable,
 )
 from fedpriv.attacks.referee import missed, score, score_guesses
-from fedpriv.attacks.simulation import Mismatch, SimulationCheck, simulated_images
+from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth
 from fedpriv.core.columns import Column, cell_texts, worded
@@ -111,7 +111,7 @@ class PlannedAttack:
 
 
 @dataclass(frozen=True, eq=False)
-class _Heard:
+class _KnownUpload:
     """One observation, and what only the referee may know of it.
 
     ``more``: other uploads of the same examples. ``stacked``: uploads of other batches of the client's, this one first;
@@ -123,7 +123,7 @@ class _Heard:
     observation: Observation
     truth: Truth
     more: tuple[Observation, ...] = ()
-    stacked: tuple["_Heard", ...] = ()
+    stacked: tuple["_KnownUpload", ...] = ()
 
     @property
     def uploads(self) -> Heard:
@@ -136,6 +136,23 @@ class _Heard:
     def targets(self) -> tuple[Target, ...]:
         """What is attacked with it."""
         return tuple(member.target for member in self.stacked) or (self.target,)
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """One attack on one upload, and what came of it."""
+
+    upload: _KnownUpload
+    doubt: Mismatch | None  # why a failure would show nothing; `None`: it counts
+    outcome: AttackOutcome
+    scores: Scores | None  # of the result; `None`: there is none
+    void: bool = False  # whether there is none because the attack simulates the client wrongly
+
+    def voided(self) -> "_Attempt":
+        """Return this without its scores, if a failure would show nothing."""
+        if self.doubt is None or self.scores is None:
+            return self
+        return replace(self, outcome=AttackOutcome(None, self.doubt.of_failure), scores=None, void=True)
 
 
 def planned_attacks(world: World) -> tuple[PlannedAttack, ...]:
@@ -171,8 +188,8 @@ class _Stage:
         self.images = unit_scale(world.dataset.x_test)
         self.guesses = _guesses(world, self.images, self.threat)
         self.allowed: list[PlannedAttack] = []
-        self.stacks: list[_Heard] = []
-        self.attacked: dict[Target, _Heard] = {}
+        self.stacks: list[_KnownUpload] = []
+        self.attacked: dict[Target, _KnownUpload] = {}
         self.scored: list[Scores] = []
         self.silent: list[Score] = []
         # Of these there is no result, whatever an earlier attack has written.
@@ -186,7 +203,7 @@ class _Stage:
         self.progress.warn(str(refusal))
         self.refusals.append(refusal)
 
-    def observed(self, attacks: Sequence[PlannedAttack], victims: Sequence[str]) -> list[_Heard]:
+    def observed(self, attacks: Sequence[PlannedAttack], victims: Sequence[str]) -> list[_KnownUpload]:
         """Read what is to be attacked, and rebuild what was in it."""
         recorded = targets(self.world, self.folder)
         wanted = chosen(recorded, victims)
@@ -201,7 +218,7 @@ class _Stage:
         self.stacks = _stacked(heard) if any(ATTACKS[attack.name].stacks for attack in self.allowed) else []
         return self._joined(heard)
 
-    def attack(self, attack: PlannedAttack, heard: Sequence[_Heard]) -> None:
+    def attack(self, attack: PlannedAttack, heard: Sequence[_KnownUpload]) -> None:
         """Make one attack on all uploads that suit it, and have the referee score the results."""
         suited = [upload for upload in heard if _suits(attack, upload.target)]
         if ATTACKS[attack.name].stacks:
@@ -210,32 +227,80 @@ class _Stage:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
             text = f"it needs uploads of parameters that are {made}, and none of those was heard"
             self.refuse(Refusal(text, attack.label))
-        doubts = _doubts(self.world, self.check, attack, suited)
-        known = self.images if Access.PUBLIC_DATA in self.threat.grants else None
-        campaign = _campaign(self.world, attack, suited, doubts, known, self.progress)
-        scored = {
-            number: _scored(self.world, attack, suited[number], result, self.guesses)
-            for number, result in campaign.found.items()
-        }
-        campaign = _without_failures(self.world, suited, doubts, campaign, scored, self.guesses)
-        for number in doubts.keys() - campaign.found.keys():
-            target = suited[number].target
-            self.void |= {(attack.label, suited[number].kind, target.round, client) for client in target.clients}
-        for number in campaign.found:
-            upload = suited[number]
+        attempts = self._without_failures(self._attempts(attack, suited))
+        scored = [(attempt.upload, attempt.scores) for attempt in attempts if attempt.scores is not None]
+        for upload, scores in scored:
             self.attacked |= dict.fromkeys(upload.targets, upload)
-            self.scored.append(scored[number])
-            save_pictures(self.folder, f"{attack.label}-{upload.kind}", upload.truth, scored[number].pictures)
-        if campaign.found:
-            self.silent += _misses(attack, suited, doubts, campaign, scored)
-            self.seconds[attack.label] = sum(result.seconds for result in campaign.found.values())
-        for refusal in _failures(attack, suited, campaign, self.world.dataset.kind):
+            self.scored.append(scores)
+            save_pictures(self.folder, f"{attack.label}-{upload.kind}", upload.truth, scores.pictures)
+        if scored:
+            results = [attempt.outcome.result for attempt in attempts if attempt.outcome.result is not None]
+            self.silent += _misses(attack, attempts, picked=any(result.picked for result in results))
+            self.seconds[attack.label] = sum(result.seconds for result in results)
+        for attempt in attempts:
+            if attempt.scores is None and attempt.doubt is not None:
+                target = attempt.upload.target
+                self.void |= {(attack.label, attempt.upload.kind, target.round, client) for client in target.clients}
+        for refusal in _failures(attack, attempts, self.world.dataset.kind):
             self.refuse(refusal)
-        if campaign.tracebacks:
-            texts = dict.fromkeys(campaign.tracebacks.values())
-            self.folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(texts))
+        tracebacks = dict.fromkeys(attempt.outcome.traceback for attempt in attempts if attempt.outcome.traceback)
+        if tracebacks:
+            self.folder.write_text(f"reconstructions/{attack.label}-traceback.txt", "\n".join(tracebacks))
 
-    def finish(self, heard: Sequence[_Heard]) -> Leakage:
+    def _attempts(self, attack: PlannedAttack, suited: Sequence[_KnownUpload]) -> list[_Attempt]:
+        """Make one attack on all uploads that it can simulate, as one batch or spread over Ray tasks."""
+        world, kind = self.world, ATTACKS[attack.name]
+        doubts = [self._doubt(attack, upload) for upload in suited]
+        pairs = list(zip(suited, doubts, strict=True))
+        observations = [upload.uploads for upload, doubt in pairs if doubt is None or not doubt.bars(kind)]
+        seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
+        listener = partial(self.progress.attack_advanced, attack.label)
+        known = self.images if Access.PUBLIC_DATA in self.threat.grants else None
+        job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=known)
+        outcomes = iter(attack_on_ray(world.experiment.engine, job).outcomes)
+        attempts = []
+        for upload, doubt in pairs:
+            if doubt is not None and doubt.bars(kind):
+                outcome = AttackOutcome(None, doubt.text, doubt.traceback)
+                attempts.append(_Attempt(upload, doubt, outcome, None, void=True))
+            else:
+                outcome = next(outcomes)
+                scores = None if outcome.result is None else self._scored(attack, upload, outcome.result)
+                attempts.append(_Attempt(upload, doubt, outcome, scores))
+        return attempts
+
+    def _doubt(self, attack: PlannedAttack, upload: _KnownUpload) -> Mismatch | None:
+        """Why a failure of the attack on this upload would show nothing; ``None``: it would count."""
+        if trouble(upload.uploads, self.world.model) is not None:
+            return None
+        return self.check.mismatch(ATTACKS[attack.name].simulation(), upload.uploads)
+
+    def _scored(self, attack: PlannedAttack, upload: _KnownUpload, result: Reconstruction) -> Scores:
+        """Have the referee compare a result with the truth."""
+        note = "; ".join(text for text in (result.note, approximation(self.world, upload.target)) if text)
+        result = replace(result, attack=attack.label, note=worded(note, self.world.dataset.kind))
+        threshold = self.world.experiment.adversary.success_ssim
+        return score(result, upload.kind, upload.truth, self.guesses, self.world.dataset.std, threshold)
+
+    def _without_failures(self, attempts: Sequence[_Attempt]) -> list[_Attempt]:
+        """Void results that are failures, where the attack could not simulate the client: they are no measurement."""
+        failed = [kind for kind in (PROTECTED, UNPROTECTED) if self._is_failure(attempts, kind)]
+        return [attempt.voided() if attempt.upload.kind in failed else attempt for attempt in attempts]
+
+    def _is_failure(self, attempts: Sequence[_Attempt], kind: str) -> bool:
+        """Whether what attacks that simulate the client wrongly found in uploads of one kind is nothing."""
+        world = self.world
+        doubted = [each for each in attempts if each.doubt is not None and each.upload.kind == kind]
+        scored = [(each.upload, each.scores) for each in doubted if each.scores is not None]
+        lines = [line for _, scores in scored for line in scores.scores if line.chosen]
+        guessed = [
+            line
+            for upload, _ in scored
+            for line in score_guesses(self.guesses, upload.truth, world.dataset.std, perceptual=False).scores
+        ]
+        return bool(scored) and not is_above_guess(leakage_rates(world, lines), lines, guessed)
+
+    def finish(self, heard: Sequence[_KnownUpload]) -> Leakage:
         """Score the guesses, and write all scores and pictures."""
         world, folder = self.world, self.folder
         self.progress.stage("scoring and writing the report")
@@ -271,10 +336,10 @@ class _Stage:
         self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
         self.allowed = [attack for attack in attacks if reasons[attack] is None]
 
-    def _read(self, wanted: Sequence[Target]) -> list[_Heard]:
+    def _read(self, wanted: Sequence[Target]) -> list[_KnownUpload]:
         """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
         world = self.world
-        heard: list[_Heard] = []
+        heard: list[_KnownUpload] = []
         asked = rounds_by_client(self.folder.asked())
         empty = 0
         for target in wanted:
@@ -297,13 +362,15 @@ class _Stage:
                         f"two of its {kind}s are the same, or there are no others, so there are no lists to pick from"
                     )
                     self.refuse(Refusal(f"{target.title}: {text}"))
-            heard += [_Heard(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()]
+            heard += [
+                _KnownUpload(target, kind, part, known) for kind, part in _uploads(world, observation, target).items()
+            ]
         if empty:
             text = f"{empty} attacked upload(s) held no example (Poisson sampling): there is nothing to recover"
             self.refuse(Refusal(text))
         return heard
 
-    def _joined(self, heard: Sequence[_Heard]) -> list[_Heard]:
+    def _joined(self, heard: Sequence[_KnownUpload]) -> list[_KnownUpload]:
         """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
         groups = _groups(heard)
         if all(len(members) == 1 for members in groups.values()):
@@ -315,7 +382,7 @@ class _Stage:
         }
         for reason in dict.fromkeys(reason for reason in reasons.values() if reason is not None):
             self.refuse(Refusal(f"adversary.join_uploads: {reason}"))
-        joined: list[_Heard] = []
+        joined: list[_KnownUpload] = []
         for key, members in groups.items():
             if reasons[key] is None:
                 # All that was heard of the images up to the last of these rounds.
@@ -324,7 +391,7 @@ class _Stage:
             joined += members
         return joined
 
-    def _with_best_decisions(self, heard: list[_Heard]) -> list[_Heard]:
+    def _with_best_decisions(self, heard: list[_KnownUpload]) -> list[_KnownUpload]:
         """Have the referee know how often the best decision among the candidates of each protected upload is right."""
         world = self.world
         protected = [upload for upload in heard if upload.kind == PROTECTED]
@@ -361,20 +428,13 @@ class _Stage:
         ]
 
 
-def _misses(
-    attack: PlannedAttack,
-    suited: Sequence[_Heard],
-    doubts: Mapping[int, Mismatch],
-    campaign: Campaign,
-    scored: Mapping[int, Scores],
-) -> list[Score]:
+def _misses(attack: PlannedAttack, attempts: Sequence[_Attempt], *, picked: bool) -> list[Score]:
     """Lines for the images of which an attack that can simulate the client says nothing."""
-    picked = any(result.picked for result in campaign.found.values())
     lines: list[Score] = []
-    for number, upload in enumerate(suited):
-        if number in campaign.found or number not in doubts:
-            made = scored[number].scores if number in campaign.found else ()
-            lines += missed(upload.truth, attack.label, upload.kind, made, picked=picked)
+    for attempt in attempts:
+        if attempt.scores is not None or attempt.doubt is None:
+            made = () if attempt.scores is None else attempt.scores.scores
+            lines += missed(attempt.upload.truth, attack.label, attempt.upload.kind, made, picked=picked)
     return lines
 
 
@@ -402,21 +462,21 @@ def _suits(attack: PlannedAttack, target: Target) -> bool:
     return bool(ATTACKS[attack.name].active()) == target.crafted
 
 
-def _groups(heard: Sequence[_Heard]) -> dict[tuple[tuple[int, ...], str, bool], list[_Heard]]:
+def _groups(heard: Sequence[_KnownUpload]) -> dict[tuple[tuple[int, ...], str, bool], list[_KnownUpload]]:
     """What was heard of the same clients, in the same way."""
-    groups: dict[tuple[tuple[int, ...], str, bool], list[_Heard]] = {}
+    groups: dict[tuple[tuple[int, ...], str, bool], list[_KnownUpload]] = {}
     for upload in heard:
         groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)
     return groups
 
 
-def _stacked(heard: Sequence[_Heard]) -> list[_Heard]:
+def _stacked(heard: Sequence[_KnownUpload]) -> list[_KnownUpload]:
     """Each client's uploads of other batches, as one."""
     groups = [members for members in _groups(heard).values() if stackable([member.observation for member in members])]
     return [replace(members[0], truth=_union(members), stacked=tuple(members)) for members in groups]
 
 
-def _union(members: Sequence[_Heard]) -> Truth:
+def _union(members: Sequence[_KnownUpload]) -> Truth:
     """All images that are in any of the uploads, each once, as of the last upload that it is in; numbered anew."""
     truths = [member.truth for member in members]
     images, labels, used_labels = (
@@ -429,7 +489,7 @@ def _union(members: Sequence[_Heard]) -> Truth:
     return replace(joined, owners=None, releases=releases, optima=None)
 
 
-def _with_stacks(heard: Sequence[_Heard], stacks: Sequence[_Heard]) -> list[_Heard]:
+def _with_stacks(heard: Sequence[_KnownUpload], stacks: Sequence[_KnownUpload]) -> list[_KnownUpload]:
     """Stacks in place of the uploads that are in them."""
     inside = {(target, stack.kind) for stack in stacks for target in stack.targets}
     return [*(upload for upload in heard if (upload.target, upload.kind) not in inside), *stacks]
@@ -448,98 +508,23 @@ def _uploads(world: World, observation: Observation, target: Target) -> dict[str
     return kinds
 
 
-def _doubts(
-    world: World, check: SimulationCheck, attack: PlannedAttack, heard: Sequence[_Heard]
-) -> dict[int, Mismatch]:
-    """Uploads, by their number, on which a failure of the attack would show nothing, and why."""
-    found = {
-        number: check.mismatch(ATTACKS[attack.name].simulation(), upload.uploads)
-        for number, upload in enumerate(heard)
-        if trouble(upload.uploads, world.model) is None
-    }
-    return {number: mismatch for number, mismatch in found.items() if mismatch is not None}
-
-
-def _campaign(
-    world: World,
-    attack: PlannedAttack,
-    heard: Sequence[_Heard],
-    doubts: Mapping[int, Mismatch],
-    public_images: Tensor | None,
-    progress: Progress,
-) -> Campaign:
-    """Run one attack on all uploads that it can simulate, as one batch or spread over Ray tasks."""
-    barred = {number: doubt for number, doubt in doubts.items() if doubt.bars(ATTACKS[attack.name])}
-    numbers = [number for number in range(len(heard)) if number not in barred]
-    observations = [heard[number].uploads for number in numbers]
-    seed = torch_stream(world.experiment.seed, "adversary").initial_seed()
-    listener = partial(progress.attack_advanced, attack.label)
-    job = AttackJob(attack.name, observations, world.model, attack.config, seed, listener, public_images=public_images)
-    made = attack_on_ray(world.experiment.engine, job)
-    return Campaign(
-        {numbers[place]: result for place, result in made.found.items()},
-        {numbers[place]: reason for place, reason in made.failures.items()}
-        | {number: doubt.text for number, doubt in barred.items()},
-        {numbers[place]: text for place, text in made.tracebacks.items()}
-        | {number: doubt.traceback for number, doubt in barred.items() if doubt.traceback},
-        frozenset(barred),
-    )
-
-
-def _scored(
-    world: World, attack: PlannedAttack, upload: _Heard, result: Reconstruction, public: Sequence[Guess]
-) -> Scores:
-    """Have the referee compare a result with the truth."""
-    note = "; ".join(text for text in (result.note, approximation(world, upload.target)) if text)
-    result = replace(result, attack=attack.label, note=worded(note, world.dataset.kind))
-    threshold = world.experiment.adversary.success_ssim
-    return score(result, upload.kind, upload.truth, public, world.dataset.std, threshold)
-
-
-def _without_failures(
-    world: World,
-    heard: Sequence[_Heard],
-    doubts: Mapping[int, Mismatch],
-    campaign: Campaign,
-    scored: Mapping[int, Scores],
-    public: Sequence[Guess],
-) -> Campaign:
-    """Leave out results that are failures, where the attack could not simulate the client: they are no measurement."""
-    void: set[int] = set()
-    for kind in (PROTECTED, UNPROTECTED):
-        doubted = [number for number in campaign.found if number in doubts and heard[number].kind == kind]
-        lines = [line for number in doubted for line in scored[number].scores if line.chosen]
-        guessed = [
-            line
-            for number in doubted
-            for line in score_guesses(public, heard[number].truth, world.dataset.std, perceptual=False).scores
-        ]
-        if doubted and not is_above_guess(leakage_rates(world, lines), lines, guessed):
-            void |= set(doubted)
-    found = {number: result for number, result in campaign.found.items() if number not in void}
-    return replace(
-        campaign,
-        found=found,
-        failures={**campaign.failures, **{number: doubts[number].of_failure for number in sorted(void)}},
-        void=campaign.void | void,
-    )
-
-
-def _failures(attack: PlannedAttack, heard: Sequence[_Heard], campaign: Campaign, kind: str) -> list[Refusal]:
+def _failures(attack: PlannedAttack, attempts: Sequence[_Attempt], kind: str) -> list[Refusal]:
     """One for each upload that the attack failed on; one for all, where all failed for the same reason.
 
     ``kind``: of the examples.
     """
-    reasons = {number: worded(reason, kind) for number, reason in campaign.failures.items()}
-    if not campaign.found and len(set(reasons.values())) == 1:
-        return [Refusal(next(iter(reasons.values())), attack.label, void=bool(campaign.void))]
+    failed = [(attempt, worded(attempt.outcome.failure, kind)) for attempt in attempts if attempt.scores is None]
+    reasons = {reason for _, reason in failed}
+    if len(failed) == len(attempts) and len(reasons) == 1:
+        return [Refusal(reasons.pop(), attack.label, void=any(attempt.void for attempt in attempts))]
     refusals: list[Refusal] = []
-    for number, reason in reasons.items():
-        upload, void = heard[number].kind, number in campaign.void
-        alike = {reasons.get(other) for other, each in enumerate(heard) if each.kind == upload}
+    for attempt, reason in failed:
+        upload = attempt.upload
+        alike = [each for each in failed if each[0].upload.kind == upload.kind and each[1] == reason]
+        of_kind = [each for each in attempts if each.upload.kind == upload.kind]
         # What holds for the network holds for all uploads, and is said once.
-        where = "" if void and alike == {reason} else heard[number].target.title
-        refusals.append(Refusal(reason, attack.label, upload, where, void))
+        where = "" if attempt.void and len(alike) == len(of_kind) else upload.target.title
+        refusals.append(Refusal(reason, attack.label, upload.kind, where, attempt.void))
     return list(dict.fromkeys(refusals))
 
 
