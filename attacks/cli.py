@@ -29,7 +29,7 @@ from fedpriv.core.verb import Verb
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.core.lab import Tuning
-    from fedpriv.core.lab.tune import Trial
+    from fedpriv.core.lab.tune import TuningTrial
     from fedpriv.core.records import AttackResult
 
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
@@ -250,7 +250,7 @@ def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
     }
 
 
-def _likeness_words(result: "AttackResult | Trial") -> tuple[str, str]:
+def _likeness_words(result: "AttackResult | TuningTrial") -> tuple[str, str]:
     """Of pictures SSIM and PSNR; of rows the share of right categories and the numbers' error."""
     if result.rows is None:
         return _figure_text(result.ssim, ".3f"), _figure_text(result.psnr, ".1f")

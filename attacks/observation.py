@@ -35,7 +35,7 @@ OTHERS = 99
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class CandidateLists:
     """What an adversary holds who is to pick each image of an upload out of a list."""
 
     images: Tensor  # (M, C, H, W) on the [0, 1] scale, no two of them the same
@@ -62,9 +62,9 @@ class Candidates:
         return listed[self.labels[listed] == label] if labels_known else listed
 
     @staticmethod
-    def of_all(images: Tensor, labels: Tensor, examples: int) -> "Candidates":
+    def of_all(images: Tensor, labels: Tensor, examples: int) -> "CandidateLists":
         """Return one list of all records for each of so many images of an upload."""
-        return Candidates(images, labels, torch.arange(len(images)).expand(examples, len(images)))
+        return CandidateLists(images, labels, torch.arange(len(images)).expand(examples, len(images)))
 
 
 def _refuse_copies(images: Tensor) -> None:
@@ -152,7 +152,7 @@ class Observation:
     redistribution: Redistribution | None = None  # the public shares r of the noise, for the mechanism hgm
     labels: tuple[int, ...] | None = None  # the labels behind it, ascending, where the threat model grants them
     # for each image a list of records, where the threat model grants them; not stored with the rest
-    candidates: Candidates | None = None
+    candidates: CandidateLists | None = None
 
     def __post_init__(self) -> None:
         if self.labels is not None and not all(0 <= label < self.settings.classes for label in self.labels):

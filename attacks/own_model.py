@@ -22,7 +22,7 @@ from torch.func import vmap
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each, trouble
-from fedpriv.attacks.observation import Candidates, Observation, PublicSettings
+from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
@@ -360,7 +360,7 @@ def told_candidates(config: AttackSettings, candidates: Any, labels: Any) -> Att
 
 def candidate_records(
     images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds
-) -> Candidates | None:
+) -> CandidateLists | None:
     """Return one list of all records for each image of the upload; ``None``: none are given."""
     if images is None:
         return None
@@ -368,7 +368,7 @@ def candidate_records(
     if len(records) < 2:
         raise InputError("candidates: 1 record; 2 or more are wanted, the image among them")
     given = _labels("candidate_labels", [0] * len(records) if labels is None else labels, len(records), classes)
-    return Candidates.of_all(records, torch.tensor(given), examples)
+    return CandidateLists.of_all(records, torch.tensor(given), examples)
 
 
 def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:

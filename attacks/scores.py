@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Curve(NamedTuple):
+class RocCurve(NamedTuple):
     """The points of a receiver operating characteristic, from (0, 0) to (1, 1), both ascending."""
 
     false_positive_rate: Floats  # (P,), from 0 to 1
@@ -37,22 +37,22 @@ class Curve(NamedTuple):
         """The largest true positive rate at a false positive rate of ``rate`` at most."""
         return float(self.true_positive_rate[self.false_positive_rate <= rate].max())
 
-    def log_points(self, count: int = 100) -> "Curve":
+    def log_points(self, count: int = 100) -> "RocCurve":
         """Return at most ``count`` points for logarithmic axes: false positive rates spread evenly in their logarithm.
 
         Only points whose two rates are above zero; each rate is paired with the true positive rate reached there.
         """
         shown = (self.false_positive_rate > 0) & (self.true_positive_rate > 0)
         if not shown.any():
-            return Curve(np.empty(0), np.empty(0))
+            return RocCurve(np.empty(0), np.empty(0))
         rates = np.geomspace(self.false_positive_rate[shown].min(), 1.0, count)
         last = np.searchsorted(self.false_positive_rate, rates * (1 + 1e-12), side="right") - 1
         kept = np.unique(last)
         kept = kept[shown[kept]]
-        return Curve(self.false_positive_rate[kept], self.true_positive_rate[kept])
+        return RocCurve(self.false_positive_rate[kept], self.true_positive_rate[kept])
 
 
-def curve(scores: Floats, members: Bools) -> Curve:
+def curve(scores: Floats, members: Bools) -> RocCurve:
     """Return the receiver operating characteristic of scores.
 
     Args:
@@ -64,7 +64,7 @@ def curve(scores: Floats, members: Bools) -> Curve:
     ranked, truth = scores[order], members[order]
     ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     hits, false_hits = np.cumsum(truth)[ends], np.cumsum(~truth)[ends]
-    return Curve(np.append(0.0, false_hits / (~members).sum()), np.append(0.0, hits / members.sum()))
+    return RocCurve(np.append(0.0, false_hits / (~members).sum()), np.append(0.0, hits / members.sum()))
 
 
 def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tu
 def bootstrap_intervals(
     scores: Floats,
     members: Bools,
-    figures: Mapping[str, Callable[[Curve], float]],
+    figures: Mapping[str, Callable[[RocCurve], float]],
     rng: np.random.Generator,
     confidence: float = 0.95,
     repeats: int = 1000,

@@ -32,7 +32,7 @@ _KNOWLEDGE = {
 }
 
 
-class ThreatModel(records.ThreatModel):
+class ThreatModel(records.ThreatRecord):
     """What one adversary has to work with, and what it refuses."""
 
     @property

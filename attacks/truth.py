@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedpriv.attacks.observation import Candidates
+from fedpriv.attacks.observation import CandidateLists
 from fedpriv.attacks.reconstruction import Optimum
 from fedpriv.core.columns import Column
 from fedpriv.core.records import Score
@@ -30,7 +30,7 @@ class Truth:
     other_labels: Tensor | None = None  # int64 (N,)
     labels_known: bool = False  # whether the adversary knows the originals' labels, and so which of the others are out
     # what an attack picks from that is given a list for each image; `None`: no attack is
-    candidates: Candidates | None = None
+    candidates: CandidateLists | None = None
     # for each image, in how many releases it was used by the time of this upload; `None`: not known
     releases: tuple[int, ...] | None = None
     # for each image, how often the best decision among it and the others is right; `None`: not known

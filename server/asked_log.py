@@ -12,7 +12,7 @@ from typing import Any
 
 from fedpriv.core.budget import Budget
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Asked, Origin, Released
+from fedpriv.core.records import Asked, Origin, ReleaseKind
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 
@@ -25,7 +25,7 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
         released = [json.dumps(world.plans[client].released()) for client in clients]
         kinds = {text: number for number, text in enumerate(dict.fromkeys(released))}
         sent = "" if not world.experiment.draws_noise else world.sent(state).hex()
-        releases = tuple(Released(**json.loads(text)) for text in kinds)
+        releases = tuple(ReleaseKind(**json.loads(text)) for text in kinds)
         lines.append(
             Asked(round_number, tuple(clients), sent, origin, releases, tuple(kinds[text] for text in released))
         )
@@ -140,7 +140,7 @@ _PARTS = {
 }
 
 
-def _change(before: Released, now: Mapping[str, Any]) -> tuple[str, str] | None:
+def _change(before: ReleaseKind, now: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first setting that differs: as it was, and as it is."""
     for section, was in (("mechanism", before.mechanism), ("sampling", before.sampling)):
         for key in dict.fromkeys([*was, *now[section]]):

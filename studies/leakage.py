@@ -47,7 +47,7 @@ from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import versions
-from fedpriv.core.lab.victims import Target, candidates, truth
+from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import CONFIDENCE, AttackResult, Interval, Score, parse_json
@@ -70,7 +70,7 @@ def with_candidates(truths: Sequence[Truth], uploads: Sequence[Observation]) -> 
 
 def listed_truth(world: World, client: int) -> Truth:
     """Return what the client sent in the first round, and the list among which it is."""
-    target = Target(FIRST, (client,))
+    target = UploadTarget(FIRST, (client,))
     known = truth(world, target)
     return replace(known, candidates=candidates(world, target, known))
 

@@ -11,7 +11,7 @@ from fedpriv.attacks.probing import Inverted, ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
 from fedpriv.core.numbers import percent
-from fedpriv.core.records import Model
+from fedpriv.core.records import GrowingRecord
 from fedpriv.core.registry import FINDINGS, PROBES
 from fedpriv.core.runs import RunFolder
 
@@ -98,7 +98,7 @@ class ProbeFinding(Finding[Probed]):
         return Probed(probe, {path.name: read_picture(path) for path in sorted((folder.path / "probe").glob("*.png"))})
 
     @override
-    def records(self, found: Probed) -> dict[str, Model]:
+    def records(self, found: Probed) -> dict[str, GrowingRecord]:
         return {self.name: found.probe}
 
     @override

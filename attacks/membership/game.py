@@ -20,7 +20,7 @@ from fedpriv.attacks.membership.records import MembershipAttack
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.pairs import MemberPairs
 from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references
-from fedpriv.attacks.scores import Bools, Curve, Floats, auc_interval, bootstrap_intervals, curve
+from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.randomness import numpy_stream
@@ -124,7 +124,7 @@ def score_membership(
         members: (N,), the truth; at least two of each kind.
     """
     whole = curve(scores, members)
-    figures: dict[str, Callable[[Curve], float]] = {
+    figures: dict[str, Callable[[RocCurve], float]] = {
         "tpr_at_1_percent": lambda points: points.tpr_at(RATES[0]),
         "tpr_at_01_percent": lambda points: points.tpr_at(RATES[1]),
         "advantage": lambda points: points.advantage,

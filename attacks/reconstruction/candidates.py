@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fedpriv.attacks.methods.candidate import CandidateSettings
-from fedpriv.attacks.observation import Candidates, Observation
+from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, soft_cross_entropy, twice_differentiable
 from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, chunks
 from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit
@@ -122,7 +122,7 @@ class _Question:
 def best_decisions(
     model: nn.Module,
     observation: Observation,
-    candidates: Candidates,
+    candidates: CandidateLists,
     images: Tensor,
     labels: Tensor,  # int64 (B,), likewise
     seed: int,
@@ -148,7 +148,7 @@ def best_decisions(
     return optima
 
 
-def _refuse(victim: Victim, observation: Observation, candidates: Candidates) -> None:
+def _refuse(victim: Victim, observation: Observation, candidates: CandidateLists) -> None:
     if not victim.model.mechanism.protects:
         raise AttackRefused("the best decision is computed behind a mechanism; there is none")
     if observation.settings.clients > 1:
@@ -395,7 +395,7 @@ def _pick(scene: Scene, victim: Victim, config: CandidateSettings) -> _Pick:
     return _decided(candidates, each.cpu())
 
 
-def _decided(candidates: Candidates, each: Tensor) -> _Pick:
+def _decided(candidates: CandidateLists, each: Tensor) -> _Pick:
     """The records that make the upload most probable, one for each image and none twice; each (M, classes)."""
     records = each.logsumexp(dim=1)
     listed = torch.full((len(candidates.lists), len(records)), IMPOSSIBLE, dtype=torch.float64)
@@ -418,7 +418,7 @@ def _refuse_size(victim: Victim, records: int) -> None:
         )
 
 
-def _label_prior(scene: Scene, victim: Victim, candidates: Candidates, config: CandidateSettings) -> Tensor:
+def _label_prior(scene: Scene, victim: Victim, candidates: CandidateLists, config: CandidateSettings) -> Tensor:
     """The logarithm of how probable each class of each record is without the upload, (M, classes), not normalised."""
     known = torch.zeros(len(candidates.labels), scene.classes, dtype=torch.float64)
     if config.labels == "given":
@@ -429,7 +429,7 @@ def _label_prior(scene: Scene, victim: Victim, candidates: Candidates, config: C
     return known.to(scene.network.device)
 
 
-def _candidates(scene: Scene, victim: Victim) -> Candidates:
+def _candidates(scene: Scene, victim: Victim) -> CandidateLists:
     candidates, examples = victim.candidates, victim.model.examples
     if candidates is None:
         raise AttackRefused("it needs for each image a list of records, one of which it is; none is given")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedpriv.attacks.observation import Candidates, Observation, PublicSettings
+from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     Loss,
     Network,
@@ -326,7 +326,7 @@ class Victim:
     model: UploadModel  # how such uploads come about
     note: str  # what a reader of the result must know; may be empty
     labels: Tensor | None = None  # int64 (B,), where the threat model grants them
-    candidates: Candidates | None = None  # for each image a list of records, where the threat model grants them
+    candidates: CandidateLists | None = None  # for each image a list of records, where the threat model grants them
     more: tuple["Victim", ...] = ()  # other uploads of the same examples, from other parameters; see join
     # how many images the uploads' batches are drawn from, where these are other batches of one client in each round; 0:
     # all uploads are of the same batch

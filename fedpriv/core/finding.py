@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
-from fedpriv.core.records import FileRecord, Guarantee, Ledger, Model, Partition, RoundRecord, Summary
+from fedpriv.core.records import FileRecord, GrowingRecord, Guarantee, Ledger, Partition, RoundRecord, Summary
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class RunView:
         return self.summary.ledger if self.summary else None
 
 
-class Part(Model):
+class Part(GrowingRecord):
     """One of several lines that a trial of a sweep has about the same thing, such as one for each attack.
 
     A table has a column for each figure of each line: HEAD.KEY.FIGURE.
@@ -127,7 +127,7 @@ class Part(Model):
         return ".".join([self.head, *(f"{each:g}" if isinstance(each, float) else each for each in own)])
 
 
-class Columns(Model):
+class Columns(GrowingRecord):
     """What a finding adds to the record of a trial; a field without a value is ``None`` or empty."""
 
     @property
@@ -231,7 +231,7 @@ class Finding(ABC, Generic[R]):
             RunFailedError: the results cannot be written.
         """
 
-    def records(self, found: R) -> dict[str, Model]:
+    def records(self, found: R) -> dict[str, GrowingRecord]:
         """Return what summary.json repeats, by key."""
         return {}
 
@@ -287,7 +287,7 @@ class RecordFinding(Finding[S]):
         found: S | None = folder.read(self.record)
         return found
 
-    def records(self, found: S) -> dict[str, Model]:
+    def records(self, found: S) -> dict[str, GrowingRecord]:
         """Return the record under the finding's name."""
         return {self.name: found}
 
@@ -315,7 +315,7 @@ def all_found(folder: "RunFolder") -> list[Found]:
     return [Found(finding, result) for finding in findings() if (result := finding.read(folder)) is not None]
 
 
-def records_found(folder: "RunFolder") -> dict[str, Model]:
+def records_found(folder: "RunFolder") -> dict[str, GrowingRecord]:
     """Return what summary.json repeats of everything that was found, by key.
 
     Raises:

@@ -28,7 +28,7 @@ MEMORY = "FEDPRIV_MEMORY"
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 
-class Kept(NamedTuple):
+class SeededExperiment(NamedTuple):
     """An experiment with its seed, and the run's secret; ``None``: it follows from the seed."""
 
     experiment: Experiment
@@ -54,11 +54,11 @@ def without_seed(experiment: Experiment) -> Experiment:
 
 
 @lru_cache(maxsize=2)
-def kept_for(text: str, name: str, secret: Secret | None = None) -> Kept:
+def kept_for(text: str, name: str, secret: Secret | None = None) -> SeededExperiment:
     """Return the experiment with the seed and the secret that are kept on this machine under ``name``."""
     experiment = Experiment.model_validate_json(text)
     if not name:
-        return Kept(experiment, secret)
+        return SeededExperiment(experiment, secret)
     folder = os.environ.get(SEEDS)
     if not folder:
         raise InputError(f"{SEEDS} is not set here: it names the folder with the seed of the run")
@@ -70,4 +70,4 @@ def kept_for(text: str, name: str, secret: Secret | None = None) -> Kept:
         secret = None if key is None else Secret(bytes.fromhex(key))
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"the seed {name} of the run is not in {SEEDS} here") from None
-    return Kept(Experiment.model_validate({**experiment.model_dump(), "seed": seed}), secret)
+    return SeededExperiment(Experiment.model_validate({**experiment.model_dump(), "seed": seed}), secret)

@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import stopped
 from fedpriv.core.lab.attack_again import attack_run, copy_run, plan_attacks, write_attacked
 from fedpriv.core.lab.attack_stage import Leakage
-from fedpriv.core.lab.victims import Target
+from fedpriv.core.lab.victims import UploadTarget
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
@@ -81,15 +81,15 @@ def attack_heard(
         raise stopped(error, command and f"{command} --out {shlex.quote(str(out))}") from None
 
 
-def _stored(heard: Path, source: RunFolder, listened: Listened) -> dict[Target, Path]:
+def _stored(heard: Path, source: RunFolder, listened: Listened) -> dict[UploadTarget, Path]:
     """The observations of this run among what the listener has stored: what each is, and its tensor file."""
     deployed = source.deployed()
     if deployed is None:
         raise InputError(f"{source.path} is not the run of a deployment: it has no {DEPLOYMENT}")
-    stored: dict[Target, Path] = {}
+    stored: dict[UploadTarget, Path] = {}
     for path in list_observations(heard / f"run-{deployed.run_id}" / "observations"):
         observation = read_observation(path)
-        stored[Target(observation.round, (observation.client,))] = path
+        stored[UploadTarget(observation.round, (observation.client,))] = path
     if not stored and listened.uploads:
         others = {each.parent.name for each in heard.glob("run-*/observations") if any(each.iterdir())}
         known = f"it has heard {', '.join(sorted(others))}" if others else "the uploads that it has heard are gone"
@@ -99,7 +99,9 @@ def _stored(heard: Path, source: RunFolder, listened: Listened) -> dict[Target, 
     return {target: path for target, path in stored.items() if target.client in answered.get(target.round, ())}
 
 
-def _overheard(before: Experiment, names: Sequence[str], listened: Listened, stored: Iterable[Target]) -> Experiment:
+def _overheard(
+    before: Experiment, names: Sequence[str], listened: Listened, stored: Iterable[UploadTarget]
+) -> Experiment:
     """The settings with the adversary on the network: everything but labels is in the messages."""
     rounds = tuple(sorted({target.round for target in stored}))
     changes = {

@@ -12,8 +12,7 @@ from fedpriv.core.cli.terminal import (
     Quiet,
     Resume,
     Set,
-    check_resume,
-    default_folder,
+    begun_or_resumed,
     out,
     print_json,
     print_line,
@@ -38,20 +37,15 @@ def icl(
     as_json: Json = False,
 ) -> None:
     """Answer from private examples in prompts of a language model, privately, and attack the prompts."""
-    check_resume("icl needs either a FILE or --resume DIR", file, resume, set_, out_dir)
-    settings = load_prompting(file, set_ or ()) if file is not None else None
+    needed = "icl needs either a FILE or --resume DIR"
+    settings, path = begun_or_resumed(needed, load_prompting, file, resume, set_, out_dir)
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
     from fedpriv.core.cli.display import shown
     from fedpriv.prompts.report import write_icl_report
     from fedpriv.prompts.run import resume_icl, start_icl
 
     with shown(quiet or as_json) as progress:
-        if settings is not None:
-            path = out_dir or default_folder(settings.name)
-            prompts = start_icl(settings, path, progress)
-        elif resume is not None:
-            path = resume
-            prompts = resume_icl(path, progress)
+        prompts = resume_icl(path, progress) if settings is None else start_icl(settings, path, progress)
     write_icl_report(path)
     if as_json:
         print_json({**prompts.model_dump(mode="json"), "folder": str(path)})

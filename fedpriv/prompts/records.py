@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fedpriv.core.figure import Figure, Interval
-from fedpriv.core.records.reading import Model, Record
+from fedpriv.core.records.reading import GrowingRecord, Record
 from fedpriv.core.records.rounds import Failure
 
 
@@ -34,7 +34,7 @@ class Synthetic(Record):
     text: str  # what was written
 
 
-class Prompts(Model):
+class Prompts(GrowingRecord):
     """icl.json."""
 
     mode: str  # classify or generate

@@ -16,7 +16,7 @@ from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Section, Tile
 from fedpriv.core.numbers import count, duration, figure, percent
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Model
+from fedpriv.core.records import GrowingRecord
 from fedpriv.core.registry import EVASIONS, FINDINGS, NOISELESS
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.records import (
@@ -322,7 +322,7 @@ class RobustFinding(Finding[Robust]):
         return Robust(robustness, read_certificates(folder), evasion, read_attempts(folder))
 
     @override
-    def records(self, found: Robust) -> dict[str, Model]:
+    def records(self, found: Robust) -> dict[str, GrowingRecord]:
         both = {"robustness": found.robustness, "evasion": found.evasion}
         return {key: record for key, record in both.items() if record is not None}
 

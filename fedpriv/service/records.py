@@ -6,11 +6,11 @@ from pydantic import Field
 
 from fedpriv.core.figure import CurvePoint, EpsilonBound, Figure, Interval
 from fedpriv.core.records.ledger import Guarantee
-from fedpriv.core.records.reading import Model
+from fedpriv.core.records.reading import GrowingRecord
 from fedpriv.core.settings import absent
 
 
-class HeadFacts(Model):
+class HeadFacts(GrowingRecord):
     """The certificate of the convex head: public numbers only."""
 
     regularisation: float  # lambda
@@ -21,7 +21,7 @@ class HeadFacts(Model):
     sensitivity: float  # Delta, how far replacing one example moves the weights
 
 
-class LearntFacts(Model):
+class LearntFacts(GrowingRecord):
     """The network that gives the convex head's features: another run's final model, which its own training protects."""
 
     run: str  # its folder, as it was told; it is not needed any more
@@ -31,7 +31,7 @@ class LearntFacts(Model):
     guarantee: Guarantee  # what is proven of that run; the endpoint's guarantee includes it
 
 
-class Service(Model):
+class Service(GrowingRecord):
     """service.json."""
 
     method: str  # the policy's short form
@@ -51,14 +51,14 @@ class Service(Model):
     learnt: LearntFacts | None = Field(None, exclude_if=absent)
 
 
-class AnswersCurve(Model):
+class AnswersCurve(GrowingRecord):
     """How often answers are right under one policy, where an epsilon has to last for so many."""
 
     policy: str  # its name
     points: tuple[CurvePoint, ...]  # answers, and the share of test images that are named correctly
 
 
-class Referee(Model):
+class Referee(GrowingRecord):
     """referee.json: figures that depend on private data, for whoever has the folder."""
 
     accuracy: Interval  # of the exact scores on test images
@@ -71,7 +71,7 @@ class Referee(Model):
     epsilon: float | None = Field(None, exclude_if=absent)
 
 
-class AnswersAudit(Model):
+class AnswersAudit(GrowingRecord):
     """audit.json: what answers and measured neighbours show against what is claimed; for whoever has the folder."""
 
     method: str  # the policy's short form
@@ -101,7 +101,7 @@ class AnswersAudit(Model):
         return any(figure.exceeded for figure in self.figures)
 
 
-class UserFacts(Model):
+class UserFacts(GrowingRecord):
     """A user of the endpoint, in users.json."""
 
     name: str  # in the query ledger

@@ -18,8 +18,8 @@ from fedpriv.core.records import (
     COMPLETED,
     CONFIDENCE,
     AttackResult,
+    GrowingRecord,
     Ledger,
-    Model,
     Summary,
 )
 from fedpriv.core.registry import MECHANISMS
@@ -48,7 +48,7 @@ class Reconstruction(Part):
     ssim: float | None = Field(None, description="median SSIM")
 
 
-class TrialRecord(Model):
+class TrialRecord(GrowingRecord):
     """One trial of a sweep, or one run on its own. What findings add stands beside these fields (:meth:`of`)."""
 
     trial: int = Field(description="number of the trial, from 1")

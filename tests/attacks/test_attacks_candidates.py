@@ -18,7 +18,7 @@ from fedpriv.accounting import ceilings, release_with
 from fedpriv.attacks import reconstruct
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.methods.candidate import CandidateSettings
-from fedpriv.attacks.observation import Candidates, Observation
+from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, best_decisions
 from fedpriv.attacks.reconstruction.candidates import batch_log_likelihoods
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -38,7 +38,7 @@ def records(first: int = 0, count: int = 12) -> tuple[Tensor, Tensor]:
 
 
 def given(heard: Observation, images: Tensor, labels: Tensor, examples: int = 1) -> Observation:
-    return replace(heard, candidates=Candidates.of_all(images, labels, examples))
+    return replace(heard, candidates=CandidateLists.of_all(images, labels, examples))
 
 
 def attack(model: nn.Module, heard: list[Any], **settings: Any) -> Campaign:
@@ -125,7 +125,7 @@ def test_the_attack_reaches_the_best_decision(make: Callable[[], nn.Module], mec
         upload = built.release(_dense(row), 1, noise)
         heard.append(given(replace(base, client=number, upload=upload), images, classes))
     told = sum(one == other for one, other in zip(picked(attack(model, heard), images), sources, strict=True))
-    candidates = Candidates.of_all(images, classes, 1)
+    candidates = CandidateLists.of_all(images, classes, 1)
     (optimum,) = best_decisions(model, base, candidates, images[:1], classes[:1], 3)
     best = optimum.right / optimum.draws
     assert 0.1 < best < 0.95
@@ -145,7 +145,7 @@ def test_of_two_records_behind_normal_noise_it_is_known(sigma: float, clipping: 
     mechanism = {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0, "clipping": clipping}
     images, classes = records(count=2)
     heard = observe(SMALL, images[:1], classes[:1], mechanism=mechanism)
-    (optimum,) = best_decisions(SMALL, heard, Candidates.of_all(images, classes, 1), images[:1], classes[:1], 1)
+    (optimum,) = best_decisions(SMALL, heard, CandidateLists.of_all(images, classes, 1), images[:1], classes[:1], 1)
     gradients = example_gradients(SMALL, normalise(images), classes)
     sent = [clipped([value[k] for value in gradients.values()], mechanism, torch.ones(650)) for k in range(2)]
     wanted = stats.norm.cdf(float((sent[0] - sent[1]).norm()) / (2 * sigma))
@@ -159,7 +159,7 @@ def test_inner_products_and_whole_draws_agree(name: str, monkeypatch: pytest.Mon
     images, classes = records(count=10)
     mechanism = {**MECHANISMS[name], **({"sigma": 0.8} if name == "gaussian" else {})}
     heard = observe(SMALL, images[:1], classes[:1], mechanism=mechanism)
-    about = SMALL, heard, Candidates.of_all(images, classes, 1), images[:1], classes[:1]
+    about = SMALL, heard, CandidateLists.of_all(images, classes, 1), images[:1], classes[:1]
     (drawn,) = best_decisions(*about, 1)
     built = type(mechanism_settings(mechanism).mechanism())
     monkeypatch.setattr(built, "draw_products", lambda *_: None)
@@ -180,7 +180,7 @@ def test_the_best_decision_stays_below_the_ceiling(name: str, strength: float) -
     settings[key] *= strength
     images, classes = records(count=10)
     heard = observe(SMALL, images[:1], classes[:1], mechanism=settings)
-    (optimum,) = best_decisions(SMALL, heard, Candidates.of_all(images, classes, 1), images[:1], classes[:1], 1)
+    (optimum,) = best_decisions(SMALL, heard, CandidateLists.of_all(images, classes, 1), images[:1], classes[:1], 1)
     config = mechanism_settings(settings)
     release = release_with(
         settings[key], 1e-5, mechanism=settings["name"], sampling="full", rate=1.0, participations=1,
@@ -235,7 +235,7 @@ def test_batches_are_told_from_their_lists() -> None:
     images, labels = records(count=40)
     lists = torch.stack([torch.cat([torch.tensor([k]), torch.arange(4, 40)]) for k in range(4)])
     heard = observe(mlp(), images[:4], labels[:4], mechanism={"name": "gaussian", "sigma": 1e-3, "clip_norm": 1.0})
-    campaign = attack(mlp(), [replace(heard, candidates=Candidates(images, labels, lists))])
+    campaign = attack(mlp(), [replace(heard, candidates=CandidateLists(images, labels, lists))])
     assert torch.allclose(campaign.found[0].images, images[:4], atol=1e-6)
 
 
@@ -276,11 +276,11 @@ class TestRefusals:
     )
     def test_lists(self, lists: list[list[int]], reason: str) -> None:
         with pytest.raises(InputError, match=reason):
-            Candidates(IMAGES[:3], LABELS[:3], torch.tensor(lists))
+            CandidateLists(IMAGES[:3], LABELS[:3], torch.tensor(lists))
 
     def test_the_same_record_twice(self) -> None:
         with pytest.raises(InputError, match="records 1 and 3 are the same"):
-            Candidates.of_all(IMAGES[[0, 1, 2, 1]], LABELS[:4], 1)
+            CandidateLists.of_all(IMAGES[[0, 1, 2, 1]], LABELS[:4], 1)
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
@@ -295,7 +295,7 @@ class TestRefusals:
         mechanism = {"name": "gaussian", "sigma": 1.0, "clip_norm": 1.0}
         heard = observe(SMALL, IMAGES[:1], LABELS[:1], **{"mechanism": mechanism, **changes})
         with pytest.raises(AttackRefused, match=reason):
-            best_decisions(SMALL, heard, Candidates.of_all(*records(), 1), IMAGES[:1], LABELS[:1], 1)
+            best_decisions(SMALL, heard, CandidateLists.of_all(*records(), 1), IMAGES[:1], LABELS[:1], 1)
 
 
 class TestOwnModel:

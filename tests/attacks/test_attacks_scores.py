@@ -6,7 +6,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedpriv.attacks.membership.game import score_membership
-from fedpriv.attacks.scores import Curve, auc_interval, bootstrap_intervals, curve
+from fedpriv.attacks.scores import RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
@@ -54,7 +54,7 @@ def test_logarithmic_points_lie_on_the_curve() -> None:
     assert shown.false_positive_rate[0] == found.false_positive_rate[found.false_positive_rate > 0][0]
     for rate, value in zip(*shown, strict=True):
         assert value == found.tpr_at(rate)
-    assert len(Curve(np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])).log_points().true_positive_rate) == 1
+    assert len(RocCurve(np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 1.0])).log_points().true_positive_rate) == 1
 
 
 def delong_by_pairs(scores, truth):

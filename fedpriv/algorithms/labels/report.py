@@ -10,7 +10,7 @@ from fedpriv.algorithms.labels.records import LabelSurvey, read_survey
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Finding, RunView, Section, Tile
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import Guarantee, Model, Partition
+from fedpriv.core.records import GrowingRecord, Guarantee, Partition
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 
@@ -106,7 +106,7 @@ class LabelsFinding(Finding[LabelSurvey]):
         return read_survey(folder)
 
     @override
-    def records(self, found: LabelSurvey) -> dict[str, Model]:
+    def records(self, found: LabelSurvey) -> dict[str, GrowingRecord]:
         return {self.name: found}
 
     @override

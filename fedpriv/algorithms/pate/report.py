@@ -11,7 +11,7 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.core.finding import Columns, Finding, RunView, Section, Tile
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import Guarantee, Model, shown_epsilon
+from fedpriv.core.records import GrowingRecord, Guarantee, shown_epsilon
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 
@@ -112,7 +112,7 @@ class VotesFinding(Finding[Votes]):
         return None if knowledge is None else Votes(knowledge, read_answers(folder))
 
     @override
-    def records(self, found: Votes) -> dict[str, Model]:
+    def records(self, found: Votes) -> dict[str, GrowingRecord]:
         return {self.name: found.knowledge}
 
     @override

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from fedpriv.accounting import guarantee
-from fedpriv.core.records import Guarantee, LedgerLine, View
+from fedpriv.core.records import Guarantee, LedgerLine, LedgerView
 from fedpriv.core.world import World
 
 LISTS_PARTICIPANTS = (
@@ -21,7 +21,7 @@ LISTS_PARTICIPANTS = (
 _SERVER = "the server, and whoever reads what it reads: uploads there have no noise"
 
 
-def views(world: World, worst: LedgerLine) -> tuple[View, ...]:
+def views(world: World, worst: LedgerLine) -> tuple[LedgerView, ...]:
     """Return the lines of a run; none where every upload is private by itself."""
     where = world.experiment.mechanism.noise_at
     if where == "clients":
@@ -29,7 +29,7 @@ def views(world: World, worst: LedgerLine) -> tuple[View, ...]:
     plain = Guarantee(**{name: getattr(worst, name) for name in Guarantee.__dataclass_fields__})
     if where == "sum":
         return (_of_sums(plain),)
-    model = View(
+    model = LedgerView(
         sees="the models of all rounds, and who was asked in each",
         protects_against="clients, whoever gets a model, and whoever sees on the network or in the run's folder who "
         "was asked, but no upload",
@@ -39,8 +39,8 @@ def views(world: World, worst: LedgerLine) -> tuple[View, ...]:
     return (model, *_amplified(world, plain))
 
 
-def _of_sums(plain: Guarantee) -> View:
-    return View(
+def _of_sums(plain: Guarantee) -> LedgerView:
+    return LedgerView(
         sees="the sum of each round's uploads, and so the models",
         protects_against="a server that passes on the clients' own keys, clients, and whoever gets a model, as long "
         "as the clients that a sum needs add their shares",
@@ -52,7 +52,7 @@ def _of_sums(plain: Guarantee) -> View:
     )
 
 
-def _amplified(world: World, plain: Guarantee) -> tuple[View, ...]:
+def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
     """The line with amplification, where not all clients are asked in every round.
 
     Whoever sees less is covered by the plain figure as well, so it is never above that one.
@@ -71,7 +71,7 @@ def _amplified(world: World, plain: Guarantee) -> tuple[View, ...]:
     )
     known = "the run's secret" if world.experiment.keeps_secret else "the seed (noise = 'reproducible')"
     return (
-        View(
+        LedgerView(
             sees="the models of all rounds, but not who was asked",
             protects_against="whoever gets models and never learns who took part",
             not_against=f"everyone who sees which clients were asked: the network, clients about themselves and those "

@@ -23,9 +23,8 @@ from fedpriv.core.cli.terminal import (
     Resume,
     Run,
     Set,
-    check_resume,
+    begun_or_resumed,
     command_of,
-    default_folder,
     err,
     out,
     plain,
@@ -81,22 +80,18 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train, listen, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
-    check_resume("run needs either an experiment FILE or --resume DIR", file, resume, set_, out_dir)
-    experiment = load_experiment(file, set_ or ()) if file is not None else None
+    needed = "run needs either an experiment FILE or --resume DIR"
+    experiment, path = begun_or_resumed(needed, load_experiment, file, resume, set_, out_dir)
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
     from fedpriv.core.cli.display import shown
     from fedpriv.core.lab import resume_run, start_run
     from fedpriv.core.report import reported
 
-    with shown(quiet or as_json) as progress:
-        if experiment is not None and file is not None:
-            path = out_dir or default_folder(experiment.name)
-            with reported(path):
-                summary = start_run(experiment, path, command_of("run", file, set_), progress)
-        elif resume is not None:
-            path = resume
-            with reported(path):
-                summary = resume_run(path, progress)
+    with shown(quiet or as_json) as progress, reported(path):
+        if experiment is None:
+            summary = resume_run(path, progress)
+        else:
+            summary = start_run(experiment, path, command_of("run", file, set_), progress)
     print_summary(summary, path, as_json)
 
 

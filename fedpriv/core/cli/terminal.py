@@ -2,10 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 import click
 import typer
@@ -52,21 +52,38 @@ class FolderByDefault(TyperGroup):
 
 
 def default_folder(name: str) -> Path:
-    """Return where a run goes of which nobody says it: runs/NAME-TIME."""
+    """Return the folder of a run for which no other is given: runs/NAME-TIME."""
     return Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
-def check_resume(
-    needed: str, file: Path | None, resume: Path | None, overrides: Sequence[str] | None, out_dir: Path | None
-) -> None:
-    """Refuse a command that neither begins nor finishes a run, or both, or one with other settings."""
-    if (file is None) == (resume is None):
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+S = TypeVar("S", bound=_Named)
+
+
+def begun_or_resumed(
+    needed: str,
+    load: Callable[[Path, Sequence[str]], S],
+    file: Path | None,
+    resume: Path | None,
+    overrides: Sequence[str] | None,
+    out_dir: Path | None,
+) -> tuple[S | None, Path]:
+    """Return the settings of the run that begins, ``None`` if an earlier one is resumed, and the folder of the run."""
+    if file is not None and resume is None:
+        settings = load(file, overrides or ())
+        return settings, out_dir or default_folder(settings.name)
+    if file is not None or resume is None:
         raise InputError(needed)
-    if resume is not None and (overrides or out_dir):
+    if overrides or out_dir:
         raise InputError("--resume takes the settings of the run as they are: leave out --set and --out")
+    return None, resume
 
 
-def command_of(verb: str, file: Path, overrides: Sequence[str] | None) -> str:
+def command_of(verb: str, file: Path | None, overrides: Sequence[str] | None) -> str:
     """Return the command line that runs an experiment file with these overrides."""
     words = [word for text in overrides or () for word in ("--set", text)]
     return shlex.join(["fedpriv", *verb.split(), str(file), *words])

@@ -25,7 +25,7 @@ from fedpriv.core.finished import rebuilt_world
 from fedpriv.core.lab.attack_stage import Leakage, PlannedAttack, attack_observations
 from fedpriv.core.lab.preflight import attack_warnings
 from fedpriv.core.lab.summary import Ending
-from fedpriv.core.lab.victims import Target, chosen, read_target, targets
+from fedpriv.core.lab.victims import UploadTarget, chosen, read_target, targets
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary, kind_of, last_evaluated
 from fedpriv.core.registry import ATTACKS
@@ -132,7 +132,7 @@ def _refuse_withheld(attacks: Sequence[PlannedAttack], experiment: Experiment) -
         )
 
 
-def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[Target]) -> None:
+def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[UploadTarget]) -> None:
     """What clients were sent cannot be changed afterwards: an active attack has to be part of the run."""
     crafted = {target.crafted for target in heard}
     for attack in attacks:
@@ -195,7 +195,7 @@ def _why_none(experiment: Experiment) -> str:
     return f"none of the rounds {list(adversary.rounds)} was finished"
 
 
-def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[Target]) -> None:
+def _refuse_unreadable(world: World, source: RunFolder, wanted: Sequence[UploadTarget]) -> None:
     """What is damaged is left out of an attack, with a warning; but something has to be left to attack."""
     reasons: list[InputError] = []
     for target in wanted:

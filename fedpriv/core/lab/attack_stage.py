@@ -39,7 +39,7 @@ from fedpriv.core.lab.attack_on_ray import attack_on_ray
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.lab.rates import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.core.lab.victims import (
-    Target,
+    UploadTarget,
     approximation,
     candidates,
     chosen,
@@ -118,7 +118,7 @@ class _KnownUpload:
     the truth is then all images that are in any of them.
     """
 
-    target: Target
+    target: UploadTarget
     kind: str
     observation: Observation
     truth: Truth
@@ -133,7 +133,7 @@ class _KnownUpload:
         return (self.observation, *self.more) if self.more else self.observation
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[UploadTarget, ...]:
         """What is attacked with it."""
         return tuple(member.target for member in self.stacked) or (self.target,)
 
@@ -189,7 +189,7 @@ class _Stage:
         self.guesses = _guesses(world, self.images, self.threat)
         self.allowed: list[PlannedAttack] = []
         self.stacks: list[_KnownUpload] = []
-        self.attacked: dict[Target, _KnownUpload] = {}
+        self.attacked: dict[UploadTarget, _KnownUpload] = {}
         self.scored: list[Scores] = []
         self.silent: list[Score] = []
         # Of these there is no result, whatever an earlier attack has written.
@@ -336,7 +336,7 @@ class _Stage:
         self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
         self.allowed = [attack for attack in attacks if reasons[attack] is None]
 
-    def _read(self, wanted: Sequence[Target]) -> list[_KnownUpload]:
+    def _read(self, wanted: Sequence[UploadTarget]) -> list[_KnownUpload]:
         """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
         world = self.world
         heard: list[_KnownUpload] = []
@@ -457,7 +457,7 @@ def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> f
     return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
 
 
-def _suits(attack: PlannedAttack, target: Target) -> bool:
+def _suits(attack: PlannedAttack, target: UploadTarget) -> bool:
     """Whether the clients were sent what the attack builds on: the model itself, or parameters made for it."""
     return bool(ATTACKS[attack.name].active()) == target.crafted
 
@@ -495,7 +495,7 @@ def _with_stacks(heard: Sequence[_KnownUpload], stacks: Sequence[_KnownUpload]) 
     return [*(upload for upload in heard if (upload.target, upload.kind) not in inside), *stacks]
 
 
-def _uploads(world: World, observation: Observation, target: Target) -> dict[str, Observation]:
+def _uploads(world: World, observation: Observation, target: UploadTarget) -> dict[str, Observation]:
     """What was sent, and what would have been sent without the mechanism, which only the laboratory can compute."""
     if world.experiment.hears_masked:
         # What would be heard without the mechanism is masked as well, and says as little.

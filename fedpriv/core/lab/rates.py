@@ -28,7 +28,7 @@ _ESTIMATED = "the baseline is an estimate from public images, so nothing is prov
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _RatedImage:
     """One image: whether the attack was right, k0, and what no attack exceeds."""
 
     score: Score
@@ -122,11 +122,11 @@ def _ceiling(release: Release, chance: float) -> Ceiling:
     return ceiling
 
 
-def _trial(score: Score, hit: bool, chance: float, limit: Limit) -> _Trial:
-    return _Trial(score, hit, chance, limit(score, chance))
+def _trial(score: Score, hit: bool, chance: float, limit: Limit) -> _RatedImage:
+    return _RatedImage(score, hit, chance, limit(score, chance))
 
 
-def _rate(event: str, trials: Sequence[_Trial]) -> LeakageRate:
+def _rate(event: str, trials: Sequence[_RatedImage]) -> LeakageRate:
     first, hits = trials[0].score, sum(trial.hit for trial in trials)
     ends = rate_interval(hits, len(trials)).ends or (0.0, 1.0)
     gamma = _mean_ceiling(trials)
@@ -152,7 +152,7 @@ def _why_none(score: Score) -> str:
     return "no mechanism: nothing is proven" if score.upload == "unprotected" else "a guess is always right, or unknown"
 
 
-def _mean_ceiling(trials: Sequence[_Trial]) -> float | None:
+def _mean_ceiling(trials: Sequence[_RatedImage]) -> float | None:
     """The ceiling of the mean rate: the mean of the ceilings; a guess that is always right has 1."""
     gammas = [1.0 if trial.ceiling is None else trial.ceiling.gamma for trial in trials]
     known = [gamma for gamma in gammas if gamma is not None]
@@ -161,15 +161,15 @@ def _mean_ceiling(trials: Sequence[_Trial]) -> float | None:
     return float(np.mean(known))
 
 
-def _independent(trials: Sequence[_Trial]) -> list[_Trial]:
+def _independent(trials: Sequence[_RatedImage]) -> list[_RatedImage]:
     """One image of each client, the first: others share its upload's noise, or are the same image in another round."""
-    first: dict[int | None, _Trial] = {}
+    first: dict[int | None, _RatedImage] = {}
     for trial in trials:
         first.setdefault(trial.score.client if trial.score.clients == 1 else None, trial)
     return list(first.values())
 
 
-def _is_exceeded(trials: Sequence[_Trial]) -> bool:
+def _is_exceeded(trials: Sequence[_RatedImage]) -> bool:
     """Whether so many independent successes are all but impossible below the ceiling (Hoeffding 1956, Theorem 4)."""
     gamma = _mean_ceiling(trials)
     if gamma is None or gamma >= 1:

@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each
-from fedpriv.attacks.observation import Candidates, Observation
+from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
@@ -94,11 +94,11 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
     return next(iter(campaign.failures.values()), "")
 
 
-def _random_records(stage: World, examples: int) -> Candidates:
+def _random_records(stage: World, examples: int) -> CandidateLists:
     """The images of the upload, and as many random ones as the upload is said to be of; all of them in each list."""
     images, draws = unit_scale(stage.dataset.x_train), torch_stream(stage.experiment.seed, "rehearsal records")
     records = torch.cat([images, torch.rand(examples, *stage.dataset.shape, generator=draws)])
-    return Candidates.of_all(records, torch.arange(len(records)) % stage.dataset.classes, examples)
+    return CandidateLists.of_all(records, torch.arange(len(records)) % stage.dataset.classes, examples)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.lab.preflight import attack_warnings
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.victims import Target, truth
+from fedpriv.core.lab.victims import UploadTarget, truth
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.core.records import Interval, RowResult, Score
@@ -53,7 +53,7 @@ ROUND = 1
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """What one choice of settings did to the rehearsal's victims."""
 
     values: tuple[float, ...]  # of the tuned keys
@@ -79,12 +79,12 @@ class Tuning:
 
     attack: str
     keys: tuple[str, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[TuningTrial, ...]
     guess_mse: float
     remarks: tuple[str, ...]
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> TuningTrial:
         """The trial with the lowest median MSE; of equal ones the first."""
         return min(self.trials, key=lambda trial: trial.mse.value)
 
@@ -217,7 +217,7 @@ def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
     heard = []
     for number in range(victims):
         clients = tuple(range(number * together, (number + 1) * together))
-        known = truth(stage, Target(ROUND, clients))
+        known = truth(stage, UploadTarget(ROUND, clients))
         if len(known.images) == 0:
             continue  # an empty Poisson batch
         uploads = [
@@ -267,7 +267,7 @@ def _trial(
     rehearsed: Sequence[_Victim],
     public: Sequence[Guess],
     progress: Progress,
-) -> Trial:
+) -> TuningTrial:
     values = tuple(getattr(config, key) for key in keys)
     label = ",".join(f"{key}={value:g}" for key, value in zip(keys, values, strict=True))
     heard = [victim.observation for victim in rehearsed]
@@ -287,7 +287,7 @@ def _trial(
     scores = [line for _, line in lines]
     stream = numpy_stream(world.experiment.seed, "bootstrap")
     (result,) = attack_results(scores, threshold, None)
-    return Trial(
+    return TuningTrial(
         values=values,
         images=len(scores),
         mse=median_interval([line.error for line in scores], stream, groups=[number for number, _ in lines]),

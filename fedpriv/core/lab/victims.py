@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import (
     OTHERS,
-    Candidates,
+    CandidateLists,
     Observation,
     list_observations,
     observation_stem,
@@ -37,7 +37,7 @@ _LISTED = 12
 
 
 @dataclass(frozen=True)
-class Target:
+class UploadTarget:
     """One thing that the adversary heard: a client's upload, or the sum of several."""
 
     round: int
@@ -65,7 +65,7 @@ class Target:
         return observation_title(self.round, self.client, len(self.clients))
 
 
-def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
+def targets(world: World, folder: RunFolder) -> tuple[UploadTarget, ...]:
     """Return what the settings say was heard in the rounds that are over, by round, then client."""
     adversary = world.experiment.adversary
     threat = threat_model(adversary)
@@ -74,15 +74,15 @@ def targets(world: World, folder: RunFolder) -> tuple[Target, ...]:
         if record.round not in adversary.rounds or not threat.grants_uploads:
             continue
         if Access.UPLOADS in threat.grants:
-            heard += [Target(record.round, (client,), crafted=True) for client in record.crafted]
-            heard += [Target(record.round, (client,)) for client in record.used[: adversary.victims]]
+            heard += [UploadTarget(record.round, (client,), crafted=True) for client in record.crafted]
+            heard += [UploadTarget(record.round, (client,)) for client in record.used[: adversary.victims]]
         else:
-            heard += [Target(record.round, record.crafted, crafted=True)] if record.crafted else []
-            heard += [Target(record.round, record.used)] if record.used else []
+            heard += [UploadTarget(record.round, record.crafted, crafted=True)] if record.crafted else []
+            heard += [UploadTarget(record.round, record.used)] if record.used else []
     return tuple(heard)
 
 
-def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
+def chosen(heard: Sequence[UploadTarget], names: Sequence[str]) -> tuple[UploadTarget, ...]:
     """Return those of the targets that a user names; all, where none is named."""
     known = {target.name: target for target in heard}
     for name in names:
@@ -93,7 +93,7 @@ def chosen(heard: Sequence[Target], names: Sequence[str]) -> tuple[Target, ...]:
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(heard)
 
 
-def read_target(world: World, folder: RunFolder, target: Target) -> Observation:
+def read_target(world: World, folder: RunFolder, target: UploadTarget) -> Observation:
     """Read what was heard."""
     path = folder.observations / f"{target.stem}.safetensors"
     observation = read_observation(path)
@@ -109,13 +109,13 @@ def read_target(world: World, folder: RunFolder, target: Target) -> Observation:
     return observation
 
 
-def surplus(folder: RunFolder, wanted: Sequence[Target]) -> tuple[str, ...]:
+def surplus(folder: RunFolder, wanted: Sequence[UploadTarget]) -> tuple[str, ...]:
     """Return the names of observations in the folder that the settings do not account for."""
     stems = {target.stem for target in wanted}
     return tuple(path.name for path in list_observations(folder.observations) if path.stem not in stems)
 
 
-def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | None = None) -> Truth:
+def truth(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]] | None = None) -> Truth:
     """Rebuild the images behind what was heard, and draw the others from which they are to be told."""
     rows = [world.uploaded_rows(client, target.round) for client in target.clients]
     owners = [
@@ -140,7 +140,7 @@ def truth(world: World, target: Target, asked: Mapping[int, Sequence[int]] | Non
     )
 
 
-def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
+def candidates(world: World, target: UploadTarget, known: Truth) -> CandidateLists | None:
     """Return for each image behind what was heard a list of records, itself among them, in random order.
 
     No record is in two lists: one that is missing in some would be known not to be one of the others. ``None``: two of
@@ -159,10 +159,10 @@ def candidates(world: World, target: Target, known: Truth) -> Candidates | None:
     lists = torch.cat([place[:own, None], place[own:].view(own, each)], dim=1).sort(dim=1).values
     images = unit_scale(world.dataset.x_train[others])
     labels = world.dataset.kinds(world.dataset.y_train[others])
-    return Candidates(torch.cat([known.images, images])[order], torch.cat([known.used, labels])[order], lists)
+    return CandidateLists(torch.cat([known.images, images])[order], torch.cat([known.used, labels])[order], lists)
 
 
-def without_mechanism(world: World, observation: Observation, target: Target) -> Observation:
+def without_mechanism(world: World, observation: Observation, target: UploadTarget) -> Observation:
     """Return what would have been heard if the clients had sent their uploads as they were."""
     # The same batches, which without a mechanism would not be hidden.
     bare = replace(world.unprotected, plans=with_seed(world.unprotected.plans, world.plans[target.client].seed))
@@ -175,7 +175,7 @@ def without_mechanism(world: World, observation: Observation, target: Target) ->
     return replace(heard, labels=observation.labels, candidates=observation.candidates)
 
 
-def approximation(world: World, target: Target) -> str:
+def approximation(world: World, target: UploadTarget) -> str:
     """Say where an attack on a sum has to simplify: it takes the sum for one client's upload; empty otherwise."""
     if len(target.clients) == 1:
         return ""
@@ -194,7 +194,7 @@ def approximation(world: World, target: Target) -> str:
     return "; ".join(notes)
 
 
-def _others(world: World, target: Target, own: Tensor, count: int) -> Tensor:
+def _others(world: World, target: UploadTarget, own: Tensor, count: int) -> Tensor:
     """Rows of training images that are not behind this upload, at most so many, no two of them alike.
 
     They are as likely to be behind it as those that are: drawn from other clients' shares, whose images no other upload
@@ -222,7 +222,7 @@ def _labels_told(world: World) -> bool:
 
 
 def _releases(
-    world: World, target: Target, rows: Sequence[Tensor], asked: Mapping[int, Sequence[int]]
+    world: World, target: UploadTarget, rows: Sequence[Tensor], asked: Mapping[int, Sequence[int]]
 ) -> tuple[int, ...]:
     """In how many releases each image was used up to this round: all that whoever listens may have heard of it."""
     counts: list[int] = []

@@ -311,7 +311,7 @@ def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:
 
 
 @dataclass(frozen=True)
-class ThreatModel(Record):
+class ThreatRecord(Record):
     """What one adversary has to work with.
 
     Attributes:

@@ -181,7 +181,7 @@ class DataRelease(Record):
 
 
 @dataclass(frozen=True)
-class View(Record):
+class LedgerView(Record):
     """What is proven of a part of what a run shows, and against whom: a line of its own where noise is on sums.
 
     Attributes:
@@ -219,7 +219,7 @@ class Ledger(Record):
     clients: tuple[LedgerLine, ...] = ()
     labels: Guarantee | None = None
     releases: tuple[DataRelease, ...] = ()
-    views: tuple[View, ...] = ()
+    views: tuple[LedgerView, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:

@@ -16,13 +16,13 @@ class Record:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
 
-class Model(BaseModel):
+class GrowingRecord(BaseModel):
     """Base of records that grow: a key that older runs did not write has its default, one of later versions is kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
 
-class FileRecord(Model):
+class FileRecord(GrowingRecord):
     """Base of records that have a file of their own in the folder of a run.
 
     Attributes:

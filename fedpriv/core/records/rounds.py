@@ -69,7 +69,7 @@ def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
 
 
 @dataclass(frozen=True)
-class Released(Record):
+class ReleaseKind(Record):
     """What makes one release what it is, from :meth:`fedpriv.core.plan.Plan.released`: settings of two sections."""
 
     mechanism: dict[str, Any]
@@ -114,7 +114,7 @@ class Asked(Record):
     clients: tuple[Annotated[int, Field(ge=0)], ...]
     sent: str = ""
     origin: Origin = Origin()
-    releases: tuple[Released, ...] = ()
+    releases: tuple[ReleaseKind, ...] = ()
     kinds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

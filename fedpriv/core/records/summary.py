@@ -5,15 +5,15 @@ from typing import Any
 
 from pydantic import Field
 
-from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatModel
+from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatRecord
 from fedpriv.core.records.ledger import Guarantee, Stop
-from fedpriv.core.records.reading import Model
+from fedpriv.core.records.reading import GrowingRecord
 
 COMPLETED = "completed"
 """The status of a run that came to its end; others: failed, interrupted."""
 
 
-class DataFacts(Model):
+class DataFacts(GrowingRecord):
     """The data set, where it is from, its size, and of texts what is predicted: ``classify`` or ``next``."""
 
     name: str | None = None
@@ -23,7 +23,7 @@ class DataFacts(Model):
     task: str | None = None
 
 
-class ModelFacts(Model):
+class ModelFacts(GrowingRecord):
     """The network, and the numbers that are trained, in all and of each tensor."""
 
     name: str | None = None
@@ -31,7 +31,7 @@ class ModelFacts(Model):
     tensors: tuple[int, ...] | None = None
 
 
-class Summary(Model):
+class Summary(GrowingRecord):
     """summary.json.
 
     ``test_accuracy`` and ``test_loss`` are of ``evaluated_round``, the last round that was evaluated, on
@@ -65,7 +65,7 @@ class Summary(Model):
     versions: Mapping[str, str] = Field(default_factory=dict)
     data: DataFacts = DataFacts()
     model: ModelFacts = ModelFacts()
-    threat_model: ThreatModel | None = None
+    threat_model: ThreatRecord | None = None
     device: str = ""
     engine: str = ""
     command: str = ""
@@ -74,7 +74,7 @@ class Summary(Model):
         """Return what was read or set, as JSON types."""
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def with_found(self, records: Mapping[str, Model | None]) -> "Summary":
+    def with_found(self, records: Mapping[str, GrowingRecord | None]) -> "Summary":
         """Return this with what was found, by key."""
         return self.model_copy(update=dict(records))
 

@@ -25,7 +25,7 @@ from fedpriv.core.report.filters import fragment, plain, template
 from fedpriv.core.report.rows import column_table, row_table
 from fedpriv.core.report.sentences import sentence_lines
 from fedpriv.core.report.tiles import mechanism_name, tiles
-from fedpriv.core.report.view import Candidate, View, load_view
+from fedpriv.core.report.view import ShownResult, View, load_view
 from fedpriv.core.runs import RunFolder
 
 # SSIM's window, and the side below which it shrinks (fedpriv.metrics).
@@ -372,7 +372,7 @@ class _Uploads:
         return [name for name in dict.fromkeys((*planned, *later)) if name in ATTACKS]
 
 
-def _score_rows(candidate: Candidate) -> list[tuple[str, str]]:
+def _score_rows(candidate: ShownResult) -> list[tuple[str, str]]:
     """The scores of one picture as (name, text); no LPIPS where it was not computed."""
     score = candidate.score
     if score is None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from fedpriv.core.numbers import percent
 from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
-from fedpriv.core.report.view import Candidate, Victim
+from fedpriv.core.report.view import ShownResult, ShownVictim
 
 MOST_COLUMNS = 40  # that are shown of one row
 
 
 @dataclass(frozen=True)
-class Cell:
+class ShownCell:
     """One cell that an attack or a guess offers."""
 
     text: str  # as a person reads it
@@ -25,12 +25,12 @@ class Cell:
 class RowTable:
     """One attacked row."""
 
-    candidates: tuple[Candidate, ...]  # what was made of it, one a column of the report
-    lines: tuple[tuple[str, str, tuple[Cell, ...]], ...]  # (column's name, true text, a cell for each candidate)
+    candidates: tuple[ShownResult, ...]  # what was made of it, one a column of the report
+    lines: tuple[tuple[str, str, tuple[ShownCell, ...]], ...]  # (column's name, true text, a cell for each candidate)
     hidden: int  # columns that are not shown: those in which all candidates are right first
 
 
-def row_table(victim: Victim) -> RowTable:
+def row_table(victim: ShownVictim) -> RowTable:
     """Return what the report shows of an attacked row; it has cells."""
     true = victim.cells or {}
     shown = tuple(candidate for candidate in victim.candidates if candidate.cells is not None)
@@ -52,17 +52,17 @@ def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]
     return named + [(name, [f"± {percent(rows.numbers[name])}" for rows in scored]) for name in scored[0].numbers]
 
 
-def _is_read(cell: Cell) -> bool:
+def _is_read(cell: ShownCell) -> bool:
     return cell.state in ("read", "right")
 
 
-def _cell(candidate: Candidate, name: str, guess: RowScore | None) -> Cell:
+def _cell(candidate: ShownResult, name: str, guess: RowScore | None) -> ShownCell:
     text = (candidate.cells or {}).get(name, "n/a")
     scores = candidate.score.cells if candidate.score else None
     if scores is None:
-        return Cell(text, "")
+        return ShownCell(text, "")
     right = "right" if guess is not None and _right(guess, name) else "read"
-    return Cell(text, right if _right(scores, name) else "wrong", _off(scores.numbers, name))
+    return ShownCell(text, right if _right(scores, name) else "wrong", _off(scores.numbers, name))
 
 
 def _right(scores: RowScore, name: str) -> bool:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from fedpriv.core.numbers import decimal, percent
-from fedpriv.core.report.view import Candidate, Victim
+from fedpriv.core.report.view import ShownResult, ShownVictim
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Run:
 class SentenceLine:
     """One line of the comparison: what an attack or a guess offers."""
 
-    candidate: Candidate  # whose it is
+    candidate: ShownResult  # whose it is
     runs: tuple[Run, ...]  # its tokens
     figures: tuple[tuple[str, str], ...]  # (name, text) of the scores
 
 
-def sentence_lines(victim: Victim) -> list[SentenceLine]:
+def sentence_lines(victim: ShownVictim) -> list[SentenceLine]:
     """Return what was made of an attacked sentence; attacks that read nothing of it are told as well."""
     true = victim.sentence.tokens if victim.sentence else []
     return [_line(candidate, true) for candidate in victim.candidates]
 
 
-def _line(candidate: Candidate, true: Sequence[int]) -> SentenceLine:
+def _line(candidate: ShownResult, true: Sequence[int]) -> SentenceLine:
     words = candidate.score.words if candidate.score else None
     figures: tuple[tuple[str, str], ...] = ()
     if words is not None:

@@ -20,7 +20,7 @@ from fedpriv.core.runs import RunFolder, picture_name
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShownResult:
     """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good.
 
     Of a row of a table ``cells`` has the text of each column, of a text ``sentence`` its tokens.
@@ -40,7 +40,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Victim:
+class ShownVictim:
     """One attacked image: the original, what each attack made of the upload, and last the best guess without it."""
 
     round: int
@@ -48,7 +48,7 @@ class Victim:
     image: int
     original: Picture | None
     true_label: int | None
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ShownResult, ...]
     cells: Mapping[str, str] | None = None
     sentence: Sentence | None = None
 
@@ -66,7 +66,7 @@ class View(RunView):
     """
 
     scores: tuple[Score, ...]
-    victims: tuple[Victim, ...]
+    victims: tuple[ShownVictim, ...]
     attacked: int
     command: str
     found: tuple[Found, ...] = ()
@@ -140,7 +140,7 @@ def _victim_keys(scores: Iterable[Score], pictures: _Pictures) -> list[_Key]:
     return sorted(scored | {key for key in pictured if key[:2] not in known})
 
 
-def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tuple[str, ...]) -> Victim:
+def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tuple[str, ...]) -> ShownVictim:
     mine = [score for score in scores if score.victim == key and score.chosen]
     scored = {(score.attack, score.upload): score for score in mine}
     possible = [(attack, upload) for attack in attacks for upload in ("unprotected", "protected")]
@@ -150,10 +150,10 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     candidates = []
     for attack, upload in tried:
         picture, row, read = _load(_find(pictures, key, _stem(attack, upload)))
-        candidates.append(Candidate(attack, upload, scored.get((attack, upload)), picture, row, read))
+        candidates.append(ShownResult(attack, upload, scored.get((attack, upload)), picture, row, read))
     guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.is_shown]
     original, cells, sentence = _load(_find(pictures, key, "original"))
-    return Victim(
+    return ShownVictim(
         round=key[0],
         client=key[1],
         image=key[2],
@@ -173,7 +173,7 @@ def _rank(pair: tuple[str, str], attacks: tuple[str, ...]) -> tuple[int, int, st
     return stage, order.index(attack) if attack in order else len(order), attack
 
 
-def _error(candidate: Candidate) -> float:
+def _error(candidate: ShownResult) -> float:
     score = candidate.score
     if score is None:
         return math.inf

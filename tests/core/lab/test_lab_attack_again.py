@@ -15,7 +15,7 @@ from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
-from fedpriv.core.lab.victims import Target
+from fedpriv.core.lab.victims import UploadTarget
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
@@ -140,7 +140,7 @@ def test_nothing_of_the_truth_reaches_an_attack(tmp_path: Path, monkeypatch: pyt
     settings = experiment(**{**SETTINGS, "training": {"batch_size": 1}})
     start_run(settings, tmp_path / "run", "", Silent())
 
-    def blank(world: World, target: Target, asked: Mapping[int, Sequence[int]]) -> Truth:
+    def blank(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]]) -> Truth:
         known = victims.truth(world, target, asked)
         return replace(known, images=torch.zeros_like(known.images), labels=(known.labels + 1) % 10)
 

@@ -17,7 +17,7 @@ from fedpriv.core.errors import RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import attack_run, rates, start_run
 from fedpriv.core.lab.rates import leakage_rates, recovery_rates
-from fedpriv.core.lab.victims import Target, candidates, truth
+from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Ceiling, LeakageRate, Score
 from fedpriv.core.report import write_report
@@ -138,7 +138,7 @@ def test_images_with_common_noise_count_once() -> None:
 def test_the_others_are_training_images_of_other_clients() -> None:
     here = world(data={"train_examples": None})
     for client in range(4):
-        known = truth(here, Target(1, (client,)), {client: [1]})
+        known = truth(here, UploadTarget(1, (client,)), {client: [1]})
         assert known.others is not None
         assert len(known.others) == 99
         rows = {image.numpy().tobytes() for image in here.dataset.x_train[here.partitions[client]].float() / 255}
@@ -152,7 +152,7 @@ def test_the_others_are_training_images_of_other_clients() -> None:
 
 def test_one_client_has_its_own_images_to_be_told_from() -> None:
     here = world(federation={"clients": 1}, training={"batch_size": 4})
-    known = truth(here, Target(1, (0,)))
+    known = truth(here, UploadTarget(1, (0,)))
     assert known.others is not None
     own = {image.numpy().tobytes() for image in known.images}
     assert len(known.others) == 99
@@ -161,7 +161,7 @@ def test_one_client_has_its_own_images_to_be_told_from() -> None:
 
 @pytest.mark.parametrize(("partition", "alone"), [("iid", False), ("dirichlet", True)])
 def test_where_labels_tell_the_guess_is_among_its_own_class(partition: str, alone: bool) -> None:
-    known = truth(world(data={"partition": partition}), Target(1, (0,)))
+    known = truth(world(data={"partition": partition}), UploadTarget(1, (0,)))
     assert known.labels_known == alone
 
 
@@ -169,7 +169,7 @@ def test_where_labels_tell_the_guess_is_among_its_own_class(partition: str, alon
 def test_uses_are_counted_up_to_the_attacked_round(sampling: str) -> None:
     here = world(training={"sampling": sampling, "batch_size": 8}, federation={"rounds": 40})
     rounds = [1, 2, 3, 20, 30, 31, 40]
-    known = truth(here, Target(30, (1,)), {1: rounds})
+    known = truth(here, UploadTarget(30, (1,)), {1: rounds})
     plan = here.plans[1]
     for row, count in zip(here.uploaded_rows(1, 30).tolist(), known.releases or (), strict=True):
         position = here.partitions[1].tolist().index(row)
@@ -179,8 +179,8 @@ def test_uses_are_counted_up_to_the_attacked_round(sampling: str) -> None:
 
 def test_lists_hold_the_image_and_others_in_random_order_and_none_of_another_list() -> None:
     here = world(training={"batch_size": 3})
-    known = truth(here, Target(1, (2,)))
-    listed = candidates(here, Target(1, (2,)), known)
+    known = truth(here, UploadTarget(1, (2,)))
+    listed = candidates(here, UploadTarget(1, (2,)), known)
     assert listed is not None
     assert listed.lists.shape == (3, 100)
     assert len(listed.lists.unique()) == 300
@@ -202,7 +202,7 @@ def test_two_equal_images_in_a_batch_have_no_lists(copies: bool) -> None:
     pictures = here.dataset.x_train.clone()
     pictures[rows[0]] = pictures[rows[1 if copies else 0]]
     here = replace(here, dataset=replace(here.dataset, x_train=pictures))
-    listed = candidates(here, Target(1, (2,)), truth(here, Target(1, (2,))))
+    listed = candidates(here, UploadTarget(1, (2,)), truth(here, UploadTarget(1, (2,))))
     assert (listed is None) == copies
 
 

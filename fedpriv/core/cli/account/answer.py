@@ -1,4 +1,4 @@
-"""From what was asked to a line of the ledger."""
+"""From the options of ``fedpriv account MECHANISM`` to a line of the ledger."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,63 +24,46 @@ from fedpriv.core.registry import MECHANISMS
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options as they were given, None where they were not; nothing is checked yet.
-
-    Attributes:
-        mechanism: one with noise.
-        noise: in its own parameter.
-        epsilon: nominal.
-        target_epsilon: proven for the whole run.
-        participations: of one example or update.
-        delta: of (epsilon, delta).
-        sampling_rate: share of a client's examples in a batch.
-        sampling: how batches are drawn.
-        unit: what is protected.
-        dimension: numbers in a gradient; may be left out where no figure depends on them.
-        blocks: parts with a draw of their own.
-        calibration: from a nominal epsilon to sigma.
-        adjacency: which data sets must look alike.
-        ceiling: baselines to compute ceilings for, as numbers or fractions.
-    """
+class AccountOptions:
+    """The options as they were given, ``None`` where they were not; nothing is checked yet."""
 
     mechanism: str
-    noise: float | None
-    epsilon: float | None
-    target_epsilon: float | None
-    participations: int
+    noise: float | None  # in the mechanism's own parameter
+    epsilon: float | None  # nominal
+    target_epsilon: float | None  # proven for the whole run
+    participations: int  # of one example or update
     delta: float
-    sampling_rate: float | None
+    sampling_rate: float | None  # share of a client's examples in a batch
     sampling: SamplingName | None
     unit: UnitName
-    dimension: int | None = None
-    blocks: int = 1
-    calibration: CalibrationName = "analytic"
+    dimension: int | None = None  # numbers in a gradient; may be left out where no figure depends on them
+    blocks: int = 1  # parts with a draw of their own
+    calibration: CalibrationName = "analytic"  # from a nominal epsilon to sigma
     adjacency: AdjacencyName = "replace-one"
-    ceiling: list[str] | None = None
+    ceiling: list[str] | None = None  # baselines to compute ceilings for, as numbers or fractions
 
 
 @dataclass(frozen=True)
 class Answer:
     """A line of the ledger."""
 
-    asked: Asked  # the question
+    options: AccountOptions
     release: Release  # what is accounted for, the noise with it
     guarantee: Guarantee  # what is proven
-    ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline that was asked for
+    ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline
 
     @property
     def parameter(self) -> NoiseParameter:
         """What says how much noise there is."""
-        return _parameter(self.asked)
+        return _parameter(self.options)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(options: AccountOptions) -> Answer:
     """Find the noise and what is proven with it."""
-    noise = _parameter(asked).name
-    target = "--epsilon" if asked.target_epsilon is None else "--target-epsilon"
+    noise = _parameter(options).name
+    target = "--epsilon" if options.target_epsilon is None else "--target-epsilon"
     with in_options({noise: f"--{noise}", "epsilon": target}):
-        return _answered(asked)
+        return _answered(options)
 
 
 @contextmanager
@@ -101,37 +84,37 @@ _OPTIONS = {
 }
 
 
-def _answered(asked: Asked) -> Answer:
-    option, value = _given_noise(asked)
-    baselines = [_baseline(text) for text in asked.ceiling or ()]
-    sampling, rate = _sampling(asked)
+def _answered(options: AccountOptions) -> Answer:
+    option, value = _given_noise(options)
+    baselines = [_baseline(text) for text in options.ceiling or ()]
+    sampling, rate = _sampling(options)
     release = release_with(
         1.0,
-        asked.delta,
-        mechanism=asked.mechanism,
+        options.delta,
+        mechanism=options.mechanism,
         sampling=sampling,
         rate=rate,
-        participations=asked.participations,
-        dimensions=equal_blocks(_dimension(asked), asked.blocks),
-        unit=asked.unit,
-        adjacency=asked.adjacency,
+        participations=options.participations,
+        dimensions=equal_blocks(_dimension(options), options.blocks),
+        unit=options.unit,
+        adjacency=options.adjacency,
     )
     if option == "--target-epsilon":
         value = calibrate(value, release)
     elif option == "--epsilon":
-        value = _nominal_noise(asked, value)
+        value = _nominal_noise(options, value)
     release = replace(release, noise=value)
-    proven = _with_nominal(guarantee(release), asked)
-    return Answer(asked, release, proven, _ceilings(release, baselines))
+    proven = _with_nominal(guarantee(release), options)
+    return Answer(options, release, proven, _ceilings(release, baselines))
 
 
-def _dimension(asked: Asked) -> int:
-    if asked.dimension is not None:
-        return asked.dimension
-    if MECHANISMS[asked.mechanism].by_dimension:
+def _dimension(options: AccountOptions) -> int:
+    if options.dimension is not None:
+        return options.dimension
+    if MECHANISMS[options.mechanism].by_dimension:
         raise InputError(
-            f"{asked.mechanism} needs --dimension, the numbers in a gradient or update, because epsilon depends on it; "
-            f"allowed is from 1 to {LARGEST_DIMENSION:,}"
+            f"{options.mechanism} needs --dimension, the numbers in a gradient or update, because epsilon depends on "
+            f"it; allowed is from 1 to {LARGEST_DIMENSION:,}"
         )
     return 1
 
@@ -160,25 +143,25 @@ def _baseline(text: str) -> float:
     return baseline
 
 
-def _given_noise(asked: Asked) -> tuple[str, float]:
-    options = {
-        f"--{_parameter(asked).name}": asked.noise,
-        "--epsilon": asked.epsilon,
-        "--target-epsilon": asked.target_epsilon,
+def _given_noise(options: AccountOptions) -> tuple[str, float]:
+    choices = {
+        f"--{_parameter(options).name}": options.noise,
+        "--epsilon": options.epsilon,
+        "--target-epsilon": options.target_epsilon,
     }
-    given = [(name, value) for name, value in options.items() if value is not None]
+    given = [(name, value) for name, value in choices.items() if value is not None]
     if len(given) != 1:
         what = f"{' and '.join(name for name, _ in given)} are given" if given else "none is given"
-        raise InputError(f"{asked.mechanism} needs exactly one of {', '.join(options)}; {what}")
+        raise InputError(f"{options.mechanism} needs exactly one of {', '.join(choices)}; {what}")
     return given[0]
 
 
-def _sampling(asked: Asked) -> tuple[SamplingName, float]:
+def _sampling(options: AccountOptions) -> tuple[SamplingName, float]:
     """Return the sampling, by default the one that amplifies at this rate, and the rate, 1 where there is none."""
-    amplifying: tuple[SamplingName, ...] = MECHANISMS[asked.mechanism].proof().amplifying
-    rate = asked.sampling_rate
+    amplifying: tuple[SamplingName, ...] = MECHANISMS[options.mechanism].proof().amplifying
+    rate = options.sampling_rate
     usual: SamplingName = amplifying[0] if rate is not None and amplifying else "full"
-    sampling = asked.sampling or usual
+    sampling = options.sampling or usual
     if sampling not in amplifying and rate is not None:
         raise InputError(
             f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "
@@ -189,35 +172,35 @@ def _sampling(asked: Asked) -> tuple[SamplingName, float]:
     return sampling, 1.0 if rate is None else rate
 
 
-def _nominal_noise(asked: Asked, epsilon: float) -> float:
+def _nominal_noise(options: AccountOptions, epsilon: float) -> float:
     return nominal_noise(
         epsilon,
-        asked.delta,
-        mechanism=asked.mechanism,
-        calibration=asked.calibration,
-        sensitivity=_sensitivity(asked),
+        options.delta,
+        mechanism=options.mechanism,
+        calibration=options.calibration,
+        sensitivity=_sensitivity(options),
     )
 
 
-def _parameter(asked: Asked) -> NoiseParameter:
-    proof = MECHANISMS[asked.mechanism].proof()
+def _parameter(options: AccountOptions) -> NoiseParameter:
+    proof = MECHANISMS[options.mechanism].proof()
     if proof.parameter is None:
-        raise InputError(f"nothing is proven about {asked.mechanism}")
+        raise InputError(f"nothing is proven about {options.mechanism}")
     parameter: NoiseParameter = proof.parameter
     return parameter
 
 
-def _sensitivity(asked: Asked) -> int:
+def _sensitivity(options: AccountOptions) -> int:
     """Of a single normal release, over clip_norm."""
-    return 1 if asked.adjacency == "zero-out" else 2
+    return 1 if options.adjacency == "zero-out" else 2
 
 
-def _with_nominal(proven: Guarantee, asked: Asked) -> Guarantee:
+def _with_nominal(proven: Guarantee, options: AccountOptions) -> Guarantee:
     """Say what --epsilon means for the mechanisms whose ledger has no nominal figure."""
-    if asked.epsilon is None or proven.nominal_epsilon is not None:
+    if options.epsilon is None or proven.nominal_epsilon is not None:
         return proven
     words = (
-        f"nominal, as given: one release alone is (epsilon, delta)-private, by the {asked.calibration} calibration at "
-        f"sensitivity {_sensitivity(asked)} clip_norm and without sampling"
+        f"nominal, as given: one release alone is (epsilon, delta)-private, by the {options.calibration} calibration "
+        f"at sensitivity {_sensitivity(options)} clip_norm and without sampling"
     )
-    return replace(proven, nominal_epsilon=asked.epsilon, theorem={**proven.theorem, "nominal_epsilon": words})
+    return replace(proven, nominal_epsilon=options.epsilon, theorem={**proven.theorem, "nominal_epsilon": words})

@@ -18,7 +18,7 @@ from fedpriv.mechanisms import NoisySettings
 
 
 class _Mechanisms(TyperGroup):
-    """With a command for each mechanism that makes noise; other packages' are imported when one is asked for."""
+    """With a command for each mechanism that makes noise; other packages' are imported when one is named."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -225,10 +225,10 @@ _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 def _answer(as_json: bool, **given: Any) -> None:
-    from fedpriv.core.cli.account.answer import Asked, answer
+    from fedpriv.core.cli.account.answer import AccountOptions, answer
     from fedpriv.core.cli.account.text import account_json, print_account
 
-    result = answer(Asked(**given))
+    result = answer(AccountOptions(**given))
     if as_json:
         print_json(account_json(result))
     else:

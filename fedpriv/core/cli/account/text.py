@@ -27,12 +27,12 @@ _ASSUMPTIONS = (
 def account_json(answer: Answer) -> dict[str, Any]:
     """Return plain values, None where no figure is proven."""
     return {
-        "mechanism": answer.asked.mechanism,
+        "mechanism": answer.options.mechanism,
         answer.parameter.name: answer.release.noise,
-        "target_epsilon": answer.asked.target_epsilon,
-        "unit": answer.asked.unit,
-        "dimension": answer.asked.dimension,
-        "blocks": answer.asked.blocks,
+        "target_epsilon": answer.options.target_epsilon,
+        "unit": answer.options.unit,
+        "dimension": answer.options.dimension,
+        "blocks": answer.options.blocks,
         **asdict(answer.guarantee),
         "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
     }
@@ -40,11 +40,11 @@ def account_json(answer: Answer) -> dict[str, Any]:
 
 def print_account(answer: Answer) -> None:
     """Print the figures first, then what each rests on."""
-    asked, proven = answer.asked, answer.guarantee
+    options, proven = answer.options, answer.guarantee
     means = answer.parameter.meaning
-    if asked.target_epsilon is not None:
+    if options.target_epsilon is not None:
         extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
-        means = f"{means}; the {extreme} that still proves epsilon {number(asked.target_epsilon)}"
+        means = f"{means}; the {extreme} that still proves epsilon {number(options.target_epsilon)}"
     figures = columns("left", "right", "left")
     figures.add_row(answer.parameter.name, bold(answer.release.noise), means)
     figures.add_row("epsilon", bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
@@ -57,32 +57,30 @@ def print_account(answer: Answer) -> None:
         )
         figures.add_row("ceiling", bold(ceiling.gamma), meaning)
     out.print(figures)
-    out.print()
-    setting = columns("left", "left")
-    setting.add_row("mechanism", _mechanism(answer))
-    setting.add_row("adjacency", proven.adjacency)
-    setting.add_row("sampling", proven.sampling)
-    setting.add_row("participations", f"{proven.participations:,}")
-    out.print(setting)
+    setting = {
+        "mechanism": _mechanism(answer),
+        "adjacency": proven.adjacency,
+        "sampling": proven.sampling,
+        "participations": f"{proven.participations:,}",
+    }
     names = ("epsilon", "pure_epsilon", "nominal_epsilon")
     theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
     # Ceilings of one release mostly rest on the same.
     theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
-    _print_list("What they rest on", theorems)
-    _print_list("Notes", proven.notes)
+    print_grounds(setting, theorems, proven.notes)
 
 
 def _mechanism(answer: Answer) -> str:
-    asked = answer.asked
-    if asked.dimension is None:
-        return asked.mechanism
-    on = f"{asked.mechanism} on {asked.dimension:,} numbers"
-    if "blocks" not in MECHANISMS[asked.mechanism].model_fields:
+    options = answer.options
+    if options.dimension is None:
+        return options.mechanism
+    on = f"{options.mechanism} on {options.dimension:,} numbers"
+    if "blocks" not in MECHANISMS[options.mechanism].model_fields:
         return on
-    if asked.blocks == 1:
+    if options.blocks == 1:
         return f"{on} in one block"
     sizes = " or ".join(f"{size:,}" for size in sorted(set(answer.release.dimensions)))
-    return f"{on} in {asked.blocks:,} blocks of {sizes}"
+    return f"{on} in {options.blocks:,} blocks of {sizes}"
 
 
 # ---- comparisons ----------------------------------------------------------------------------------------------------
