@@ -28,7 +28,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help demo deploy-demo tapped test test-all slow soak audit same lint format docs bench clean
+.PHONY: help demo deploy-demo tapped test test-all slow soak audit same lint format docs bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -41,6 +41,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
+	@echo "make findings          surprises about other software, in environments of their own: minutes, and PyTorch's download"
 
 $(APP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedpriv needs Python 3.11 to 3.13; try make PYTHON=python3.12")'
@@ -111,6 +112,13 @@ docs: $(VENV)/.docs
 bench: $(READY)
 	@mkdir -p bench
 	@set -e; for name in $(BENCH); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --json bench/$$name.json $(ARGS); done
+
+# All are run; the exit code is 1 if one no longer behaves as its script says.
+findings:
+	@failed=0; log=$$(mktemp); for script in findings/*.sh; do \
+		if bash $$script >"$$log" 2>&1; then echo "as stated  $$script"; \
+		else failed=1; echo "CHANGED    $$script"; cat "$$log"; fi; \
+	done; exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
