@@ -23,7 +23,7 @@ def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
     some = "one or more of " if len(columns) > 1 else ""
     return DataRelease(
         what=f"bounds (low and high) of {some}{', '.join(columns)}",
-        mechanism="geometric noise on histograms with powers of two as edges",
+        mechanism="geometric noise on histograms, with powers of two as edges and of equal bins",
         adjacency="replace-one",
         epsilon=epsilon,
         theorem=_THEOREM,

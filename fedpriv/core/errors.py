@@ -42,6 +42,7 @@ class InputError(ValueError):
         given: its value; ``...``: the line does not show it.
         allowed: what is allowed, or why this is not.
         hint: what to do instead.
+        paste: lines for a file of settings, which follow the one that says what is wrong.
     """
 
     def __init__(
@@ -53,15 +54,18 @@ class InputError(ValueError):
         given: object = ...,
         allowed: str = "",
         hint: str = "",
+        paste: str = "",
     ) -> None:
         self.text, self.where, self.key, self.given, self.allowed, self.hint = text, where, key, given, allowed, hint
+        self.paste = paste
         subject = text if given is ... else _shown(key, given)
         line = ": ".join(part for part in (where, subject or key, allowed) if part)
-        super().__init__(printable(f"{line}; {hint}" if hint else line))
+        said = f"{line}; {hint}" if hint else line
+        super().__init__("\n".join(map(printable, [said, *paste.splitlines()])))
 
     def replaced(self, **changes: Any) -> Self:
         """Return the same error with other parts, such as the name of the option that stands for a key."""
-        names = ("text", "where", "key", "given", "allowed", "hint")
+        names = ("text", "where", "key", "given", "allowed", "hint", "paste")
         return type(self)(**{name: getattr(self, name) for name in names} | changes)
 
 

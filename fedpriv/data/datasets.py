@@ -56,6 +56,7 @@ class Dataset:
     # of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images
     columns: tuple[Column, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
+    warnings: tuple[str, ...] = ()  # what was read and is probably not meant
     text: TextFacts | None = None  # of texts; `None`: these are images or rows
     keys: Keys | None = None  # whose each example is; `None`: nobody says
 
@@ -212,10 +213,9 @@ def _complete(name: str, place: Place, digest: bytes) -> Dataset:
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
-    return Dataset(
-        name, x_train, y_train, x_test, y_test, names, mean, std, said, arrays.columns, arrays.notes, arrays.text,
-        arrays.keys,
-    )  # fmt: skip
+    images = x_train, y_train, x_test, y_test
+    told = arrays.columns, arrays.notes, arrays.warnings, arrays.text, arrays.keys
+    return Dataset(name, *images, names, mean, std, said, *told)
 
 
 @lru_cache(maxsize=4)

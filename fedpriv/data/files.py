@@ -59,6 +59,7 @@ class Arrays:
     class_names: tuple[str, ...] = ()  # one a class, or empty: the labels are then named by their numbers
     columns: tuple[Column, ...] = ()  # of a table; empty: these are images
     notes: tuple[str, ...] = ()  # what a reader of anything proven about them must know
+    warnings: tuple[str, ...] = ()  # what was read and is probably not meant
     # of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted y_train
     # and y_test are those after each, (N, T)
     text: TextFacts | None = None

@@ -4,10 +4,11 @@ Cells are texts, empty where there is none, whatever the file's types: so that b
 same reasons, each in one line that names column and row. Rows are counted from 1, without the header.
 """
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import csv as lines
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 from fedpriv.core.columns import MISSING, OTHER, Column, features_of, slices
 from fedpriv.core.errors import InputError, cut, one_line, some_of
-from fedpriv.core.randomness import Secret
 from fedpriv.data.files import check_memory
 
 if TYPE_CHECKING:
@@ -26,15 +26,32 @@ PARQUET = (".parquet", ".pq")
 # What is made of the bytes of a cell's text: features, of a category one a value.
 _MADE_OF_A_BYTE = 8
 _SHOWN = 300  # characters of what Arrow says, which quotes rows
+_START = 1 << 16  # bytes that tell what a file is
+
+
+MISSING_NUMBERS = ("", "NA", "N/A", "NaN", "nan", "NULL", "?", ".")
+"""Texts that mean that a cell is empty, where nobody says: the first one in all columns, all in those of numbers."""
+_INDEX = re.compile(r"__index_level_\d+__")  # pandas' row names in Parquet
+_OTHER_FILES = {
+    (".json", ".jsonl", ".ndjson"): "JSON; pandas.read_json(FILE).to_csv(NAME, index=False) makes a table of it",
+    (".xlsx", ".xls", ".ods"): "a workbook; save its sheet as CSV",
+    (".arff",): "ARFF; pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0]).to_csv(NAME, index=False) makes a table of it",
+    (".xz",): "compressed by xz; unxz FILE unpacks it",
+    (".zip", ".7z", ".rar", ".tar", ".tgz"): "an archive; unpack it, and name the file in it",
+    (".feather", ".arrow"): "Arrow's; pandas.read_feather(FILE).to_parquet(NAME) makes Parquet of it",
+    (".rds", ".rda", ".rdata"): "R's; write.csv(TABLE, NAME, row.names = FALSE) makes a table of it",
+    (".dta", ".sav", ".sas7bdat"): "a statistics program's; export it as CSV",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
     """A table of texts."""
 
-    table: "pa.Table"  # an Arrow table whose columns are texts, null where a cell is empty
+    table: "pa.Table"  # with the types of the file
     where: str  # names the file in errors
     numbers: NDArray[np.int64]  # of its rows in the file, from 1
+    empty: tuple[str, ...] | None  # texts that mean that a cell is empty; `None`: nobody says
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,24 +62,51 @@ class Cells:
         """Rows."""
         return int(self.table.num_rows)
 
-    def column(self, name: str) -> "pa.Array":
-        """The cells of one column."""
+    def type(self, name: str) -> "pa.DataType":
+        """What the file says that a column is; of CSV bytes."""
+        return self.table.schema.field(name).type
+
+    def column(self, name: str, is_number: bool = False) -> "pa.Array":
+        """The cells of one column as texts, null where one is empty."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         if name not in self.names:
             raise InputError(f"{self.where}: there is no column {name!r}; its columns are {some_of(self.names)}")
-        return self.table[name].combine_chunks()
+        cells = self.table[name].combine_chunks()
+        try:
+            texts = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
+        except pa.ArrowNotImplementedError:
+            raise InputError(f"{self.where}: column {name!r} holds {cells.type}, no numbers or texts") from None
+        except pa.ArrowInvalid:
+            row = next(row for row, cell in enumerate(cells.to_pylist()) if not _is_utf8(cell))
+            raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8") from None
+        marks = (MISSING_NUMBERS if is_number else MISSING_NUMBERS[:1]) if self.empty is None else self.empty
+        return pc.if_else(pc.is_in(texts, pa.array(marks, pa.string())), pa.scalar(None, pa.string()), texts)
 
     def refused(self, row: int, name: str, why: str) -> InputError:
         """The error of one cell; ``row`` is its place here."""
         return InputError(f"{self.where}: row {self.numbers[row]:,}, column {name!r}: {why}")
 
 
-def read_cells(path: Path, delimiter: str, empty: Sequence[str], memory: int) -> Cells:
+def _is_utf8(cell: bytes | None) -> bool:
+    try:
+        return cell is None or cell.decode() is not None
+    except UnicodeDecodeError:
+        return False
+
+
+def read_cells(path: Path, delimiter: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
     """Read a file whose name ends in .parquet or .pq, or else a CSV file with a header, compressed or not."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; a CSV or Parquet file is wanted")
+    for endings, what in _OTHER_FILES.items():
+        if path.suffix.lower() in endings:
+            raise InputError(f"{path}: a CSV or Parquet file is wanted, and {path.suffix} is {what}")
     batches, taken = [], 0
-    with _in_one_line(path):
+    with _in_one_line(path, delimiter):
         for batch in _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, delimiter):
             taken += batch.nbytes
             check_memory(path, _MADE_OF_A_BYTE * taken, memory)
@@ -74,37 +118,25 @@ def read_cells(path: Path, delimiter: str, empty: Sequence[str], memory: int) ->
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if twice:
         raise InputError(f"{path}: two columns have the name {twice[0]!r}")
-    marks = pa.array(list(empty), pa.string())
-    columns = []
-    for name in names:
-        with _in_one_line(path, f": column {name!r}"):
-            texts = pc.utf8_trim_whitespace(pc.cast(table[name], pa.string()))
-        columns.append(pc.if_else(pc.is_in(texts, marks), pa.scalar(None, pa.string()), texts))
-    return Cells(pa.table(columns, names), str(path), np.arange(1, table.num_rows + 1))
+    table = table.drop_columns([name for name in names if _INDEX.fullmatch(name)])
+    return Cells(table, str(path), np.arange(1, table.num_rows + 1), empty)
 
 
 def rows_of(cells: Cells, rows: NDArray[np.int64]) -> Cells:
     """Return some rows, by their places."""
-    return Cells(cells.table.take(rows), cells.where, cells.numbers[rows])
+    return replace(cells, table=cells.table.take(rows), numbers=cells.numbers[rows])
 
 
-def number_cells(cells: Cells, name: str, inferred: bool = False) -> NDArray[np.float64]:
+def number_cells(cells: Cells, name: str) -> NDArray[np.float64]:
     """Return a column of numbers, NaN where a cell is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = cells.column(name)
-    try:
-        numbers = pc.cast(column, pa.float64())
-    except pa.ArrowInvalid:
-        row = next(row for row, text in enumerate(column.to_pylist()) if text is not None and not _is_number(text))
-        hint = "; its first rows hold numbers: correct the cell, or set kind = 'category'" if inferred else ""
-        raise cells.refused(row, name, f"{cut(column[row].as_py())!r} is no number{hint}") from None
-    known = column.is_valid().to_numpy(zero_copy_only=False)
-    values = np.where(known, numbers.fill_null(0.0).to_numpy(zero_copy_only=False), np.nan)
-    odd = np.flatnonzero(known & ~np.isfinite(values))
+    column = cells.column(name, is_number=True)
+    odd = np.flatnonzero(pc.invert(are_numbers(column)).fill_null(False).to_numpy(zero_copy_only=False))
     if len(odd):
-        raise cells.refused(int(odd[0]), name, f"{cut(column[int(odd[0])].as_py())!r} is no finite number")
+        raise cells.refused(int(odd[0]), name, f"{cut(column[int(odd[0])].as_py())!r} is no number")
+    values: NDArray[np.float64] = pc.cast(column, pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return values
 
 
@@ -119,20 +151,20 @@ def label_numbers(cells: Cells, name: str, classes: Sequence[str]) -> NDArray[np
     return numbers
 
 
-def encode(cells: Cells, columns: Sequence[Column], inferred: Collection[str] = ()) -> NDArray[np.float32]:
+def encode(cells: Cells, columns: Sequence[Column]) -> NDArray[np.float32]:
     """Return rows as numbers from 0 to 1, (N, features), as the columns say."""
     features = np.zeros((len(cells), features_of(columns)), dtype=np.float32)
     for column, where in slices(columns):
         part = features[:, where]
         if column.is_number:
-            _put_numbers(part, cells, column, column.name in inferred)
+            _put_numbers(part, cells, column)
         else:
             _put_values(part, cells, column)
     return features
 
 
-def _put_numbers(part: NDArray[np.float32], cells: Cells, column: Column, inferred: bool) -> None:
-    numbers = number_cells(cells, column.name, inferred)
+def _put_numbers(part: NDArray[np.float32], cells: Cells, column: Column) -> None:
+    numbers = number_cells(cells, column.name)
     gaps = np.isnan(numbers)
     if column.optional:
         part[:, 1] = gaps
@@ -182,16 +214,13 @@ def _positions(texts: "pa.Array", values: Sequence[str]) -> NDArray[np.int64]:
     return numbers
 
 
-def _is_number(text: str) -> bool:
-    """As Arrow reads it: Python's float takes more, such as 1_000 and digits of other scripts."""
+def are_numbers(texts: "pa.Array") -> "pa.Array":
+    """Say of each text whether it is a finite number, null where it is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    try:
-        pc.cast(pa.scalar(text), pa.float64())
-    except pa.ArrowInvalid:
-        return False
-    return True
+    written = pc.match_substring_regex(texts, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+    return pc.and_(written, pc.is_finite(pc.cast(pc.if_else(written, texts, "0"), pa.float64())))
 
 
 def _csv(path: Path, delimiter: str) -> Iterator["pa.RecordBatch"]:
@@ -201,8 +230,8 @@ def _csv(path: Path, delimiter: str) -> Iterator["pa.RecordBatch"]:
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     with csv.open_csv(path, parse_options=parse) as reader:
         names = reader.schema.names
-    texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-    with csv.open_csv(path, parse_options=parse, convert_options=texts) as reader:
+    raw = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # other bytes may be in a column left out
+    with csv.open_csv(path, parse_options=parse, convert_options=raw) as reader:
         yield from reader
 
 
@@ -214,7 +243,7 @@ def _parquet(path: Path) -> Iterator["pa.RecordBatch"]:
 
 
 @contextmanager
-def _in_one_line(path: Path, what: str = "") -> Iterator[None]:
+def _in_one_line(path: Path, delimiter: str) -> Iterator[None]:
     """Arrow's errors as one line."""
     import pyarrow as pa
 
@@ -222,63 +251,22 @@ def _in_one_line(path: Path, what: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}{what}: cannot be read as a table: {cut(one_line(error), _SHOWN)}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: its header is no UTF-8: {one_line(error)}") from None
+    except (pa.ArrowException, OSError) as error:
+        hint = _hint(path, delimiter) if isinstance(error, pa.ArrowInvalid) and path.suffix not in PARQUET else ""
+        raise InputError(f"{path}: cannot be read as a table: {cut(one_line(error), _SHOWN)}", hint=hint) from None
 
 
-# Bounds of a table's numbers under differential privacy, from noisy histograms with powers of two as edges.
-#
-# The approximate bounds of Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson: Differentially Private SQL
-# with Bounded User Contribution, PoPETs 2020, section 5.1. The noise on counts is discrete, so that no floating point
-# leaks.
+def _hint(path: Path, delimiter: str) -> str:
+    """What the first lines tell of a file that is no table."""
+    import pyarrow as pa
 
-
-SMALLEST, LARGEST = -10, 50  # exponents of the edges
-_POSITIVE = 2.0 ** np.arange(SMALLEST, LARGEST + 1)
-EDGES: NDArray[np.float64] = np.concatenate([-_POSITIVE[::-1], [0.0], _POSITIVE])
-"""Of the bins: (edge, next edge], the first one closed; numbers beyond the last edges count for the last bins."""
-
-FALSE_ALARMS = 0.01  # chance that any empty bin of a column is taken for one that is not
-_SENSITIVITY = 2  # replacing a row takes one from a count and adds one to another
-
-
-def estimated_bounds(
-    numbers: Mapping[str, NDArray[np.float64]], epsilon: float, secret: Secret
-) -> dict[str, tuple[float, float]]:
-    """Return low and high of each column, epsilon-DP all together, for replacing a row.
-
-    Args:
-        numbers: name of a column -> (N,), NaN where a cell is empty.
-    """
-    each = epsilon / len(numbers)
-    scale = _SENSITIVITY / each
-    bins = len(EDGES) - 1
-    # P(noise >= t) < exp(-t / scale) for each of the bins.
-    threshold = scale * math.log(bins / FALSE_ALARMS)
-    bounds = {}
-    for place, (name, values) in enumerate(numbers.items()):
-        counts = _counts(values) + _geometric(bins, each / _SENSITIVITY, secret.stream("bounds", place).numpy())
-        full = np.flatnonzero(counts > threshold)
-        if not len(full):
-            raise InputError(
-                key="epsilon",
-                given=epsilon,
-                allowed=f"too little for so few rows: the bounds of {name!r} are lost in noise",
-                hint="tell low and high, or allow more",
-            )
-        bounds[name] = float(EDGES[full[0]]), float(EDGES[full[-1] + 1])
-    return bounds
-
-
-def _counts(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    known = values[~np.isnan(values)]
-    places = np.searchsorted(EDGES, known, side="left") - 1
-    counts: NDArray[np.int64] = np.bincount(places.clip(0, len(EDGES) - 2), minlength=len(EDGES) - 1)
-    return counts
-
-
-def _geometric(count: int, epsilon: float, draws: np.random.Generator) -> NDArray[np.int64]:
-    """Two-sided geometric noise: P(k) proportional to exp(-epsilon |k|); the difference of two geometric numbers."""
-    success = -math.expm1(-epsilon)
-    noise: NDArray[np.int64] = draws.geometric(success, count) - draws.geometric(success, count)
-    return noise
+    with pa.input_stream(path) as file:
+        start = file.read(_START)
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "it is UTF-16; save it as UTF-8"
+    rows = list(lines.reader(start.decode(errors="replace").splitlines(), delimiter=delimiter))
+    if len(rows) > 1 and len(rows[1]) == len(rows[0]) + 1:
+        return "its header is one name short, as R's write.table has it: col.names = NA, or row.names = FALSE, mends it"
+    return ""

@@ -295,7 +295,7 @@ def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root:
     facts = TextFacts(task, tokenizer, packed=config.pack)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None
-    return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), facts, whose)
+    return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), text=facts, keys=whose)
 
 
 def _notes(task: Literal["classify", "next"], config: CorpusConfig) -> tuple[str, ...]:

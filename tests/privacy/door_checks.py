@@ -26,8 +26,8 @@ import fedpriv.algorithms.pate.client
 import fedpriv.algorithms.pate.server
 import fedpriv.algorithms.secure_aggregation.client
 import fedpriv.core.world
+import fedpriv.data.bounds
 import fedpriv.data.sets.csv
-import fedpriv.data.tables
 import fedpriv.engines.inline
 import fedpriv.mechanisms.machinery.whole_numbers
 import fedpriv.prompts.classify
@@ -739,11 +739,11 @@ def without_noise_of_the_run(patch: Patch) -> None:
 def bounds(folder: Path, patch: Patch) -> None:
     """Bounds of a table's numbers: how often a count just above the threshold is missed."""
     epsilon, tries = 1.0, 200
-    scale = fedpriv.data.tables._SENSITIVITY / epsilon
-    threshold = scale * np.log((len(fedpriv.data.tables.EDGES) - 1) / fedpriv.data.tables.FALSE_ALARMS)
+    counted = fedpriv.data.bounds.SHARES[0] * epsilon
+    scale, threshold = fedpriv.data.bounds._SENSITIVITY / counted, fedpriv.data.bounds.threshold(counted)
     rows = int(threshold) + 1
     numbers = {"height": np.concatenate([np.full(10 * rows, 1.5), np.full(rows, 100.0)])}
-    high = [fedpriv.data.tables.estimated_bounds(numbers, epsilon, Secret.drawn())["height"][1] for _ in range(tries)]
+    high = [fedpriv.data.bounds.estimated_bounds(numbers, epsilon, Secret.drawn())["height"][1] for _ in range(tries)]
     # Two-sided geometric noise: P(noise < 1 - fraction), that is P(noise <= 0) or less.
     ratio = np.exp(-1 / scale)
     least = np.floor(threshold) + 1 - rows
@@ -752,7 +752,7 @@ def bounds(folder: Path, patch: Patch) -> None:
 
 
 def without_noise_of_bounds(patch: Patch) -> None:
-    patch.setattr(fedpriv.data.tables, "_geometric", lambda count, *_: np.zeros(count, dtype=np.int64))
+    patch.setattr(fedpriv.data.bounds, "_geometric", lambda count, *_: np.zeros(count, dtype=np.int64))
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------

@@ -82,8 +82,9 @@ def _proven(world: World, release: Release) -> Guarantee:
     federation = world.experiment.federation
     if world.experiment.hides_participants and federation.asked < federation.clients:
         proven = replace(proven, notes=(*proven.notes, _EVERY_ROUND))
-    if data.overlaps and world.experiment.mechanism.protects:
-        proven = replace(proven, notes=(*proven.notes, _COPIES))
+    if world.experiment.mechanism.protects:
+        copies = (_COPIES,) if data.overlaps else ()
+        proven = replace(proven, notes=(*proven.notes, *copies, *world.dataset.notes))
     return proven
 
 

@@ -204,7 +204,9 @@ def main() -> None:
         if code == _EXIT_INTERRUPTED:
             _complain("interrupted", code)
     except InputError as error:
-        code = _complain(str(error), _EXIT_INPUT)
+        line, _, paste = str(error).partition("\n")
+        code = _complain(line, _EXIT_INPUT)
+        err.print(paste, end="\n" if paste else "", markup=False, highlight=False, soft_wrap=True)
     except click.UsageError as error:
         code = _complain(_once(error.format_message()), _EXIT_INPUT)
     except RunFailedError as error:

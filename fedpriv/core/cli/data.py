@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fedpriv.core.cli.terminal import Json, out, print_json, print_line, share_words
 from fedpriv.core.config import DataConfig, load_experiment, validated
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, printable
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
 
@@ -81,8 +81,6 @@ def _of_facts() -> str:
 
 def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     """Print what an experiment file says of the columns from then on."""
-    import tomli_w
-
     from fedpriv.core.randomness import Secret
     from fedpriv.data.datasets import place_of
     from fedpriv.data.sets.csv import private_bounds
@@ -102,19 +100,18 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
             given=epsilon,
             allowed=f"with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}",
         )
-    bounds = private_bounds(place_of(experiment.data), epsilon, Secret.drawn())
-    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in bounds.items()]
+    found = private_bounds(place_of(experiment.data), epsilon, Secret.drawn(), before)
+    columns = [{"name": name, "low": low, "high": high} for name, (low, high) in found.low_high.items()]
     if as_json:
-        print_json({"bounds_epsilon": together, "before": before, "columns": columns})
+        known = {"bounds_epsilon": together, "before": before, "columns": columns, "left_out": dict(found.left_out)}
+        print_json(known)
         return
     words = ["# Each call of fedpriv data --bounds is a new release of the rows, and its epsilon adds to those before."]
     if before:
         words.append(f"# bounds_epsilon is {before:g}, which {file} has already, and {epsilon:g} of this call.")
-    head = tomli_w.dumps({"data": {"table": {"bounds_epsilon": together}}})
-    text = "\n[[data.table.columns]]\n".join(
-        ["\n".join([*words, head]), *(tomli_w.dumps(column) for column in columns)]
-    )
-    out.print(text.strip(), markup=False, highlight=False, soft_wrap=True)
+    left_out = "; ".join(f"{name!r} ({why})" for name, why in found.left_out.items())
+    words += [f"# Without bounds: {printable(left_out)}", f"# In place of the section [data.table] of {file}:"]
+    out.print("\n".join([*words, found.section]), markup=False, highlight=False, soft_wrap=True)
 
 
 def _single_out(config: DataConfig, known: int, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Epsilon, Real, Section
+from fedpriv.core.settings import Epsilon, Real, Section, absent
 
 _SHARE = Annotated[Real, Field(gt=0, lt=1)]
 
@@ -16,7 +16,7 @@ class ColumnConfig(Section):
 
     name: str = Field(description="as in the file's header")
     kind: Literal["category", "number", "ignore"] | None = Field(
-        None, description="unset: number if the first rows hold numbers, else category; ignore: the column is not read"
+        None, description="unset: number if most cells are numbers, else category; ignore: the column is not read"
     )
     values: tuple[str, ...] = Field((), description="all values of a category; none: those of the training rows")
     low: Real | None = Field(None, description="number that is scaled to 0, a public constant; smaller ones are cut")
@@ -48,7 +48,12 @@ class TableConfig(Section):
     test_path: str = Field("", description="file with the test rows; empty: test_share of the rows, drawn once for all")
     test_share: _SHARE = Field(0.2, description="share of the rows that is the test set, without test_path")
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(",", description="of the cells of a CSV file")
-    empty: tuple[str, ...] = Field(("",), description="texts that mean that a cell is empty")
+    empty: tuple[str, ...] | None = Field(
+        None,
+        exclude_if=absent,
+        description="texts that mean that a cell is empty; unset: none at all, and where a column is numbers otherwise "
+        "NA, N/A, NaN, nan, NULL, ? and .",
+    )
     missing: Literal["refuse", "own"] = Field(
         "refuse", description="empty cells. own: a value of its own; beside a number, a second feature that says so"
     )

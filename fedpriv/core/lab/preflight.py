@@ -72,9 +72,10 @@ def _about_simulations(
 
 
 def _read_off(world: World) -> list[str]:
-    """What of the data is taken as public though nobody has told it."""
-    notes = world.dataset.notes if world.experiment.mechanism.protects else ()
-    return [f"data: {note[0].lower()}{note[1:]}" for note in notes]
+    """What of the data is probably not meant, or taken as public though nobody has told it."""
+    dataset = world.dataset
+    lines = (*dataset.warnings, *(dataset.notes if world.experiment.mechanism.protects else ()))
+    return [f"data: {line[0].lower()}{line[1:]}" for line in lines]
 
 
 def _small(world: World) -> list[str]:

@@ -271,6 +271,7 @@ def _data(world: World) -> DataFacts:
         train_examples=len(dataset.y_train),
         test_examples=len(dataset.y_test),
         **({} if dataset.text is None else {"task": dataset.text.task}),
+        **({"notes": dataset.notes} if dataset.notes else {}),
     )
 
 

@@ -14,13 +14,14 @@ COMPLETED = "completed"
 
 
 class DataFacts(GrowingRecord):
-    """The data set, where it is from, its size, and of texts what is predicted: ``classify`` or ``next``."""
+    """The data set, where it is from, its size, of texts what is predicted (``classify`` or ``next``), and notes."""
 
     name: str | None = None
     source: str | None = None
     train_examples: int | None = None
     test_examples: int | None = None
     task: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class ModelFacts(GrowingRecord):

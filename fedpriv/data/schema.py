@@ -1,0 +1,456 @@
+"""Find out from all cells what the columns of a table hold, and what an experiment has to say of them.
+
+What is told of a column is public. What is not told is read off the rows and taken as public: whether it holds numbers,
+and the values of a category. Low and high of numbers are never read off. All that lacks is said at once, as the section
+[data.table] that would be read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from fedpriv.core.columns import MISSING, OTHER, Column
+from fedpriv.core.config.table import ColumnConfig, TableConfig
+from fedpriv.core.errors import InputError, cut, some_of
+from fedpriv.data.tables import MISSING_NUMBERS, Cells, are_numbers, number_cells
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_VALUES = 1000  # of a category that nobody has told
+_MOST_NUMBERS = 20  # values of a label that are numbers, and of texts where most rows have one of their own
+_MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
+_LEAST = 3  # different texts of a kind of its own
+_SHOWN = 2  # of what is wrong for the same reason
+_ROW_NAMES = ("", "Unnamed: 0", "rownames", "row.names", "...1", "X", "X1", "index")
+_DAYS = "write numbers into the file, such as of days since the first"
+_PLAIN = "write plain numbers into the file"
+_NUMBER = r"[+-]?\d[\d.,]*"
+# Texts that a person reads as numbers or times, and a network does not: what they are, a pattern, and what to do.
+_OTHERS = (
+    ("amounts of money", rf"^[-+(]?\s?([$€£¥]|[A-Z]{{3}}\s)\s?{_NUMBER}\)?$|^{_NUMBER}\s?[$€£¥]$", _PLAIN),
+    ("percentages", rf"^{_NUMBER}\s?%$", _PLAIN),
+    ("numbers with commas", r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$|^[+-]?\d{1,3}(\.\d{3})+,\d+$|^[+-]?\d+,\d+$", _PLAIN),
+    ("numbers with a unit", rf"^{_NUMBER}(\s+[^\d\s]\S*|kg|g|mg|km|m|cm|mm|lbs?|oz|ml|l|k|K|M|MB|GB)$", _PLAIN),
+    (
+        "dates",
+        r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ](\d{4}|\d{2})"
+        r"|[A-Za-z]{3,9} \d{1,2}, \d{4})([ T].*)?$",
+        _DAYS,
+    ),
+    ("times", r"^(\d+ days,? )?\d{1,3}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?$", _DAYS),
+)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a column holds."""
+
+    kind: Literal["number", "category", "other"]
+    what: str = ""  # of others, or where its rows are named or numbered, so
+    instead: str = ""  # of leaving out others
+    odd: tuple[str, ...] = ()  # texts among numbers; of others one
+    marks: tuple[str, ...] = ()  # texts that count as missing, or in a category might, though nobody says so
+    whole: bool = False
+
+
+@dataclass
+class Advice:
+    """What has to be said before a table can be read."""
+
+    said: dict[str, list[str]] = field(default_factory=dict)  # sentences, by reason
+    settings: dict[str, Any] = field(default_factory=dict)  # of data.table
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)  # of data.table.columns
+    remarks: dict[str, str] = field(default_factory=dict)  # on columns, beside them
+
+    def say(self, reason: str, sentence: str) -> None:
+        """Add what is wrong; of the same reason the first few are shown."""
+        self.said.setdefault(reason, []).append(sentence)
+
+    def leave_out(self, name: str, what: str, instead: str = "") -> None:
+        """Propose that a column is not read."""
+        self.columns[name] = {"kind": "ignore"}
+        self.remarks[name] = f"{what}: left out" + (f"; or {instead}" if instead else "")
+
+    @property
+    def line(self) -> str:
+        """All that is wrong."""
+        return "; ".join(
+            ", ".join(each[:_SHOWN]) + (f" and {len(each) - _SHOWN:,} more such columns" if len(each) > _SHOWN else "")
+            for each in self.said.values()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    """What is told of a table, completed by what its rows show."""
+
+    train: Cells
+    test: Cells
+    table: TableConfig
+    key: str  # the column that says whose a row is, or empty
+
+    @property
+    def parts(self) -> tuple[Cells, Cells]:
+        """Training and test rows."""
+        return self.train, self.test
+
+    @property
+    def told(self) -> Mapping[str, ColumnConfig]:
+        """What the experiment says, by name."""
+        return {column.name: column for column in self.table.columns}
+
+    @cached_property
+    def read(self) -> tuple[ColumnConfig, ...]:
+        """The columns that are read, in the order of the file."""
+        others = [name for name in self.train.names if name not in (self.table.label, self.key)]
+        named = (self.told.get(name, ColumnConfig(name=name)) for name in others)
+        return tuple(config for config in named if config.kind != "ignore")
+
+    @cached_property
+    def contents(self) -> Mapping[str, Contents]:
+        """What each column holds that is read."""
+        return {config.name: _contents(self.parts, config) for config in self.read}
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Of the label."""
+        return self.table.classes or _values(self.train, self.table.label)
+
+    def columns(self) -> tuple[Column, ...]:
+        """All columns that are read."""
+        return tuple(
+            self._number(config) if self._is_number(config) else self._category(config) for config in self.read
+        )
+
+    def check(self) -> None:
+        """Refuse a table of which not enough is told, with all that lacks."""
+        advice = self.advice()
+        if advice.said:
+            text = f"{self.train.where}: {advice.line}"
+            if not advice.settings and not advice.columns:
+                raise InputError(text)
+            raise InputError(text, hint="in place of the section [data.table]:", paste=self.section(advice))
+
+    def _check_names(self) -> None:
+        """Refuse a label or columns that a file lacks."""
+        keys = [("key", self.key)] if self.key else []
+        for what, name in (("table.label", self.table.label), *keys, *(("table.columns", name) for name in self.told)):
+            if name not in self.train.names:
+                hint = ""
+                if len(self.train.names) == 1 and (found := [each for each in ";\t|" if each in self.train.names[0]]):
+                    hint = f"data.table.delimiter = {found[0]!r} separates more"
+                raise InputError(
+                    f"data.{what}: {self.train.where} has no column {name!r}; its columns are "
+                    f"{some_of(self.train.names)}",
+                    hint=hint,
+                )
+        lacking = [config.name for config in self.read if config.name not in self.test.names]
+        if lacking:
+            raise InputError(f"{self.test.where}: lacks the columns {some_of(lacking)}")
+        if not self.read:
+            raise InputError(f"{self.train.where}: no column but the label is read")
+
+    def advice(self) -> Advice:
+        """What lacks."""
+        self._check_names()
+        advice = Advice()
+        for config in self.read:
+            found = self.contents[config.name]
+            if found.kind == "other":
+                what = found.what + "".join(f" ({self._where(config.name, one)})" for one in found.odd)
+                advice.say("other", f"column {config.name!r} {what}")
+                advice.leave_out(config.name, what, found.instead)
+            elif self._is_number(config):
+                self._check_number(config, found, advice)
+            else:
+                self._check_category(config, found, advice)
+        if names := [name for name, entry in advice.columns.items() if "low" in entry]:
+            column = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {some_of(names)} hold"
+            advice.say("bounds", f"{column} numbers: tell low and high, which are public constants")
+        for sentence in self._gaps(advice.columns) if self.table.missing == "refuse" else ():
+            advice.say("missing", sentence)
+            advice.settings["missing"] = "own"
+        self._check_label(advice)
+        return advice
+
+    def _check_number(self, config: ColumnConfig, found: Contents, advice: Advice) -> None:
+        name = config.name
+        if config.low is None and found.what and name in _ROW_NAMES:
+            advice.leave_out(name, found.what, "set kind = 'number', low and high")
+            advice.say("rows", f"column {name!r} {found.what}")
+            return
+        if found.odd:
+            advice.say("odd", f"{self._where(name, found.odd[0])}, column {name!r}: {cut(found.odd[0])!r} is no number")
+            if len(found.odd) > _MOST_ODD and config.low is None:
+                advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", 'set kind = "category"')
+                return
+            marks = self.table.empty or MISSING_NUMBERS
+            advice.settings["empty"] = list(dict.fromkeys([*advice.settings.get("empty", marks), *found.odd]))
+            shown = some_of([repr(text) for text in found.odd], _MOST_ODD)
+            advice.remarks[name] = f'{shown} counts as empty; or correct it, or set kind = "category" or "ignore"'
+        if config.low is None:
+            advice.columns[name] = {"low": "?", "high": "?"}
+
+    def _check_category(self, config: ColumnConfig, found: Contents, advice: Advice) -> None:
+        name = config.name
+        values = config.values or _values(self.train, name)
+        taken = [slot for slot in self._slots if slot in values]
+        if taken:
+            raise InputError(f"{self.train.where}: column {name!r} has a value {taken[0]!r}, which has a meaning")
+        if len(values) > MOST_VALUES and not config.values:
+            advice.say("values", f"column {name!r} has {len(values):,} different values")
+            advice.leave_out(name, f"{len(values):,} different values", "tell its values")
+            return
+        if found.what and config.kind is None and not config.values:
+            advice.leave_out(name, found.what, "set kind = 'category'")
+        new = [text for part in self.parts for text in _values(part, name) if text not in values]
+        if not new or self.table.unknown == "other":
+            return
+        if name in advice.columns:
+            advice.say("values", f"column {name!r} {found.what}")
+            return
+        where, known = self._where(name, new[0]), some_of(values)
+        advice.say("unknown", f"{where}, column {name!r}: {cut(new[0])!r} is none of the known values ({known})")
+        advice.settings["unknown"] = "other"
+
+    def _gaps(self, columns: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+        """Say where each column that is read has its first empty cell, if it has."""
+        for config in self.read:
+            name, found = config.name, self.contents[config.name]
+            if found.kind == "other" or columns.get(name, {}).get("kind") == "ignore":
+                continue
+            for part in self.parts:
+                cells = part.column(name, self._is_number(config))
+                if cells.null_count:
+                    row = cells.is_null().index(True).as_py()
+                    text = part.column(name)[row].as_py()
+                    why = "the cell is empty" if text is None else f"{text!r} means that the cell is empty"
+                    yield f"{self._row(part, row)}, column {name!r}: {why}"
+                    break
+            else:
+                if found.odd:
+                    yield f"{self._where(name, found.odd[0])}, column {name!r}: the cell is empty, then"
+
+    def _check_label(self, advice: Advice) -> None:
+        name, classes = self.table.label, self.table.classes
+        marks = [mark for mark in MISSING_NUMBERS if self.table.empty is None and mark not in classes]
+        missing = [(part, row) for part in self.parts for row in _missing(part, name, marks)]
+        if missing:
+            part, row = missing[0]
+            text = part.column(name)[row].as_py()
+            advice.say(
+                "label",
+                f"{self._row(part, row)}, column {name!r}: the label is {'empty' if text is None else repr(text)}, in "
+                f"{len(missing):,} rows in all: take them out of the file, or name it in data.table.classes",
+            )
+        known = self.classes
+        every = _in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
+        rows = len(self.train) + len(self.test) - len(missing)
+        is_own = 2 * len(every) > rows and len(every) > _LEAST
+        if not classes and is_own | (len(every) > _MOST_NUMBERS) and _all_numbers(every):
+            advice.say(
+                "classes",
+                f"the label {name!r} holds numbers with many values ({len(every):,}); fedpriv classifies: write "
+                "ranges of them into the file, or name them in data.table.classes",
+            )
+        elif not classes and is_own and len(every) > _MOST_NUMBERS:
+            advice.say("classes", f"the label {name!r} has {len(every):,} values in {rows:,} rows; fedpriv classifies")
+        elif new := [text for text in every if text not in known]:
+            told = "data.table.classes" if classes else "the training rows"
+            advice.say("classes", f"{self._where(name, new[0])}, column {name!r}: the label {cut(new[0])!r} is none of "
+                       f"{some_of(known)}, of {told}; data.table.classes names all")  # fmt: skip
+            advice.settings["classes"] = [*classes, *new] if classes else list(every)
+
+    def section(self, advice: Advice, bounds: Mapping[str, tuple[float, float]] = {}, **settings: Any) -> str:
+        """Return the section [data.table] with what lacks, ``"?"`` where only a person knows."""
+        entries = {name: column.model_dump(exclude_defaults=True) for name, column in self.told.items()}
+        for name, entry in advice.columns.items():
+            entries[name] = {"name": name, **entries.get(name, {}), **entry}
+        for name, (low, high) in bounds.items():
+            entries[name] |= {"low": low, "high": high}
+        table = self.table.model_dump(mode="json", exclude_defaults=True, exclude_none=True, exclude={"columns"})
+        columns = [entries[name] for name in self.train.names if name in entries]
+        text = tomli_w.dumps({"data": {"table": {**table, **advice.settings, **settings, "columns": columns}}})
+        remarks = [f"# {name or 'the column without a name'}: {remark}" for name, remark in advice.remarks.items()]
+        return "\n".join([*remarks, text.strip()])
+
+    def open_numbers(self, advice: Advice) -> Mapping[str, NDArray[np.float64]]:
+        """Columns of numbers whose bounds nobody has told: the training rows' numbers, NaN where there is none."""
+        names = [name for name, entry in advice.columns.items() if "low" in entry]
+        marked = advice.settings.get("empty", self.table.empty)
+        train = Cells(self.train.table, self.train.where, self.train.numbers, None if marked is None else tuple(marked))
+        return {name: number_cells(train, name) for name in names}
+
+    def left_out(self, advice: Advice) -> Mapping[str, str]:
+        """Why columns are not among :meth:`open_numbers`."""
+        reasons = {config.name: "its low and high are told" for config in self.read if config.low is not None}
+        reasons |= {config.name: "a category" for config in self.read if not self._is_number(config)}
+        reasons |= {name: advice.remarks[name] for name, entry in advice.columns.items() if "kind" in entry}
+        ignored = {column.name: "ignored" for column in self.table.columns if column.kind == "ignore"}
+        return {**reasons, **ignored, self.table.label: "the label"}
+
+    def notes(self) -> tuple[str, ...]:
+        """What is taken as public though nobody has told it."""
+        numbers = [config.name for config in self.read if self._is_number(config)]
+        shown = [config.name for config in self.read if config.name not in numbers and not config.values]
+        shown += [] if self.table.classes else [self.table.label]
+        kinds = [
+            config.name for config in self.read if config.kind is None and config.low is None and not config.values
+        ]
+        marks = sorted({mark for name in numbers for mark in self.contents[name].marks})
+        marked = [name for name in numbers if self.contents[name].marks]
+        notes = []
+        if shown:
+            notes.append(f"The values of {', '.join(shown)} were read off the training rows, and are taken as public.")
+        if kinds or numbers:
+            which = "" if not kinds else f"whether {', '.join(kinds)} hold numbers"
+            whole = "" if not numbers else f"whether numbers are whole in {', '.join(numbers)}"
+            said = " and ".join(text for text in (which, whole) if text)
+            notes.append(f"{said[0].upper()}{said[1:]} was read off all rows, and is taken as public.")
+        if marked:
+            notes.append(
+                f"Cells of {', '.join(marked)} that hold {', '.join(map(repr, marks))} count as missing, by default: "
+                "data.table.empty says otherwise."
+            )
+        return tuple(notes)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is read and is probably not meant."""
+        lines = []
+        for config in self.read:
+            found = self.contents[config.name]
+            if found.what:
+                lines.append(f"column {config.name!r} {found.what}, which is no feature: kind = 'ignore' leaves it out")
+            if found.marks and not self._is_number(config):
+                lines.append(
+                    f"column {config.name!r} holds {found.marks[0]!r} as a value like others: data.table.empty can say "
+                    "that it means an empty cell"
+                )
+        return tuple(lines)
+
+    @property
+    def _slots(self) -> tuple[str, ...]:
+        return (MISSING,) * (self.table.missing == "own") + (OTHER,) * (self.table.unknown == "other")
+
+    def _is_number(self, config: ColumnConfig) -> bool:
+        return self.contents[config.name].kind == "number"
+
+    def _category(self, config: ColumnConfig) -> Column:
+        values = config.values or _values(self.train, config.name)
+        return Column(config.name, "category", (*values, *self._slots))
+
+    def _number(self, config: ColumnConfig) -> Column:
+        whole, optional = self.contents[config.name].whole, self.table.missing == "own"
+        return Column(config.name, "number", (), config.low or 0.0, config.high or 0.0, whole, optional)
+
+    def _where(self, name: str, text: str) -> str:
+        """Where a text stands first."""
+        for part in self.parts:
+            row = part.column(name).index(text).as_py()
+            if row >= 0:
+                return self._row(part, row)
+        raise KeyError(text)
+
+    def _row(self, part: Cells, row: int) -> str:
+        of = "" if part.where == self.train.where else f" of {part.where}"
+        return f"row {part.numbers[row]:,}{of}"
+
+
+def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
+    """Look at all cells of a column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    name, told = (
+        config.name,
+        config.kind or ("category" if config.values else "number" if config.low is not None else None),
+    )
+    if told is None and (words := _worded(parts[0].type(name))):
+        return Contents("other", f"holds {words[0]}", words[1])
+    cells = pa.chunked_array([part.column(name) for part in parts])
+    counted = pc.value_counts(cells.drop_null())
+    texts, counts = counted.field("values"), counted.field("counts").to_numpy()
+    if not len(texts):
+        return Contents("other", "is empty in all rows")
+    marks = pc.is_in(texts, pa.array(MISSING_NUMBERS)).to_numpy(zero_copy_only=False) & (parts[0].empty is None)
+    numbers = are_numbers(texts).to_numpy(zero_copy_only=False)
+    marked = tuple(texts.filter(pa.array(marks)).to_pylist())
+    others = ~marks & ~numbers
+
+    def most(chosen: NDArray[np.bool_]) -> bool:
+        return bool(2 * counts[chosen].sum() > counts[~marks].sum() or 2 * chosen.sum() > (~marks).sum())
+
+    if told is None:
+        for what, pattern, instead in _OTHERS:
+            hits = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False) & others
+            if hits.sum() >= _LEAST and most(hits | numbers):
+                one = texts[int(hits.argmax())].as_py()
+                return Contents("other", f"holds {what} such as {one!r}", instead, odd=(one,))
+    if told == "number" or (told is None and most(numbers) and not _is_category(parts[0].type(name))):
+        values = pc.cast(texts.filter(pa.array(numbers)), pa.float64()).to_numpy()
+        whole = bool((values == np.rint(values)).all())
+        is_rows = whole and len(values) == len(cells) and all(_counts_rows(part, name) for part in parts)
+        what = "numbers the rows" if is_rows else "has no name" if name == "" else ""
+        return Contents("number", what, "", tuple(texts.filter(pa.array(others)).to_pylist()), marked, whole)
+    is_own = len(texts) > _MOST_NUMBERS and 2 * len(texts) > len(cells)
+    what = f"has {len(texts):,} values in {len(cells):,} rows" if is_own else "has no name" if name == "" else ""
+    return Contents("category", what, "", (), marked)
+
+
+def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
+    """What the file's own type says that is neither a number nor a text, and what to do."""
+    from pyarrow import types
+
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return "dates" if types.is_date(kind) else "timestamps", _DAYS
+    if types.is_duration(kind) or types.is_time(kind):
+        return "durations" if types.is_duration(kind) else "times", _DAYS
+    if types.is_nested(kind):
+        return str(kind), "write a column for each number of it into the file"
+    return None
+
+
+def _is_category(kind: "pa.DataType") -> bool:
+    from pyarrow import types
+
+    return bool(types.is_dictionary(kind) or types.is_boolean(kind))
+
+
+def _counts_rows(part: Cells, name: str) -> bool:
+    """Whether a column's whole numbers are those of the rows."""
+    offsets = number_cells(part, name) - part.numbers
+    return len(offsets) > 1 and bool((offsets == offsets[0]).all())
+
+
+def _missing(part: Cells, name: str, marks: Sequence[str]) -> list[int]:
+    """The rows without a label."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = part.column(name)
+    return np.flatnonzero(
+        pc.is_in(texts, pa.array([None, *marks], pa.string())).to_numpy(zero_copy_only=False)
+    ).tolist()
+
+
+def _values(cells: Cells, name: str) -> tuple[str, ...]:
+    """All that a column holds, in order."""
+    return _in_order(text for text in cells.column(name).unique().to_pylist() if text is not None)
+
+
+def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
+    """Sorted, as numbers where all are."""
+    found = sorted(texts)
+    return tuple(sorted(found, key=float) if _all_numbers(found) else found)
+
+
+def _all_numbers(texts: Sequence[str]) -> bool:
+    import pyarrow as pa
+
+    return bool(texts) and bool(are_numbers(pa.array(texts, pa.string())).to_numpy(zero_copy_only=False).all())
