@@ -74,9 +74,7 @@ class FlowerSettings(Section):
 
     tap: TapSettings | None = None
     privatise: PrivatiseSettings = PrivatiseSettings()
-    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(
-        default_factory=lambda: mechanism_settings({"unit": "update"})
-    )
+    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(default_factory=_no_mechanism)
 
     @field_validator("mechanism", mode="before")
     @classmethod
@@ -105,20 +103,11 @@ class FlowerSettings(Section):
 
 
 def read_settings(near: str | Path) -> FlowerSettings:
-    """Read the settings of an app.
-
-    Args:
-        near: a file of settings (.toml); or a module's ``__file__``, in whose folder, or one above it, fedpriv.toml is.
-
-    Raises:
-        InputError: there is none, or it says something that is not allowed.
-    """
+    """Read a file of settings (.toml), or the fedpriv.toml in a module's folder, or in one above it."""
     path = Path(near).absolute()
     if path.suffix != ".toml":
-        above = (folder / FILE for folder in path.parents if (folder / FILE).is_file())
-        path = next(above, None) or _missing(path)
+        found = [folder / FILE for folder in path.parents if (folder / FILE).is_file()]
+        if not found:
+            raise InputError(f"{FILE} is neither in {path.parent} nor in a folder above it")
+        path = found[0]
     return validated(FlowerSettings, read_toml(path), str(path))
-
-
-def _missing(path: Path) -> Path:
-    raise InputError(f"{FILE} is neither in {path.parent} nor in a folder above it")

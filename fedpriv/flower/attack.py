@@ -48,7 +48,7 @@ class TappedSummary:
 
 
 @dataclass(frozen=True, eq=False)
-class _Upload:
+class _TappedUpload:
     """An observation, with what only the laboratory has."""
 
     observation: Observation
@@ -81,9 +81,12 @@ def attack_tapped(
             progress.stage(f"{name} on {upload.observation.title}")
             reconstruction, remarks = _attacked(tapped, upload.observation, name, settings.get(name, {}))
             told += remarks
-            scores += _scored(reconstruction, upload, judge, name)
             pictures.append(_pictured(folder, reconstruction, judge, name))
-        scores += _guessed(upload, judge)
+            if judge is not None:
+                scores += _scored(reconstruction, upload, judge, name)
+        if judge is not None:
+            std = upload.observation.settings.std
+            scores += score_guesses(_offers(judge), judge, std, perceptual=False).scores
     for text in dict.fromkeys(told):
         progress.warn(text)
     results = attack_results(scores, AdversaryConfig().success_ssim, _NO_LPIPS)
@@ -109,18 +112,18 @@ def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[
     return settings
 
 
-def _heard(folder: Path) -> tuple[_Upload, ...]:
+def _heard(folder: Path) -> tuple[_TappedUpload, ...]:
     uploads = []
     for path in list_observations(folder / "observations"):
         known = read_truth(folder / TRUTH / path.name)
         line = read_line(folder / LEDGER / f"{path.stem}.json")
-        uploads.append(_Upload(read_observation(path), known, line))
+        uploads.append(_TappedUpload(read_observation(path), known, line))
     if not uploads:
         raise InputError(f"{folder} holds no observations: the clients' logs say why")
     return tuple(uploads)
 
 
-def _chosen(uploads: Sequence[_Upload], victims: Sequence[str], folder: Path) -> tuple[_Upload, ...]:
+def _chosen(uploads: Sequence[_TappedUpload], victims: Sequence[str], folder: Path) -> tuple[_TappedUpload, ...]:
     names = [upload.name for upload in uploads]
     if wrong := [name for name in victims if name not in names]:
         raise InputError(f"victim {wrong[0]}: not in {folder}; heard (as ROUND-CLIENT): {', '.join(names)}")
@@ -163,42 +166,41 @@ def _attacked(
     return placed, [str(each.message) for each in caught]
 
 
-def _truth(upload: _Upload, heard: Iterable[_Upload]) -> Truth | None:
+def _truth(upload: _TappedUpload, heard: Iterable[_TappedUpload]) -> Truth | None:
     """What attacks on an upload are scored by; ``None``: it was not kept."""
     if upload.known is None:
         return None
-    others = _others(upload, heard)
+    client, own = upload.observation.client, _on_unit_scale(upload.observation, upload.known)
+    others = _others(client, own, heard)
     return Truth(
         round=upload.observation.round,
-        client=upload.observation.client,
-        images=_on_unit_scale(upload),
+        client=client,
+        images=own,
         labels=upload.known.labels,
         others=others if len(others) else None,
         other_labels=torch.zeros(len(others), dtype=torch.int64) if len(others) else None,
     )
 
 
-def _others(upload: _Upload, heard: Iterable[_Upload]) -> Tensor:
+def _others(client: int, own: Tensor, heard: Iterable[_TappedUpload]) -> Tensor:
     """Other clients' images, no two of them alike and none like one of this client's."""
-    client, own = upload.observation.client, _on_unit_scale(upload)
     seen = {image.numpy().tobytes() for image in own}
     others: list[Tensor] = []
     for other in heard:
         if other.known is None or other.observation.client == client:
             continue
-        for image in _on_unit_scale(other):
+        for image in _on_unit_scale(other.observation, other.known):
             if (key := image.numpy().tobytes()) not in seen and len(others) < OTHERS:
                 seen.add(key)
                 others.append(image)
     return torch.stack(others) if others else own[:0]
 
 
-def _on_unit_scale(upload: _Upload) -> Tensor:
+def _on_unit_scale(observation: Observation, known: Known) -> Tensor:
     """The images before they were normalised; a value a hair outside [0, 1] is rounding."""
-    public = upload.observation.settings
+    public = observation.settings
     mean, std = (torch.tensor(values)[:, None, None] for values in (public.mean, public.std))
-    images = upload.known.images.float() if upload.known is not None else torch.empty(0, *public.shape)
-    return (images * std + mean).clamp(0, 1)
+    return (known.images.float() * std + mean).clamp(0, 1)
 
 
 def _offers(judge: Truth) -> tuple[Guess, ...]:
@@ -208,23 +210,14 @@ def _offers(judge: Truth) -> tuple[Guess, ...]:
     return (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
 
 
-def _scored(reconstruction: Reconstruction, upload: _Upload, judge: Truth | None, name: str) -> tuple[Score, ...]:
-    if judge is None:
-        return ()
+def _scored(reconstruction: Reconstruction, upload: _TappedUpload, judge: Truth, name: str) -> tuple[Score, ...]:
     if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
         unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in reconstruction.attempts)
         reconstruction = replace(reconstruction, attempts=tuple(unnamed))
     kind = "protected" if upload.line is not None else "unprotected"
     std, threshold = upload.observation.settings.std, AdversaryConfig().success_ssim
-    return score(
-        replace(reconstruction, attack=name), kind, judge, _offers(judge), std, threshold, perceptual=False
-    ).scores
-
-
-def _guessed(upload: _Upload, judge: Truth | None) -> tuple[Score, ...]:
-    if judge is None:
-        return ()
-    return score_guesses(_offers(judge), judge, upload.observation.settings.std, perceptual=False).scores
+    named = replace(reconstruction, attack=name)
+    return score(named, kind, judge, _offers(judge), std, threshold, perceptual=False).scores
 
 
 def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None, name: str) -> str:
@@ -240,15 +233,13 @@ def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None,
     return path
 
 
-def _measured(results: Sequence[AttackResult], heard: Sequence[_Upload]) -> tuple[str, ...]:
-    """Guess and measured, for each attack."""
-    if unscored := [upload.name for upload in heard if upload.known is None]:
-        left = f"Not scored, since what the clients trained on was not kept: {', '.join(unscored)}."
-        if len(unscored) == len(heard):
-            return (left,)
-    else:
-        left = ""
+def _measured(results: Sequence[AttackResult], heard: Sequence[_TappedUpload]) -> tuple[str, ...]:
+    """Guess and measured, for each attack; and which uploads are not scored."""
+    unscored = ", ".join(upload.name for upload in heard if upload.known is None)
+    left = (f"Not scored, since what the clients trained on was not kept: {unscored}.",) if unscored else ()
     offered = [result for result in results if result.upload == "none"]
+    if not offered:
+        return left
     guess = min(offered, key=lambda result: result.error)
     lines = []
     for result in (each for each in results if each.upload != "none"):
@@ -258,10 +249,10 @@ def _measured(results: Sequence[AttackResult], heard: Sequence[_Upload]) -> tupl
             f"Guess: {guess.attack} has a mean squared error of {guess.error:.2g}. Measured: {result.attack} has "
             f"{result.error:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
         )
-    return (*lines, left) if left else tuple(lines)
+    return (*lines, *left)
 
 
-def _proven(heard: Sequence[_Upload]) -> str:
+def _proven(heard: Sequence[_TappedUpload]) -> str:
     lines = [upload.line for upload in heard if upload.line is not None]
     if len(lines) < len(heard):
         return "Proven: nothing; no mechanism of fedpriv.flower.privatise acted on these uploads."

@@ -46,51 +46,29 @@ _TAPPED, _LINE = TypeAdapter(Tapped), TypeAdapter(LedgerLine)
 
 
 def read_tapped(folder: Path) -> Tapped | None:
-    """Return what ``tap.json`` says; ``None``: this is not the folder of a tap.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Return what ``tap.json`` says; ``None``: this is not the folder of a tap."""
     return read_file(folder / ABOUT, _TAPPED)
 
 
 def read_line(path: Path) -> LedgerLine | None:
-    """Return what was proven with an upload; ``None``: no mechanism of ours acted on it.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return what was proven with an upload; ``None``: no mechanism of ours acted on it."""
     return read_file(path, _LINE)
 
 
 def write_truth(path: Path, seen: Seen) -> None:
-    """Write what a client trained on, readable by its owner alone.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Write what a client trained on, each image once, readable by its owner alone."""
     images = torch.cat(seen.images)
     labels = torch.cat(seen.labels).long() if seen.labels else images.new_empty(0).long()
     told = labels if len(labels) == len(images) else torch.full((len(images),), -1)
-    _, first = _distinct(images)
+    places: dict[bytes, int] = {}
+    for number, row in enumerate(images.flatten(1).numpy()):
+        places.setdefault(row.tobytes(), number)
+    first = list(places.values())
     write_whole(path, save({"images": images[first].contiguous(), "labels": told[first].contiguous()}), mode=0o600)
 
 
-def _distinct(images: Tensor) -> tuple[Tensor, list[int]]:
-    """Return the rows without repetition, and where each is first."""
-    seen: dict[bytes, int] = {}
-    for number, row in enumerate(images.flatten(1).numpy()):
-        seen.setdefault(row.tobytes(), number)
-    first = list(seen.values())
-    return images[first], first
-
-
 def read_truth(path: Path) -> Known | None:
-    """Return what a client trained on; ``None``: it was not kept.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return what a client trained on; ``None``: it was not kept."""
     if not path.is_file():
         return None
     try:
@@ -101,11 +79,7 @@ def read_truth(path: Path) -> Known | None:
 
 
 def built(tapped: Tapped, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Return the network; its maker is told ``shape`` and ``classes`` if it takes them.
-
-    Raises:
-        InputError: it cannot be imported or made.
-    """
+    """Return the network; its maker is told ``shape`` and ``classes`` if it takes them."""
     maker = imported(tapped, tapped.model)
     takes = inspect.signature(maker).parameters
     try:
@@ -118,14 +92,10 @@ def built(tapped: Tapped, shape: tuple[int, int, int], classes: int) -> nn.Modul
 
 
 def imported(tapped: Tapped, path: str) -> Any:
-    """Return what an import path names, in the folder where this runs, in the app's, or in one above the app's.
-
-    Raises:
-        InputError: there is no such thing.
-    """
+    """Return what an import path names, in the folder where this runs, in the app's, or in one above the app's."""
     module, _, name = path.partition(":")
     root = module.partition(".")[0]
-    near = [Path.cwd(), *(folder for folder in (Path(tapped.app), *Path(tapped.app).parents))]
+    near = [Path.cwd(), Path(tapped.app), *Path(tapped.app).parents]
     has = next((each for each in near if (each / root).is_dir() or (each / f"{root}.py").is_file()), None)
     if has is not None and str(has) not in sys.path:
         sys.path.append(str(has))  # for good: the network's own code may import more later

@@ -11,24 +11,16 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedpriv.accounting import ceilings
 from fedpriv.core.errors import InputError, RefusedError
-from fedpriv.core.files import append_line, open_unlinked, write_once, write_whole, writing_to
+from fedpriv.core.files import append_line, open_unlinked, sync, write_once, write_whole, writing_to
 from fedpriv.core.plan import Plan
-from fedpriv.core.records import Ceiling, LedgerLine
+from fedpriv.core.records import LedgerLine
 
 TOLD = 1 / 100  # which of 100 images, as in the ledger of a run
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a client stops answering."""
-
-    answers: int | None  # as often, and no more; `None`: no limit
-    epsilon: float | None  # an answer that would take it above is not given; `None`: no limit
 
 
 @dataclass(frozen=True)
@@ -37,20 +29,14 @@ class AnswerLedger:
 
     folder: Path  # of all clients' ledgers on this machine
     plan: Plan  # of the client: what a release is
-    limits: Limits  # when it stops answering
+    most_answers: int | None  # as often it answers, and no more; `None`: no limit
+    most_epsilon: float | None  # an answer that would take it above is not given; `None`: no limit
     notes: tuple[str, ...] = ()  # what a reader must know with the figures
 
     def charge(self, run: int, round_number: int | None) -> LedgerLine:
         """Enter one more answer and return what is proven with it; whoever calls this may release once.
 
-        Args:
-            run: Flower's number of the run, for people.
-            round_number: likewise; ``None``: the server does not tell it.
-
-        Raises:
-            RefusedError: a limit is reached; the text says nothing of the data.
-            InputError: the ledger is of other releases, or damaged.
-            WriteError: it cannot be written.
+        Run and round, which some servers do not tell, are written down for people.
         """
         with writing_to(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,19 +46,14 @@ class AnswerLedger:
             line = self._line(number)
             self._check(number, line)
             append_line(self._answers, json.dumps({"answer": number, "run": run, "round": round_number}))
-            with self._answers.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(self._answers)
             text = json.dumps(asdict(line), indent=2, allow_nan=False)
-            write_whole(self._figures, f"{text}\n".encode(), mode=0o600, durable=True)
+            write_whole(self._answers.with_suffix(".json"), f"{text}\n".encode(), mode=0o600, durable=True)
         return line
 
     @property
     def _answers(self) -> Path:
         return self.folder / f"client-{self.plan.client}.jsonl"
-
-    @property
-    def _figures(self) -> Path:
-        return self._answers.with_suffix(".json")
 
     @property
     def _opening(self) -> bytes:
@@ -104,16 +85,15 @@ class AnswerLedger:
         rounds = range(1, answers + 1)
         guarantee = self.plan.guarantee(rounds)
         (told,) = ceilings(self.plan.accounted(rounds), [TOLD])
-        bounds: dict[str, Ceiling] = {"told": told}
-        line = LedgerLine.of(self.plan.client, 1, guarantee, self.plan.config.noise, bounds)
-        return LedgerLine(**{**vars(line), "examples": None, "notes": (*line.notes, *self.notes)})
+        line = LedgerLine.of(self.plan.client, 1, guarantee, self.plan.config.noise, {"told": told})
+        return replace(line, examples=None, notes=(*line.notes, *self.notes))
 
     def _check(self, answers: int, line: LedgerLine) -> None:
-        client, limits = self.plan.client, self.limits
-        if limits.answers is not None and answers > limits.answers:
+        client, most = self.plan.client, self.most_epsilon
+        if self.most_answers is not None and answers > self.most_answers:
             raise RefusedError(f"client {client} has answered {answers - 1} times, as often as privatise.rounds allows")
-        if limits.epsilon is not None and (line.epsilon is None or line.epsilon > limits.epsilon):
+        if most is not None and (line.epsilon is None or line.epsilon > most):
             raise RefusedError(
                 f"client {client} has answered {answers - 1} times; one more would take it above "
-                f"privatise.target_epsilon = {limits.epsilon:g}"
+                f"privatise.target_epsilon = {most:g}"
             )

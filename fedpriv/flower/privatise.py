@@ -18,9 +18,9 @@ from fedpriv.core.records import LedgerLine
 from fedpriv.core.wire import pack
 from fedpriv.data.sampling import Sampling
 from fedpriv.flower.app_settings import FlowerSettings, read_settings
-from fedpriv.flower.arrays import arrays_of, as_sent, is_training, moved, round_of
-from fedpriv.flower.ledger import AnswerLedger, Limits
-from fedpriv.flower.watch import Released, released
+from fedpriv.flower.arrays import arrays_of, as_sent, client_of, is_training, moved, round_of, update_of
+from fedpriv.flower.ledger import AnswerLedger
+from fedpriv.flower.watch import ReleasedUpdate, note_release
 from fedpriv.gradients import Vector
 
 _LOG = logging.getLogger("fedpriv")
@@ -59,17 +59,12 @@ class Privatiser:
     settings: FlowerSettings
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a training message with a release; pass on others.
-
-        Raises:
-            InputError: the message has no parameters, the ledger does not fit, or no noise reaches the target.
-            RefusedError: a limit of the ledger is reached.
-        """
+        """Answer a training message with a release; pass on others."""
         if not is_training(message):
             return call_next(message, context)
         before = arrays_of(message, self.settings.privatise.record)
         names = moved(before, before)
-        ledger = self._ledger(_client(context), tuple(before[name].numel() for name in names))
+        ledger = self._ledger(client_of(context), tuple(before[name].numel() for name in names))
         line = ledger.charge(context.run_id, round_of(message))
         answered = unless_raised(
             lambda: self._answered(message, context, call_next, before, names), level=logging.ERROR
@@ -81,7 +76,7 @@ class Privatiser:
             MetricRecord({WEIGHT: 1}),
         )
         release = ledger.plan.release_update(update, self._noise(line).stream("noise"))
-        released(Released(ledger.plan.config, line))
+        note_release(ReleasedUpdate(ledger.plan.config, line))
         state = {name: as_sent(before[name].double() + value, before[name]) for name, value in release.items()}
         content = RecordDict({self.settings.privatise.record: pack({**before, **state}), "metrics": metrics})
         return Message(content, reply_to=message)
@@ -93,15 +88,15 @@ class Privatiser:
         reply = call_next(message, context)
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
-        update = _update(arrays_of(reply, self.settings.privatise.record), before, names)
-        return update, self._metrics(reply)
+        after = arrays_of(reply, self.settings.privatise.record)
+        return update_of(before, after, names), self._metrics(reply)
 
     def _ledger(self, client: int, tensors: tuple[int, ...]) -> AnswerLedger:
         own = self.settings.privatise
-        limits = Limits(own.rounds, own.target_epsilon)
         if own.folder is None:
             raise InputError("privatise.folder is not set")
-        return AnswerLedger(own.folder, _plan(self.settings, client, tensors), limits, self._notes)
+        plan = _plan(self.settings, client, tensors)
+        return AnswerLedger(own.folder, plan, own.rounds, own.target_epsilon, self._notes)
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
@@ -125,11 +120,6 @@ class Privatiser:
         return MetricRecord({WEIGHT: 1, **sent})
 
 
-def _client(context: Context) -> int:
-    """The number of the client's partition; 0 where Flower was told of none."""
-    return int(context.node_config.get("partition-id", 0))
-
-
 @lru_cache(maxsize=1024)
 def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Plan:
     """Bind the mechanism, calibrated where the settings have a target. Of a whole update nothing is sampled."""
@@ -141,14 +131,3 @@ def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Pl
         return replace(draft, config=config.with_noise(config.nominal_noise()))
     planned = draft.accounted(range(1, (settings.privatise.rounds or 1) + 1))
     return replace(draft, config=config.with_noise(calibrate(config.calibrated_epsilon, planned)))
-
-
-def _update(after: Vector, before: Vector, names: tuple[str, ...]) -> Vector:
-    """After minus before in float32.
-
-    Raises:
-        ValueError: an array is missing or has another shape.
-    """
-    if not all(name in after and after[name].shape == before[name].shape for name in names):
-        raise ValueError("the app returned other arrays than it was sent")
-    return {name: (after[name].double() - before[name].double()).float() for name in names}

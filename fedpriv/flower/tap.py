@@ -5,10 +5,10 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
@@ -16,7 +16,7 @@ from fedpriv.attacks.observation import Observation, PublicSettings, observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_once, write_whole, writing_to
 from fedpriv.flower.app_settings import TapSettings, read_settings
-from fedpriv.flower.arrays import arrays_of, is_training, moved, round_of
+from fedpriv.flower.arrays import arrays_of, client_of, is_training, moved, round_of, update_of
 from fedpriv.flower.folder import ABOUT, LEDGER, TRUTH, Tapped, write_truth
 from fedpriv.flower.watch import Seen, watching
 from fedpriv.gradients import Vector
@@ -67,7 +67,7 @@ class Tap:
         try:
             self._write(message, reply, context, seen)
         except (InputError, OSError, ValueError) as error:
-            _LOG.error("fedpriv tap: client %d, nothing was written: %s", _client(context), error)
+            _LOG.error("fedpriv tap: client %d, nothing was written: %s", client_of(context), error)
         return reply
 
     def _counted(self, context: Context) -> bool:
@@ -84,14 +84,16 @@ class Tap:
             raise InputError(f"the client failed: {reply.error.reason}")
         before, after = arrays_of(message, self.settings.record), arrays_of(reply, self.settings.record)
         number = round_of(message) or int(str(context.state.config_records[_STATE]["heard"]))
-        folder = self._folder(context.run_id)
-        client = _client(context)
+        runs = Path(os.environ.get("FEDPRIV_RUNS") or self.settings.folder)
+        folder = (runs / f"tap-{context.run_id}").absolute()
+        client = client_of(context)
         observation = self._observation(number, client, before, after, seen)
         with writing_to(folder):
             (folder / "observations").mkdir(parents=True, exist_ok=True, mode=0o700)
             for name in (TRUTH, LEDGER):
                 (folder / name).mkdir(exist_ok=True, mode=0o700)
-        write_once(folder / ABOUT, self._about)
+        about = Tapped(self.settings.model, str(self.app), self.settings.loss)
+        write_once(folder / ABOUT, json.dumps(asdict(about), indent=2).encode() + b"\n")
         stem = observation_stem(number, client, 1)
         if self.settings.keep_images and seen.is_whole and seen.images:
             write_truth(folder / TRUTH / f"{stem}.safetensors", seen)
@@ -101,24 +103,14 @@ class Tap:
         path = write_observation(folder / "observations", observation)
         _LOG.warning("fedpriv tap: %s; attack it with: fedpriv attack %s", path.name, folder)
 
-    def _folder(self, run: int) -> Path:
-        return (Path(os.environ.get("FEDPRIV_RUNS") or self.settings.folder) / f"tap-{run}").absolute()
-
-    @cached_property
-    def _about(self) -> bytes:
-        about = Tapped(self.settings.model, str(self.app), self.settings.loss)
-        return json.dumps(asdict(about), indent=2).encode() + b"\n"
-
     def _observation(self, number: int, client: int, before: Vector, after: Vector, seen: Seen) -> Observation:
         names = seen.trained or moved(before, before)
-        if missing := [name for name in names if name not in after or after[name].shape != before[name].shape]:
-            raise InputError(f"the reply has no {missing[0]!r} of the shape that was sent")
         own = seen.released.config if seen.released is not None else mechanism_settings({})
         return Observation(
             round=number,
             client=client,
             parameters={name: before[name].float() for name in names},
-            upload={name: (after[name].double() - before[name].double()).float() for name in names},
+            upload=update_of(before, after, names),
             settings=self._public(seen, own.model_dump(mode="json", exclude_none=True)),
         )
 
@@ -151,10 +143,6 @@ class Tap:
         )
 
 
-def _client(context: Context) -> int:
-    return int(context.node_config.get("partition-id", 0))
-
-
 def _known(key: str, value: Any) -> Any:
     """Return what is known."""
     if value is None:
@@ -176,10 +164,6 @@ def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 def _outside(seen: Seen, own: TapSettings) -> bool:
     """Whether what the network was shown is no picture on [0, 1] after the normalisation that the settings name."""
-    low, high = min(-mean / std for mean, std in _pairs(own)), max((1 - mean) / std for mean, std in _pairs(own))
-    return any(float(batch.min()) < low - 1e-4 or float(batch.max()) > high + 1e-4 for batch in seen.images)
-
-
-def _pairs(own: TapSettings) -> list[tuple[float, float]]:
-    channels = max(len(own.mean), len(own.std))
-    return list(zip(_each(own.mean, channels), _each(own.std, channels), strict=False))
+    mean, std = np.array(own.mean), np.array(own.std)
+    low, high = (-mean / std).min() - 1e-4, ((1 - mean) / std).max() + 1e-4
+    return any(float(batch.min()) < low or float(batch.max()) > high for batch in seen.images)

@@ -28,16 +28,11 @@ MOST_IMAGES = 512
 
 
 @dataclass(frozen=True)
-class Released:
-    """What :func:`fedpriv.flower.privatise` did to a reply.
+class ReleasedUpdate:
+    """What :func:`fedpriv.flower.privatise` did to a reply."""
 
-    Attributes:
-        config: the mechanism, with the noise itself.
-        line: of the ledger, with this release in it.
-    """
-
-    config: MechanismSettings
-    line: LedgerLine
+    config: MechanismSettings  # the mechanism, with the noise itself
+    line: LedgerLine  # of the ledger, with this release in it
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Seen:
     steps: Steps | None = None  # the first step; `None`: no optimiser of PyTorch stepped
     step_count: int = 0  # how many there were
     changed: bool = False  # whether the learning rate was another one later
-    released: Released | None = None  # by our own mechanism, if it acted
+    released: ReleasedUpdate | None = None  # by our own mechanism, if it acted
     _rows: set[bytes] = field(default_factory=set)
 
     @property
@@ -98,8 +93,8 @@ class Seen:
 _SEEN: ContextVar[Seen | None] = ContextVar("seen", default=None)
 
 
-def released(release: Released) -> None:
-    """Tell whoever watches what a mechanism did."""
+def note_release(release: ReleasedUpdate) -> None:
+    """Note what a mechanism did, where a client is watched."""
     if (seen := _SEEN.get()) is not None:
         seen.released = release
 
