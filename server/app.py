@@ -23,6 +23,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.seeds import kept_for
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
+from fedpriv.server.exchange import Clients
 
 # How long a run that Flower has started waits for its clients.
 _CONNECT_SECONDS = 60.0
@@ -31,7 +32,7 @@ _STEADY_SECONDS, _TELL_SECONDS = 15.0, 2.0
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRun:
     """A run that Flower has started."""
 
     experiment: Experiment  # as the app has it; in a deployment without its seed
@@ -70,11 +71,11 @@ class Started:
         return now
 
     def federate(self, world: World, folder: RunFolder, progress: Progress) -> None:
-        """Run the rounds; see :func:`~fedpriv.server.rounds.run_rounds`."""
-        _run(self.grid, world, folder, progress, self.experiment, _CONNECT_SECONDS)
+        """Do the server's part of the algorithm."""
+        _run(Clients(self.grid, self.experiment, _CONNECT_SECONDS), world, folder, progress)
 
 
-def started_app(run: Callable[[Started], None]) -> ServerApp:
+def started_app(run: Callable[[StartedRun], None]) -> ServerApp:
     """Return an app that does what ``run`` does with what Flower has started.
 
     It reads ``experiment`` of the run configuration, the file; ``overrides``, comma-separated; ``seed``.
@@ -89,7 +90,7 @@ def started_app(run: Callable[[Started], None]) -> ServerApp:
         path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items() if value)
         command = shlex.join(["flwr", "run", ".", "--stream", "--run-config", config])
-        run(Started(experiment, settings["seed"], path, command, grid))
+        run(StartedRun(experiment, settings["seed"], path, command, grid))
 
     return bound
 
@@ -99,7 +100,7 @@ def _packed_in() -> Path:
     return next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
 
 
-def _serve(started: Started) -> None:
+def _serve(started: StartedRun) -> None:
     """Run the rounds only: in a deployment, whoever sent the app fetches what they leave and goes on with it."""
     experiment, secret = kept_for(started.experiment.to_json(), started.seed)
     folder = RunFolder.create(started.path, experiment)
@@ -115,19 +116,11 @@ def server_app(world: World, folder: RunFolder, progress: Progress) -> ServerApp
 
     @bound.main()
     def main(grid: Grid, context: Context) -> None:
-        _run(grid, world, folder, progress)
+        _run(Clients(grid), world, folder, progress)
 
     return bound
 
 
-def _run(
-    grid: Grid,
-    world: World,
-    folder: RunFolder,
-    progress: Progress,
-    announced: Experiment | None = None,
-    patience: float | None = None,
-) -> None:
-    """Do the server's part of the algorithm."""
+def _run(clients: Clients, world: World, folder: RunFolder, progress: Progress) -> None:
     with cpu_threads(world.experiment.engine.threads):
-        algorithm_of(world.experiment).serve(grid, world, folder, progress, announced, patience)
+        algorithm_of(world.experiment).serve(clients, world, folder, progress)

@@ -13,15 +13,12 @@ from typing import Protocol, runtime_checkable
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpriv.core.config import FederationConfig
+from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.records import Failure
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload, told_classes
-
-__all__ = ["Federation", "Reached", "Replies", "Upload", "ask_for_uploads", "exchanged", "find_clients", "question"]
-__all__ += ["require_usable", "send_and_receive"]
 
 # Between looks for answers, in seconds. In a deployment each look is a request, which costs the SuperLink 30 ms of CPU
 # time: who waits for long looks less often, and finds an answer late by a quarter of a second or an eighth of the wait.
@@ -135,6 +132,20 @@ class Federation:
         distinct = {id(state): state for state in states.values()}
         packed = {key: question(state, self.task, number) for key, state in distinct.items()}
         return {client: packed[id(state)] for client, state in states.items()}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The way to the clients of a run, which are looked for when they are first needed."""
+
+    grid: Grid  # Flower's way to the clients
+    announced: Experiment | None = None  # the experiment as clients know it, where it differs
+    patience: float | None = None  # seconds to wait for them to connect; `None`: no limit
+
+    def federation(self, world: World) -> Federation:
+        """Wait for the clients to connect."""
+        nodes = find_clients(self.grid, world.experiment.federation.clients, self.patience)
+        return Federation(self.grid, nodes, world, (self.announced or world.experiment).to_json())
 
 
 def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:

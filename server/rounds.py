@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedpriv.core.budget import Budget
-from fedpriv.core.config import Experiment, FederationConfig
+from fedpriv.core.config import FederationConfig
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.plan import participants
 from fedpriv.core.preparation import preparation_of
@@ -25,7 +24,7 @@ from fedpriv.server.asked_log import questions, replay
 from fedpriv.server.central import noised_mean
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
-from fedpriv.server.exchange import Federation, Replies, ask_for_uploads, find_clients, require_usable
+from fedpriv.server.exchange import Clients, Federation, Replies, ask_for_uploads, require_usable
 from fedpriv.server.tap import record_heard
 from fedpriv.server.uploads import Upload, norm
 
@@ -34,14 +33,7 @@ _CHECKPOINT_SECONDS = 1.0
 _OUTLIER = 10
 
 
-def run_rounds(
-    grid: Grid,
-    world: World,
-    folder: RunFolder,
-    progress: Progress,
-    announced: Experiment | None = None,
-    patience: float | None = None,
-) -> None:
+def run_rounds(clients: Clients, world: World, folder: RunFolder, progress: Progress) -> None:
     """Run the federation from the folder's last checkpoint, or from the start, to its last round.
 
     That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
@@ -56,9 +48,7 @@ def run_rounds(
     if done == settings.rounds or budget.is_used_up(done + 1):
         _evaluate_last(world, optimizer.state, folder)
         return
-    nodes = find_clients(grid, settings.clients, patience)
-    federation = Federation(grid, nodes, world, (announced or world.experiment).to_json())
-    run = _Run(federation, optimizer, folder, earlier)
+    run = _Training(clients.federation(world), optimizer, folder, earlier)
     saved = time.monotonic()
     for number in range(done + 1, settings.rounds + 1):
         _count_repeats(budget, world, [line for line in earlier if line.round == number], optimizer.state)
@@ -153,7 +143,7 @@ def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Training:
     """A federation, the model that it trains, and where that is written down; ``earlier``: what was asked before."""
 
     federation: Federation

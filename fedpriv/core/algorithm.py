@@ -14,7 +14,6 @@ from fedpriv.core.sections import ExperimentSection
 if TYPE_CHECKING:
     import numpy as np
     from flwr.app import Context, Message
-    from flwr.serverapp import Grid
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
     from fedpriv.gradients import Vector
+    from fedpriv.server.exchange import Clients
 
     Handler = Callable[[Answering, Message, Context], Message]
 
@@ -100,24 +100,8 @@ class Algorithm(ABC):
         return {}
 
     @abstractmethod
-    def serve(
-        self,
-        grid: "Grid",
-        world: "World",
-        folder: "RunFolder",
-        progress: "Progress",
-        announced: "Experiment | None" = None,
-        patience: float | None = None,
-    ) -> None:
+    def serve(self, clients: "Clients", world: "World", folder: "RunFolder", progress: "Progress") -> None:
         """Do the server's part of a run, from what the folder holds to the finished model.
-
-        Args:
-            grid: Flower's way to the clients.
-            world: the experiment, built.
-            folder: the run's.
-            progress: told what happens.
-            announced: the experiment as clients know it, where it differs.
-            patience: seconds to wait for clients to connect.
 
         Raises:
             RunFailedError: too few clients answered, or the model diverged. What was written stays.

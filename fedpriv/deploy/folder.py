@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import is_part, remove_parts, write_whole, writing_to
-from fedpriv.deploy.processes import Started, is_alive
+from fedpriv.deploy.processes import StartedProcess, is_alive
 
 HOST = "127.0.0.1"
 
@@ -27,7 +27,7 @@ class Record:
     nodes: int  # how many SuperNodes; node k holds partition k
     port: int  # of the SuperLink; SuperNode k listens for its executor on the (k + 1)-th port after it
     insecure: bool  # nothing is encrypted and nobody authenticated
-    processes: tuple[Started, ...]  # what was started
+    processes: tuple[StartedProcess, ...]  # what was started
     # Flower's number for each node, by partition; empty without authentication, where nodes get new ones
     node_ids: tuple[str, ...] = ()
     listens: bool = False  # an eavesdropper sits between the SuperNodes and the SuperLink
@@ -56,11 +56,11 @@ class Record:
         """The SuperLink's host and port."""
         return f"{HOST}:{self.port}"
 
-    def process(self, name: str) -> Started:
+    def process(self, name: str) -> StartedProcess:
         """Return the process of that name."""
         return next(process for process in self.processes if process.name == name)
 
-    def dead(self) -> tuple[Started, ...]:
+    def dead(self) -> tuple[StartedProcess, ...]:
         """The processes that no longer run."""
         return tuple(process for process in self.processes if not is_alive(process))
 

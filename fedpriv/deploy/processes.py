@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedProcess:
     """One process that was started."""
 
     name: str  # how people call it
@@ -28,7 +28,7 @@ class Started:
     created: float  # its time of start, in seconds since 1970
 
 
-def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> Started:
+def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> StartedProcess:
     """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it."""
     with os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
         process = subprocess.Popen(
@@ -44,15 +44,15 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str], fol
         created = psutil.Process(process.pid).create_time()
     except psutil.NoSuchProcess:
         created = 0.0  # it has ended already, which whoever looks at it next will see
-    return Started(name, process.pid, created)
+    return StartedProcess(name, process.pid, created)
 
 
-def is_alive(started: Started) -> bool:
+def is_alive(started: StartedProcess) -> bool:
     """Whether the process still runs; another one with its number does not count."""
     return _find(started) is not None
 
 
-def stop(started: Sequence[Started]) -> tuple[str, ...]:
+def stop(started: Sequence[StartedProcess]) -> tuple[str, ...]:
     """End the processes and their children: politely first, with force after ten seconds.
 
     Returns:
@@ -69,7 +69,7 @@ def stop(started: Sequence[Started]) -> tuple[str, ...]:
     return tuple(name for name, _ in running)
 
 
-def _find(started: Started) -> psutil.Process | None:
+def _find(started: StartedProcess) -> psutil.Process | None:
     try:
         process = psutil.Process(started.pid)
         same = abs(process.create_time() - started.created) < _CLOCK_SECONDS

@@ -16,7 +16,7 @@ from fedpriv.deploy.commands import LAUNCHED, Command, Keys, executor, launcher,
 from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, Record, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import stand_in
-from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 _HEALTH_SECONDS = 120.0
 # Each question to Flower is a process.
@@ -153,7 +153,7 @@ def keys_of(folder: DeploymentFolder, record: Record) -> Keys | None:
     return Keys(tls / "ca.pem", tls / "server.pem", tls / "server.key", folder.keys / "executors.secret")
 
 
-def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = None) -> Started:
+def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = None) -> StartedProcess:
     """Start one process of a deployment, which sees one GPU, or all of them; its log carries its name."""
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     return start(

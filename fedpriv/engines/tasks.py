@@ -20,14 +20,14 @@ class TaskResources:
 
 
 @dataclass(frozen=True)
-class Started:
+class TaskStarted:
     """A task was handed to Ray."""
 
     index: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class TaskEnded:
     """A task is over."""
 
     index: int  # which
@@ -37,7 +37,7 @@ class Ended:
 
 def run_tasks(
     function: Callable[[Any], Any], arguments: Sequence[Any], resources: TaskResources, poll: float
-) -> Iterator[Started | Ended | None]:
+) -> Iterator[TaskStarted | TaskEnded | None]:
     """Call ``function`` on each argument, as many at once as fit; a task that fails or dies does not stop the others.
 
     Tasks are handed over as room becomes free, so that what has started runs, as far as nobody else uses the cluster.
@@ -56,7 +56,7 @@ def run_tasks(
             while waiting and len(running) < _room(resources, ray.cluster_resources()):
                 index = waiting.pop()
                 running[task.remote(function, arguments[index])] = index
-                yield Started(index)
+                yield TaskStarted(index)
             done, _ = ray.wait(list(running), num_returns=1, timeout=poll)
             if not done:
                 yield None
@@ -82,15 +82,15 @@ def _room(resources: TaskResources, offered: Mapping[str, float]) -> int:
     return max(1, min(int(there / share + 1e-9) for share, there in shares if share > 0))
 
 
-def _outcome(index: int, reference: Any) -> Ended:
+def _outcome(index: int, reference: Any) -> TaskEnded:
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     try:
-        return Ended(index, ray.get(reference))
+        return TaskEnded(index, ray.get(reference))
     except RayTaskError as error:
         cause = error.cause
-        return Ended(index, error=reason_of(cause) if isinstance(cause, Exception) else str(error))
+        return TaskEnded(index, error=reason_of(cause) if isinstance(cause, Exception) else str(error))
     except RayError as error:
         # The worker died, for want of memory as a rule: Ray's text says which and how.
-        return Ended(index, error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        return TaskEnded(index, error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")

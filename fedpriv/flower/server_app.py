@@ -10,13 +10,13 @@ from fedpriv.core.cli.terminal import err, print_line, print_sentences, print_wa
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.lab import Engine, start_run
-from fedpriv.server.app import Started, started_app
+from fedpriv.server.app import StartedRun, started_app
 
 _DOWNLOADED = "runtime-envs"  # where Flower installs what an app depends on
 _NO_DOWNLOAD = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 
 
-def _run(started: Started) -> None:
+def _run(started: StartedRun) -> None:
     """Do what `fedpriv run` does, on the clients that Flower has started."""
     if _DOWNLOADED in os.environ.get("VIRTUAL_ENV", ""):
         print_warning(f"Flower has installed fedpriv's dependencies once more for this run; {_NO_DOWNLOAD} prevents it")
@@ -29,7 +29,7 @@ def _run(started: Started) -> None:
     print_sentences(summary.verdict)
 
 
-def _placed(started: Started) -> tuple[Experiment, Engine | None]:
+def _placed(started: StartedRun) -> tuple[Experiment, Engine | None]:
     """Flower's clients; or, where it simulates fewer than the experiment has, all of them in the server's process."""
     clients = started.experiment.federation.clients
     few = f"federation.clients = {clients}, but {{}} SuperNodes are connected"

@@ -22,7 +22,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.engines import refuse_without_ray
-from fedpriv.engines.tasks import Ended, Started, TaskResources, run_tasks
+from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tasks
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord, failed_record, read_record
@@ -110,11 +110,11 @@ def _outcomes(
         match event:
             case None:
                 progress.tick()
-            case Started(index):
+            case TaskStarted(index):
                 progress.started(missing[index])
-            case Ended(index, record, None):
+            case TaskEnded(index, record, None):
                 yield record
-            case Ended(index, _, error):
+            case TaskEnded(index, _, error):
                 trial = missing[index]
                 name = _label(trial.number)
                 record = failed_record(trial.experiment, name, trial.number, trial.settings, error or "")
@@ -122,27 +122,27 @@ def _outcomes(
                 yield record
 
 
-def _events(sweep: Sweep, tasks: Sequence[TrialTask]) -> Iterator[Started | Ended | None]:
+def _events(sweep: Sweep, tasks: Sequence[TrialTask]) -> Iterator[TaskStarted | TaskEnded | None]:
     if sweep.resources.engine == "inline":
         return _inline(run_trial, tasks)
     config = sweep.resources
     return run_tasks(run_trial, tasks, TaskResources(config.cpus, config.gpus, config.address), _POLL_SECONDS)
 
 
-def _inline(function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[Started | Ended | None]:
+def _inline(function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[TaskStarted | TaskEnded | None]:
     """As run_tasks, in this process."""
     for index, argument in enumerate(arguments):
-        yield Started(index)
+        yield TaskStarted(index)
         yield _called(function, argument, index)
 
 
-def _called(function: Callable[[Any], Any], argument: Any, index: int) -> Ended:
+def _called(function: Callable[[Any], Any], argument: Any, index: int) -> TaskEnded:
     try:
-        return Ended(index, function(argument))
+        return TaskEnded(index, function(argument))
     except RunInterruptedError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever stops one trial is put on its record, and the rest goes on
-        return Ended(index, error=reason_of(error))
+        return TaskEnded(index, error=reason_of(error))
 
 
 # ---- before anything starts ------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.world import State, World, build_world
 from fedpriv.gradients import Vector
 from fedpriv.models import MODEL
-from fedpriv.server.exchange import Upload
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
 from tests.cases import in_one_test
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from deployments import free_ports
 
-from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -78,7 +78,7 @@ class Composed:
         for name, each in self.services.items():
             for published in each.get("ports", ()):
                 self._ports[name, published.split(":")[-1]] = first
-        self.started: dict[str, Started] = {}
+        self.started: dict[str, StartedProcess] = {}
         self._healthy: set[str] = set()
 
     def up(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedpriv.deploy.commands import launcher
 from fedpriv.deploy.flower import program
 from fedpriv.deploy.launcher import stand_in
-from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 # `tqdm` copies its input to its output until that ends.
 NAMES = ("flwr", "tqdm")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Started]]:
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StartedProcess]]:
     """A launcher, in a folder whose name is longer than the address of a socket may be."""
     folder = tmp_path_factory.mktemp("programs") / ("long 'name'" * 12)
     folder.mkdir(parents=True)
@@ -46,7 +46,7 @@ def asked(path: str | Path, *arguments: str, text: str = "", **variables: str) -
     return done.returncode, done.stdout, done.stderr
 
 
-def test_it_answers_as_the_program_does(launched: tuple[Path, Started], tmp_path: Path) -> None:
+def test_it_answers_as_the_program_does(launched: tuple[Path, StartedProcess], tmp_path: Path) -> None:
     folder, started = launched
     (tmp_path / "config.toml").touch()
     cases: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
@@ -65,7 +65,7 @@ def test_it_answers_as_the_program_does(launched: tuple[Path, Started], tmp_path
     assert is_alive(started)
 
 
-def running(launched: tuple[Path, Started]) -> tuple[subprocess.Popen[bytes], psutil.Process]:
+def running(launched: tuple[Path, StartedProcess]) -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A program that waits for input, and the fork that runs it."""
     folder, started = launched
     silent = subprocess.DEVNULL
@@ -78,21 +78,21 @@ def running(launched: tuple[Path, Started]) -> tuple[subprocess.Popen[bytes], ps
     return asking, forks[0]
 
 
-def test_it_ends_with_whoever_asked_for_it(launched: tuple[Path, Started]) -> None:
+def test_it_ends_with_whoever_asked_for_it(launched: tuple[Path, StartedProcess]) -> None:
     asking, fork = running(launched)
     asking.kill()
     asking.communicate()
     fork.wait(timeout=60)
 
 
-def test_a_program_that_was_killed_has_failed_and_is_not_started_again(launched: tuple[Path, Started]) -> None:
+def test_a_program_that_was_killed_has_failed_and_is_not_started_again(launched: tuple[Path, StartedProcess]) -> None:
     asking, fork = running(launched)
     fork.send_signal(signal.SIGKILL)
     asking.communicate()
     assert asking.returncode == 1
 
 
-def test_without_the_launcher_it_becomes_the_program(launched: tuple[Path, Started]) -> None:
+def test_without_the_launcher_it_becomes_the_program(launched: tuple[Path, StartedProcess]) -> None:
     folder, started = launched
     psutil.Process(started.pid).kill()
     while is_alive(started):

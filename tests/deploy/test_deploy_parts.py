@@ -30,7 +30,7 @@ from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import admit, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, Record
-from fedpriv.deploy.processes import Started, is_alive, start, stop
+from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 from fedpriv.deploy.run import for_deployment
 from fedpriv.deploy.up import look, start_process
 
@@ -46,11 +46,11 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sleeper(folder: Path, code: str = "import time; time.sleep(600)") -> Started:
+def sleeper(folder: Path, code: str = "import time; time.sleep(600)") -> StartedProcess:
     return start("sleeper", [sys.executable, "-c", code], {}, folder, folder / "log")
 
 
-def recorded(folder: Path, *processes: Started) -> DeploymentFolder:
+def recorded(folder: Path, *processes: StartedProcess) -> DeploymentFolder:
     deployment = DeploymentFolder(folder)
     deployment.create()
     deployment.write(Record(1, 20_000, False, processes))
@@ -84,7 +84,7 @@ def test_children_end_with_their_parent_and_who_ignores_a_request_is_made_to_end
 
 
 def test_the_record_comes_back_as_it_was_and_is_the_owners_alone(tmp_path: Path) -> None:
-    record = Record(2, 8000, True, (Started("superlink", 7, 1.5),), ("12", "13"))
+    record = Record(2, 8000, True, (StartedProcess("superlink", 7, 1.5),), ("12", "13"))
     deployment = DeploymentFolder(tmp_path / "d")
     deployment.create()
     deployment.write(record)
@@ -117,7 +117,7 @@ def test_a_process_sees_its_gpu(tmp_path: Path) -> None:
     assert shown == ["1", str(os.environ.get("CUDA_VISIBLE_DEVICES"))]
 
 
-def wait_until_ended(started: Started) -> None:
+def wait_until_ended(started: StartedProcess) -> None:
     deadline = time.monotonic() + 30
     while is_alive(started):
         assert time.monotonic() < deadline
@@ -256,7 +256,7 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it_if_it_has_begun(
 
 
 def test_restart_stops_the_runs_that_nobody_follows_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = Started("superlink", 1, 0.0)
+    dead = StartedProcess("superlink", 1, 0.0)
     deployment = recorded(tmp_path / "d", dead)
     fresh = replace(sleeper(tmp_path), name="superlink")
     stopped: list[str] = []

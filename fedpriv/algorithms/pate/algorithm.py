@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
-    from flwr.serverapp import Grid
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
+    from fedpriv.server.exchange import Clients
 
 
 @ALGORITHMS.register
@@ -113,18 +113,10 @@ class Pate(Algorithm):
         return HANDLERS
 
     @override
-    def serve(
-        self,
-        grid: "Grid",
-        world: "World",
-        folder: "RunFolder",
-        progress: "Progress",
-        announced: "Experiment | None" = None,
-        patience: float | None = None,
-    ) -> None:
+    def serve(self, clients: "Clients", world: "World", folder: "RunFolder", progress: "Progress") -> None:
         from fedpriv.algorithms.pate.server import run_knowledge
 
-        run_knowledge(grid, world, folder, progress, announced, patience)
+        run_knowledge(clients, world, folder, progress)
 
     @override
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":

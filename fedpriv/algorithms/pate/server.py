@@ -11,7 +11,6 @@ from hashlib import sha256
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedpriv.accounting.votes import (
@@ -26,7 +25,6 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answer
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
-from fedpriv.core.config import Experiment
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, RoundRecord
@@ -37,7 +35,7 @@ from fedpriv.core.world import State, World
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.asked_log import questions as asked_lines
 from fedpriv.server.evaluation import evaluate
-from fedpriv.server.exchange import Federation, Replies, find_clients, require_usable
+from fedpriv.server.exchange import Clients, Federation, Replies, require_usable
 from fedpriv.server.rounds import take_up
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
 from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
@@ -45,26 +43,14 @@ from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
 _ROUND = 1
 
 
-def run_knowledge(
-    grid: Grid,
-    world: World,
-    folder: RunFolder,
-    progress: Progress,
-    announced: Experiment | None = None,
-    patience: float | None = None,
-) -> None:
-    """Run PATE from what the folder holds to the trained student; arguments are those of ``run_rounds``."""
+def run_knowledge(clients: Clients, world: World, folder: RunFolder, progress: Progress) -> None:
+    """Run PATE from what the folder holds to the trained student."""
     if take_up(ServerOptimizer(world.experiment, world.initial), world, folder) == _ROUND:
         return
     began = time.monotonic()
     poll = kept_poll(folder)
     if poll is None:
-        federation = Federation(
-            grid,
-            find_clients(grid, world.experiment.federation.clients, patience),
-            world,
-            (announced or world.experiment).to_json(),
-        )
+        federation = clients.federation(world)
         progress.stage(f"asking {teachers(world)} teachers about {len(asked_rows(world))} public images")
         poll = _asked(federation, folder)
         keep_poll(folder, poll)

@@ -8,31 +8,21 @@ from fedpriv.core.algorithm import Algorithm
 from fedpriv.core.registry import ALGORITHMS
 
 if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
     from fedpriv.accounting import Ledger
-    from fedpriv.core.config.experiment import Experiment
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
+    from fedpriv.server.exchange import Clients
 
 
 class Rounds(Algorithm):
     """Ask clients round by round, and step by the mean of their uploads."""
 
     @override
-    def serve(
-        self,
-        grid: "Grid",
-        world: "World",
-        folder: "RunFolder",
-        progress: "Progress",
-        announced: "Experiment | None" = None,
-        patience: float | None = None,
-    ) -> None:
+    def serve(self, clients: "Clients", world: "World", folder: "RunFolder", progress: "Progress") -> None:
         from fedpriv.server.rounds import run_rounds
 
-        run_rounds(grid, world, folder, progress, announced, patience)
+        run_rounds(clients, world, folder, progress)
 
     @override
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":

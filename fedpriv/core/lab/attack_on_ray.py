@@ -11,7 +11,7 @@ from fedpriv.attacks.campaign import AttackOutcome, Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.threads import cpu_threads
-from fedpriv.engines.tasks import Ended, TaskResources, run_tasks
+from fedpriv.engines.tasks import TaskEnded, TaskResources, run_tasks
 
 _POLL_SECONDS = 1.0
 _KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
@@ -45,7 +45,7 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     outcomes: dict[int, AttackOutcome] = {}
     done = 0
     for event in run_tasks(_attack_part, parts, resources, _POLL_SECONDS):
-        if isinstance(event, Ended):
+        if isinstance(event, TaskEnded):
             mine = numbers[event.index]
             outcomes |= dict(zip(mine, _outcomes(event, len(mine)), strict=True))
             done += 1
@@ -60,7 +60,7 @@ def _attack_part(part: _TaskShare) -> Campaign:
         return attack_each(replace(part.job, model=part.job.model.to(part.device)))
 
 
-def _outcomes(ended: Ended, count: int) -> Sequence[AttackOutcome]:
+def _outcomes(ended: TaskEnded, count: int) -> Sequence[AttackOutcome]:
     """What became of the uploads of one task."""
     if ended.error is not None:
         return [AttackOutcome(None, f"its Ray task failed: {ended.error}")] * count

@@ -22,8 +22,8 @@ from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
 
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _TEXTS = 16  # public ones, for attacks on texts

@@ -43,8 +43,8 @@ from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
 from fedpriv.data.datasets import unit_scale
-from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe, public_settings
+from fedpriv.server.uploads import Upload
 
 # Weights of priors act over orders of magnitude; zero is the attack without the prior.
 DEFAULT_GRID = ("0", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")

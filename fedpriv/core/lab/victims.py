@@ -30,8 +30,8 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.server.exchange import Upload
 from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
 
 _LISTED = 12
 

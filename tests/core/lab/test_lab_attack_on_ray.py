@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.lab import attack_on_ray, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
-from fedpriv.engines.tasks import Ended, TaskResources
+from fedpriv.engines.tasks import TaskEnded, TaskResources
 from tests.integration.small import experiment
 
 ATTACKED = {"attacks": ["iga", "closed_form"], "victims": 3, "iga": {"iterations": 20, "restarts": 2}}
@@ -45,9 +45,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_task_that_dies_takes_only_its_own_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def second_dies(
         function: Callable[[Any], Any], parts: Sequence[Any], _: TaskResources, __: float
-    ) -> Iterator[Ended]:
-        yield Ended(1, error="WorkerCrashedError: out of memory")
-        yield Ended(0, function(parts[0]))
+    ) -> Iterator[TaskEnded]:
+        yield TaskEnded(1, error="WorkerCrashedError: out of memory")
+        yield TaskEnded(0, function(parts[0]))
 
     monkeypatch.setattr(attack_on_ray, "run_tasks", second_dies)
     summary = run(tmp_path / "run", 2)
