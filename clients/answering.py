@@ -25,7 +25,7 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.base import NoiseAt
 
 
-class _Run(NamedTuple):
+class _SimulatedRun(NamedTuple):
     """What clients of a simulation know with the app: the run's secret, and the digest of what is read from files."""
 
     secret: Secret | None
@@ -33,7 +33,7 @@ class _Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
+class ClientTask:
     """What a message asks for."""
 
     experiment: Experiment  # the settings
@@ -50,14 +50,14 @@ class Answering:
     origin: bytes | None
     cohort: Cohort  # those that are asked at once
 
-    def question(self, message: Message, context: Context) -> Question:
+    def question(self, message: Message, context: Context) -> ClientTask:
         """Read what a message asks for."""
         task = record_in(message.content, "task", ConfigRecord)
         known = str(task["experiment"]), str(context.run_config.get("seed", ""))
-        return Question(kept_for(*known, self.secret).experiment, known, int(str(task["round"])))
+        return ClientTask(kept_for(*known, self.secret).experiment, known, int(str(task["round"])))
 
     @contextmanager
-    def opened(self, question: Question, context: Context) -> Iterator[World]:
+    def opened(self, question: ClientTask, context: Context) -> Iterator[World]:
         """Check a question, and compute its answer inside: with the experiment, built, with this client's labels."""
         with self.silent(question.experiment, context):
             check_question(context, question.experiment, question.round_number)
@@ -112,7 +112,7 @@ class Answering:
 
     def _own_world(self, context: Context, known: tuple[str, str]) -> World:
         """The experiment, built, with this client's labels as it changed them."""
-        run = _Run(self.secret, self.origin)
+        run = _SimulatedRun(self.secret, self.origin)
         world = _world(*known, run, context.run_id)
         shared = self._shared_secret(world)
         if run.origin is None:
@@ -141,12 +141,12 @@ def partition_of(context: Context) -> int:
 
 
 @lru_cache(maxsize=2)
-def _with_own_labels(text: str, name: str, run: _Run, run_id: int, client: int, own: Secret) -> World:
+def _with_own_labels(text: str, name: str, run: _SimulatedRun, run_id: int, client: int, own: Secret) -> World:
     return _world(text, name, run, run_id).prepared([client], own)
 
 
 @lru_cache(maxsize=2)
-def _world(text: str, name: str, run: _Run, _: int) -> World:
+def _world(text: str, name: str, run: _SimulatedRun, _: int) -> World:
     """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object."""
     world = build_world(*kept_for(text, name, run.secret))
     if run.origin is not None and world.origin != run.origin:

@@ -48,7 +48,7 @@ def run_rounds(clients: Clients, world: World, folder: RunFolder, progress: Prog
     if done == settings.rounds or budget.is_used_up(done + 1):
         _evaluate_last(world, optimizer.state, folder)
         return
-    run = _Training(clients.federation(world), optimizer, folder, earlier)
+    run = _RoundLoop(clients.federation(world), optimizer, folder, earlier)
     saved = time.monotonic()
     for number in range(done + 1, settings.rounds + 1):
         _count_repeats(budget, world, [line for line in earlier if line.round == number], optimizer.state)
@@ -143,7 +143,7 @@ def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
 
 
 @dataclass(frozen=True)
-class _Training:
+class _RoundLoop:
     """A federation, the model that it trains, and where that is written down; ``earlier``: what was asked before."""
 
     federation: Federation

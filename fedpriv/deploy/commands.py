@@ -22,7 +22,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyFiles:
     """Where the files of TLS and of authentication are, as the process sees them."""
 
     authority: PurePath  # the certificate that all others are checked against
@@ -31,7 +31,7 @@ class Keys:
     secret: PurePath  # shared by a SuperLink or SuperNode and its executor
 
 
-def superlink(host: str, port: int, database: PurePath, keys: Keys | None) -> Command:
+def superlink(host: str, port: int, database: PurePath, keys: KeyFiles | None) -> Command:
     """Return the server of a deployment."""
     arguments = ["--host", host, "--port", str(port), "--database", str(database)]
     arguments += ["--isolation", "process", "--disable-runtime-dependency-installation"]
@@ -45,7 +45,7 @@ def supernode(
     server: str,
     host: str,
     port: int,
-    keys: Keys | None,
+    keys: KeyFiles | None,
     node_key: PurePath | None,
 ) -> Command:
     """Return one client's node, which holds partition ``partition`` of ``partitions``."""
@@ -58,7 +58,7 @@ def supernode(
     return Command(f"supernode-{partition}", "flower-supernode", (*arguments, *_serving(keys)))
 
 
-def executor(name: str, served: str, keys: Keys | None, health: str | None = None) -> Command:
+def executor(name: str, served: str, keys: KeyFiles | None, health: str | None = None) -> Command:
     """Return the process that runs the apps of a SuperLink or SuperNode."""
     arguments = ["--runtime-api-address", served]
     if health is not None:
@@ -82,7 +82,7 @@ def listener(host: str, port: int, server: str, heard: PurePath) -> Command:
     return Command("listener", "fedpriv", arguments)
 
 
-def _serving(keys: Keys | None) -> tuple[str, ...]:
+def _serving(keys: KeyFiles | None) -> tuple[str, ...]:
     if keys is None:
         return ("--insecure",)
     files = {"certfile": keys.certificate, "keyfile": keys.key, "ca-certfile": keys.authority}

@@ -15,8 +15,8 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import target_error, write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_node_key
-from fedpriv.deploy.commands import Keys
-from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, Record
+from fedpriv.deploy.commands import KeyFiles
+from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, DeploymentRecord
 
 KEYS = PurePosixPath("/keys")
 """Where a container sees its party's folder."""
@@ -28,9 +28,9 @@ _LOCAL = ("localhost", "127.0.0.1")
 _MARGIN = timedelta(days=1)
 
 
-def keys_in(folder: PurePath) -> Keys:
+def keys_in(folder: PurePath) -> KeyFiles:
     """Where a party's files are in its folder."""
-    return Keys(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
+    return KeyFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
 
 
 def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, names: Sequence[str] = ()) -> bool:
@@ -51,7 +51,7 @@ def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, na
     try:
         made = not insecure and _make_keys(folder, volumes, nodes, names)
         folder.heard.mkdir(exist_ok=True, mode=0o700)
-        folder.write(Record(nodes, port, insecure, (), is_contained=True))
+        folder.write(DeploymentRecord(nodes, port, insecure, (), is_contained=True))
     except OSError as error:
         raise target_error(error, error.filename) from None
     return made

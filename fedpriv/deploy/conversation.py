@@ -9,7 +9,7 @@ import h11
 _TLS = b"\x16"
 
 
-class Kind(StrEnum):
+class ConnectionKind(StrEnum):
     """What a connection is, by its bytes."""
 
     SILENT = "silent"
@@ -45,7 +45,7 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.kind = Kind.SILENT
+        self.kind = ConnectionKind.SILENT
         self._follows = False
         self._requests = h11.Connection(h11.SERVER)
         self._replies = h11.Connection(h11.CLIENT)
@@ -53,15 +53,15 @@ class Conversation:
 
     def asked(self, data: bytes) -> None:
         """Take bytes that the SuperNode sent."""
-        if self.kind is Kind.SILENT:
-            self.kind = Kind.TLS if data.startswith(_TLS) else Kind.OTHER  # until a request is read
-            self._follows = self.kind is not Kind.TLS
+        if self.kind is ConnectionKind.SILENT:
+            self.kind = ConnectionKind.TLS if data.startswith(_TLS) else ConnectionKind.OTHER  # until a request is read
+            self._follows = self.kind is not ConnectionKind.TLS
         self._follow(self._requests, data)
 
     def answered(self, data: bytes) -> tuple[Spoken, ...]:
         """Take bytes that the SuperLink sent; returns what is complete now."""
-        if self.kind is Kind.SILENT:
-            self.kind = Kind.OTHER  # in HTTP and TLS the client speaks first
+        if self.kind is ConnectionKind.SILENT:
+            self.kind = ConnectionKind.OTHER  # in HTTP and TLS the client speaks first
         return self._follow(self._replies, data)
 
     def _follow(self, parser: h11.Connection, data: bytes) -> tuple[Spoken, ...]:
@@ -86,7 +86,7 @@ class Conversation:
         event = self._requests.next_event()
         match event:
             case h11.Request():
-                self.kind = Kind.HTTP
+                self.kind = ConnectionKind.HTTP
                 self._request = _Half(path=event.target.decode("latin-1"))
             case h11.Data():
                 self._request.body += event.data

@@ -18,7 +18,7 @@ import tomli_w
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.files import write_whole
 from fedpriv.core.seeds import MEMORY, SEEDS
-from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 
 _CONNECTION = "fedpriv"
 _PATIENCE_SECONDS = 60.0
@@ -84,7 +84,7 @@ def write_connection(folder: DeploymentFolder, server: str, authority: Path | No
     write_whole(folder.flower / "config.toml", tomli_w.dumps(connection).encode())
 
 
-def connect(folder: DeploymentFolder, record: Record) -> None:
+def connect(folder: DeploymentFolder, record: DeploymentRecord) -> None:
     """Tell Flower's command line how to reach this deployment's SuperLink."""
     write_connection(folder, record.server, None if record.insecure else folder.tls / "ca.pem")
 

@@ -21,7 +21,7 @@ EXECUTABLE = 0o700
 
 
 @dataclass(frozen=True)
-class Record:
+class DeploymentRecord:
     """What ``up`` started, for the commands that come after it."""
 
     nodes: int  # how many SuperNodes; node k holds partition k
@@ -65,7 +65,7 @@ class Record:
         return tuple(process for process in self.processes if not is_alive(process))
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(DeploymentRecord)
 
 
 class DeploymentFolder:
@@ -114,7 +114,7 @@ class DeploymentFolder:
         """Whether a deployment was started here and not taken down."""
         return self._record.is_file()
 
-    def read(self) -> Record:
+    def read(self) -> DeploymentRecord:
         """Return what ``up`` wrote down."""
         try:
             return _RECORD.validate_json(self._record.read_bytes())
@@ -125,7 +125,7 @@ class DeploymentFolder:
                 f"{self._record} is damaged; end what still runs of the deployment by hand, then delete this file"
             ) from None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: DeploymentRecord) -> None:
         """Write down what was started."""
         write_whole(self._record, _RECORD.dump_json(record, indent=2), mode=PRIVATE)
 

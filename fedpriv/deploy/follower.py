@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from fedpriv.deploy.conversation import Conversation, Kind, Spoken
+from fedpriv.deploy.conversation import ConnectionKind, Conversation, Spoken
 from fedpriv.deploy.messages import Messages
 from fedpriv.deploy.notes import Listened, Notes, write_listened
 
@@ -48,7 +48,7 @@ class Follower:
     def closed(self, number: int) -> None:
         """Forget a connection."""
         conversation = self._conversations.pop(number, None)
-        self._closed[str(conversation.kind if conversation else Kind.SILENT)] += 1
+        self._closed[str(conversation.kind if conversation else ConnectionKind.SILENT)] += 1
 
     def unanswered(self) -> None:
         """Count a connection that found no SuperLink."""

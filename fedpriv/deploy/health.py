@@ -7,13 +7,13 @@ from http.client import HTTPException
 
 from fedpriv.core.errors import RunFailedError
 from fedpriv.deploy.certificates import end_of
-from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.processes import is_alive
 
 _SECONDS = 5.0
 
 
-def answers(folder: DeploymentFolder, record: Record) -> bool:
+def answers(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
     """Ask the SuperLink for its health; over TLS, its certificate is checked against the deployment's own authority."""
     scheme = "http" if record.insecure else "https"
     try:
@@ -29,12 +29,12 @@ def answers(folder: DeploymentFolder, record: Record) -> bool:
         return False
 
 
-def is_serving(folder: DeploymentFolder, record: Record) -> bool:
+def is_serving(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
     """Whether there is a SuperLink to ask: by its process, or where that is in a container, by its answer."""
     return answers(folder, record) if record.is_contained else is_alive(record.process("superlink"))
 
 
-def check_certificates(folder: DeploymentFolder, record: Record) -> None:
+def check_certificates(folder: DeploymentFolder, record: DeploymentRecord) -> None:
     """Say why nothing over TLS will work, before Flower says that the SuperLink is unavailable."""
     if record.insecure:
         return

@@ -18,7 +18,7 @@ from fedpriv.core.plan import plan_client
 from fedpriv.core.records import read_file
 from fedpriv.core.wire import unpack
 from fedpriv.data.datasets import load_dataset
-from fedpriv.deploy.conversation import Kind
+from fedpriv.deploy.conversation import ConnectionKind
 from fedpriv.deploy.messages import Exchange
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -50,7 +50,7 @@ class Listened:
     @property
     def is_encrypted(self) -> bool:
         """Whether everything that passed was TLS."""
-        return self.connections.get(Kind.TLS, 0) > 0 and self.connections.get(Kind.HTTP, 0) == 0
+        return self.connections.get(ConnectionKind.TLS, 0) > 0 and self.connections.get(ConnectionKind.HTTP, 0) == 0
 
     @property
     def verdict(self) -> str:

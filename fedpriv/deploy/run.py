@@ -18,7 +18,7 @@ from fedpriv.core.seeds import forget_seed, keep_seed
 from fedpriv.core.world import World
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import EXPERIMENT, make_app
-from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.health import check_certificates, is_serving
 
 ROUND_SECONDS = 600.0
@@ -140,7 +140,7 @@ def _check_server(deployment: DeploymentFolder) -> None:
         )
 
 
-def _connect(deployment: DeploymentFolder, record: Record) -> None:
+def _connect(deployment: DeploymentFolder, record: DeploymentRecord) -> None:
     """Containers do not know under which paths their keys are here."""
     if not is_serving(deployment, record):
         raise RunFailedError(

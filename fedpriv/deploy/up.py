@@ -12,8 +12,8 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
-from fedpriv.deploy.commands import LAUNCHED, Command, Keys, executor, launcher, listener, superlink, supernode
-from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, Record, is_free
+from fedpriv.deploy.commands import LAUNCHED, Command, KeyFiles, executor, launcher, listener, superlink, supernode
+from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
@@ -55,12 +55,12 @@ def up(
     tell: _Tell,
     listens: bool = False,
     gpus: Sequence[str] = (),
-) -> Record:
+) -> DeploymentRecord:
     """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected."""
     folder = DeploymentFolder(path)
     if folder.is_up():
         _refuse_second(folder)
-    record = Record(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
+    record = DeploymentRecord(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
     _check_ports(record)
     for name in (*LAUNCHED, "flower-superlink", "flower-supernode", "flower-superexec"):
         flower.program(name)
@@ -137,7 +137,7 @@ def take_down(path: Path) -> tuple[str, ...]:
     return stopped
 
 
-def _own(folder: DeploymentFolder, instead: str) -> Record:
+def _own(folder: DeploymentFolder, instead: str) -> DeploymentRecord:
     """The record of a deployment whose processes are ours to start and stop."""
     record = folder.read()
     if record.is_contained:
@@ -145,12 +145,12 @@ def _own(folder: DeploymentFolder, instead: str) -> Record:
     return record
 
 
-def keys_of(folder: DeploymentFolder, record: Record) -> Keys | None:
+def keys_of(folder: DeploymentFolder, record: DeploymentRecord) -> KeyFiles | None:
     """Where the files of TLS and authentication are; ``None`` for an insecure deployment."""
     if record.insecure:
         return None
     tls = folder.tls
-    return Keys(tls / "ca.pem", tls / "server.pem", tls / "server.key", folder.keys / "executors.secret")
+    return KeyFiles(tls / "ca.pem", tls / "server.pem", tls / "server.key", folder.keys / "executors.secret")
 
 
 def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = None) -> StartedProcess:
@@ -171,7 +171,7 @@ def _refuse_second(folder: DeploymentFolder) -> None:
     raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
 
 
-def _check_ports(record: Record) -> None:
+def _check_ports(record: DeploymentRecord) -> None:
     wanted = record.ports
     if wanted[-1] > _LAST_PORT:
         raise InputError(
@@ -188,7 +188,7 @@ def _check_ports(record: Record) -> None:
             )
 
 
-def _make_keys(folder: DeploymentFolder, record: Record) -> None:
+def _make_keys(folder: DeploymentFolder, record: DeploymentRecord) -> None:
     if record.insecure:
         return
     Authority().certify(folder.tls, ("localhost", HOST))
@@ -201,7 +201,7 @@ def _node_key(folder: DeploymentFolder, partition: int) -> Path:
     return folder.keys / f"supernode-{partition}"
 
 
-def commands_of(folder: DeploymentFolder, record: Record) -> tuple[Command, ...]:
+def commands_of(folder: DeploymentFolder, record: DeploymentRecord) -> tuple[Command, ...]:
     """The processes of a deployment, in the order in which they start."""
     keys = keys_of(folder, record)
     server = [
@@ -218,7 +218,7 @@ def commands_of(folder: DeploymentFolder, record: Record) -> tuple[Command, ...]
 
 
 def _client_commands(
-    folder: DeploymentFolder, record: Record, partition: int, keys: Keys | None
+    folder: DeploymentFolder, record: DeploymentRecord, partition: int, keys: KeyFiles | None
 ) -> tuple[Command, Command]:
     port = record.port + 1 + partition
     node_key = None if record.insecure else _node_key(folder, partition)
@@ -227,7 +227,7 @@ def _client_commands(
     return node, executor(f"clientapp-{partition}", f"{HOST}:{port}", keys)
 
 
-def _wait_until_missed(folder: DeploymentFolder, record: Record, name: str) -> None:
+def _wait_until_missed(folder: DeploymentFolder, record: DeploymentRecord, name: str) -> None:
     """Wait until Flower has missed a SuperNode, about a minute: until then it refuses a second one with that key."""
     kind, _, partition = name.partition("-")
     if kind != "supernode" or not record.node_ids or not is_alive(record.process("superlink")):
@@ -239,7 +239,7 @@ def _wait_until_missed(folder: DeploymentFolder, record: Record, name: str) -> N
         time.sleep(_LOOK_SECONDS)
 
 
-def _stop_orphans(folder: DeploymentFolder, record: Record) -> None:
+def _stop_orphans(folder: DeploymentFolder, record: DeploymentRecord) -> None:
     """Stop the runs that the SuperLink has kept on disk: whoever followed them gave up when it died."""
     _wait_for_health(folder, record)
     for run in flower.list_runs(folder):
@@ -247,7 +247,7 @@ def _stop_orphans(folder: DeploymentFolder, record: Record) -> None:
             flower.stop_run(folder, run.run_id)
 
 
-def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
+def _start_all(folder: DeploymentFolder, record: DeploymentRecord, tell: _Tell) -> DeploymentRecord:
     first, server, *others = commands_of(folder, record)
     tell(f"starting the SuperLink on {record.server}")
     record = _add(folder, _add(folder, record, first), server)
@@ -263,22 +263,24 @@ def _start_all(folder: DeploymentFolder, record: Record, tell: _Tell) -> Record:
     return record
 
 
-def _all_connected(folder: DeploymentFolder, record: Record) -> bool:
+def _all_connected(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
     return len(flower.online_nodes(folder)) >= record.nodes
 
 
-def _add(folder: DeploymentFolder, record: Record, command: Command) -> Record:
+def _add(folder: DeploymentFolder, record: DeploymentRecord, command: Command) -> DeploymentRecord:
     """Start one process and write it down at once, so that it can be stopped whatever happens next."""
     record = replace(record, processes=(*record.processes, start_process(folder, command, record.gpu(command.name))))
     folder.write(record)
     return record
 
 
-def _wait_for_health(folder: DeploymentFolder, record: Record) -> None:
+def _wait_for_health(folder: DeploymentFolder, record: DeploymentRecord) -> None:
     _wait(folder, record, f"the SuperLink on {record.server} does not answer", partial(answers, folder, record), 0.5)
 
 
-def _wait(folder: DeploymentFolder, record: Record, failure: str, is_done: Callable[[], bool], every: float) -> None:
+def _wait(
+    folder: DeploymentFolder, record: DeploymentRecord, failure: str, is_done: Callable[[], bool], every: float
+) -> None:
     deadline = time.monotonic() + _HEALTH_SECONDS
     while not is_done():
         for process in record.dead():

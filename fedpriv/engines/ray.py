@@ -31,8 +31,8 @@ _LOOK_SECONDS = 0.1
 
 def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
     """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one."""
-    cpus = Share("engine.cpus_per_client", "CPU", config.cpus_per_client)
-    gpus = Share("engine.gpus_per_client", "GPU", config.gpus_per_client)
+    cpus = ResourceShare("engine.cpus_per_client", "CPU", config.cpus_per_client)
+    gpus = ResourceShare("engine.gpus_per_client", "GPU", config.gpus_per_client)
     connect(config.address, "engine.address", (cpus, gpus))
     try:
         with _silenced("ray"), _stoppable() as stopped:
@@ -67,7 +67,7 @@ def _stoppable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, usual)
 
 
-def _room(*shares: "Share") -> int:
+def _room(*shares: "ResourceShare") -> int:
     """How many actors fit: an actor does not reach from one node to another."""
     taken = [share for share in shares if share.amount > 0]
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -102,7 +102,7 @@ class _Actor:
         return answered(self._client_app, message, context), context
 
 
-class _Question(NamedTuple):
+class _PendingMessage(NamedTuple):
     """A message on its way to a client."""
 
     key: str
@@ -117,12 +117,12 @@ class RayGrid(InlineGrid):
         super().__init__(client_app, clients)
         self._stopped = stopped
         self._idle = list(actors)
-        self._waiting = deque[_Question]()
-        self._asked: dict[Any, _Question] = {}
+        self._waiting = deque[_PendingMessage]()
+        self._asked: dict[Any, _PendingMessage] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand the messages to actors as these become free, and return the ids to pull the replies with."""
-        pushed = [_Question(self._numbered(message), message) for message in messages]
+        pushed = [_PendingMessage(self._numbered(message), message) for message in messages]
         self._waiting.extend(pushed)
         self._hand_out()
         return [question.key for question in pushed]
@@ -185,7 +185,7 @@ def _set_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
-class Share(NamedTuple):
+class ResourceShare(NamedTuple):
     """How much of one kind of resource the smallest unit of work takes, and the key of the settings that says so."""
 
     key: str
@@ -193,7 +193,7 @@ class Share(NamedTuple):
     amount: float
 
 
-def connect(address: str, key: str, shares: Sequence[Share]) -> None:
+def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
     """Start or join Ray, so that a wrong address or share is one clear line."""
     _set_environment()
     if not address and os.environ.get("RAY_ADDRESS"):

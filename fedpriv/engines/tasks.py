@@ -45,10 +45,14 @@ def run_tasks(
     # Imported here: Ray takes a second, and most runs do without it.
     import ray
 
-    from fedpriv.engines.ray import Share, connect
+    from fedpriv.engines.ray import ResourceShare, connect
 
     cpus, gpus, address = resources.keys
-    connect(resources.address, address, (Share(cpus, "CPU", resources.cpus), Share(gpus, "GPU", resources.gpus)))
+    connect(
+        resources.address,
+        address,
+        (ResourceShare(cpus, "CPU", resources.cpus), ResourceShare(gpus, "GPU", resources.gpus)),
+    )
     try:
         task = ray.remote(_ended_at_once).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
         waiting, running = list(range(len(arguments)))[::-1], dict[Any, int]()

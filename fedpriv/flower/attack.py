@@ -28,7 +28,7 @@ from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
 from fedpriv.core.registry import ATTACKS
-from fedpriv.flower.folder import LEDGER, TRUTH, Known, Tapped, built, imported, read_line, read_tapped, read_truth
+from fedpriv.flower.folder import LEDGER, TRUTH, Tapped, TrainedOn, built, imported, read_line, read_tapped, read_truth
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.mechanisms import recorded_mechanism
 
@@ -52,7 +52,7 @@ class _TappedUpload:
     """An observation, with what only the laboratory has."""
 
     observation: Observation
-    known: Known | None
+    known: TrainedOn | None
     line: LedgerLine | None
 
     @property
@@ -196,7 +196,7 @@ def _others(client: int, own: Tensor, heard: Iterable[_TappedUpload]) -> Tensor:
     return torch.stack(others) if others else own[:0]
 
 
-def _on_unit_scale(observation: Observation, known: Known) -> Tensor:
+def _on_unit_scale(observation: Observation, known: TrainedOn) -> Tensor:
     """The images before they were normalised; a value a hair outside [0, 1] is rounding."""
     public = observation.settings
     mean, std = (torch.tensor(values)[:, None, None] for values in (public.mean, public.std))

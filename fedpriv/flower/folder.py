@@ -35,7 +35,7 @@ class Tapped(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class TrainedOn:
     """What a client trained on in one round."""
 
     images: Tensor  # (N, ...) as the network was shown them, each once
@@ -67,13 +67,13 @@ def write_truth(path: Path, seen: Seen) -> None:
     write_whole(path, save({"images": images[first].contiguous(), "labels": told[first].contiguous()}), mode=0o600)
 
 
-def read_truth(path: Path) -> Known | None:
+def read_truth(path: Path) -> TrainedOn | None:
     """Return what a client trained on; ``None``: it was not kept."""
     if not path.is_file():
         return None
     try:
         tensors = load(path.read_bytes())
-        return Known(tensors["images"], tensors["labels"])
+        return TrainedOn(tensors["images"], tensors["labels"])
     except (SafetensorError, ValueError, KeyError, OSError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
 

@@ -115,7 +115,7 @@ def watching(names: frozenset[str]) -> Iterator[Seen]:
     )
     token = _SEEN.set(seen)
     try:
-        with _Labels(seen):
+        with _LabelWatch(seen):
             yield seen
     finally:
         _SEEN.reset(token)
@@ -123,7 +123,7 @@ def watching(names: frozenset[str]) -> Iterator[Seen]:
             hook.remove()
 
 
-class _Labels(TorchFunctionMode):
+class _LabelWatch(TorchFunctionMode):
     """Hears the labels that a cross-entropy is given."""
 
     def __init__(self, seen: Seen) -> None:

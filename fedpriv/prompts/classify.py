@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee
-from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example
 from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
@@ -28,7 +28,7 @@ _CHANGED = "all examples of one client are replaced by any others"
 class Classifier:
     """Who answers."""
 
-    language: Language  # the model
+    language: LanguageModel  # the model
     wording: Wording  # of prompts; its texts are the examples
     config: IclConfig  # how many prompts of how many examples
     secret: Secret  # draws who is in which prompt; what is proven rests on nobody knowing it
@@ -76,7 +76,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class Noise:
+class VoteNoise:
     """The noise on counts, and what all answers together prove."""
 
     epsilon: float  # that it was calibrated for
@@ -84,18 +84,18 @@ class Noise:
     guarantee: Guarantee  # of all answers
 
 
-def noise_of(config: IclConfig, examples: int, epsilon: float) -> Noise:
+def noise_of(config: IclConfig, examples: int, epsilon: float) -> VoteNoise:
     """Return the least noise with which all answers keep to ``epsilon``."""
     if config.unit == "client":
         check_enough(examples // config.clients, config.prompts, config.shots, f" for each of {config.clients} clients")
         sigma = least_sigma(config.queries, epsilon, config.delta, config.prompts)
-        return Noise(epsilon, sigma, _by_client(config, sigma))
+        return VoteNoise(epsilon, sigma, _by_client(config, sigma))
     use = _use(config, examples)
     sigma = use.least_sigma(epsilon)
-    return Noise(epsilon, sigma, use.guarantee(sigma))
+    return VoteNoise(epsilon, sigma, use.guarantee(sigma))
 
 
-def together(config: IclConfig, examples: int, noises: Sequence[Noise]) -> Guarantee:
+def together(config: IclConfig, examples: int, noises: Sequence[VoteNoise]) -> Guarantee:
     """Return what is proven of answers with each of these noises, all of them released.
 
     They are noise on the same votes, so all of them tell no more than one answer with less noise: precisions add up.

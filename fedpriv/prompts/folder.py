@@ -21,7 +21,7 @@ from fedpriv.core.records import Failure, Ledger, Origin, parse_json, read_file,
 from fedpriv.core.records.reading import Record
 from fedpriv.prompts.records import Prompts
 from fedpriv.prompts.settings import Prompting, load_prompting
-from fedpriv.prompts.texts import Texts
+from fedpriv.prompts.texts import PromptTexts
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _COUNTS = "private/counts.json"
 
 
 @dataclass(frozen=True)
-class Votes(Record):
+class PromptVotes(Record):
     """One line of private/votes.jsonl."""
 
     question: int  # its number
@@ -51,7 +51,7 @@ class NoisyCounts(Record):
 
 
 _COUNTS_RECORD = TypeAdapter(NoisyCounts)
-_LINE, _LEDGER, _PROMPTS = TypeAdapter(Votes), TypeAdapter(Ledger), TypeAdapter(Prompts)
+_LINE, _LEDGER, _PROMPTS = TypeAdapter(PromptVotes), TypeAdapter(Ledger), TypeAdapter(Prompts)
 _ORIGINS = TypeAdapter(Origin)
 
 # What has become of a run if this part of its origin is another.
@@ -75,7 +75,7 @@ class PromptFolder:
         self.path, self.settings = path, settings
 
     @staticmethod
-    def create(path: Path, settings: Prompting, texts: Texts) -> "PromptFolder":
+    def create(path: Path, settings: Prompting, texts: PromptTexts) -> "PromptFolder":
         """Make the folder, with settings, secret and the digests of what the run rests on in it."""
         with writing_to(path):
             if path.exists() and not is_empty(path):
@@ -113,7 +113,7 @@ class PromptFolder:
         except (OSError, ValueError):
             raise InputError(f"{path} is not there, or damaged: noise cannot be drawn again without it") from None
 
-    def check_unchanged(self, texts: Texts) -> None:
+    def check_unchanged(self, texts: PromptTexts) -> None:
         """Refuse to go on with a run in which something was changed that decides what is released."""
         was = read_file(self.path / _ORIGIN, _ORIGINS)
         if was is None:
@@ -139,7 +139,7 @@ class PromptFolder:
         own, model = self.settings.decisive(), self.settings.model.decisive()
         return {"settings": _digest(own).hex(), "model": _digest(model).hex()}
 
-    def _origin(self, texts: Texts) -> Origin:
+    def _origin(self, texts: PromptTexts) -> Origin:
         own = (texts.examples, texts.questions, texts.labels, texts.text_word, texts.label_word)
         secret = self.secret()
         return Origin(
@@ -148,7 +148,7 @@ class PromptFolder:
             **self._digests(),
         )
 
-    def votes(self, questions: int, voters: int, labels: int) -> list[Votes]:
+    def votes(self, questions: int, voters: int, labels: int) -> list[PromptVotes]:
         """Return the votes so far, a cut-off last line left out."""
         lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
         where = str(self.path / _VOTES)
@@ -175,12 +175,12 @@ class PromptFolder:
         """Keep the sum: clients are asked once."""
         write_whole(self.path / _COUNTS, f"{json.dumps(asdict(known))}\n".encode(), mode=0o600, durable=True)
 
-    def keep_votes(self, known: Sequence[Votes]) -> None:
+    def keep_votes(self, known: Sequence[PromptVotes]) -> None:
         """Write these votes, and no cut-off line."""
         text = "".join(f"{json.dumps(vars(line))}\n" for line in known)
         write_whole(self.path / _VOTES, text.encode(), mode=0o600)
 
-    def add_votes(self, line: Votes) -> None:
+    def add_votes(self, line: PromptVotes) -> None:
         """Add the votes on one question."""
         append_line(self.path / _VOTES, json.dumps(vars(line)))
 

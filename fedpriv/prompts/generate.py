@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.core.randomness import Secret
-from fedpriv.prompts.classify import Noise
-from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.classify import VoteNoise
+from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.texts import Example, Texts
+from fedpriv.prompts.texts import Example, PromptTexts
 from fedpriv.prompts.wording import Wording, check_enough, drawn
 from fedpriv.votes import SENSITIVITY, SampledUse
 
@@ -28,7 +28,7 @@ _ENDS = ("\n", "")  # an example is one line
 class Writer:
     """Who writes synthetic examples."""
 
-    language: Language  # the model
+    language: LanguageModel  # the model
     wording: Wording  # of prompts; its texts are the examples
     config: IclConfig  # of prompts, tokens and candidates
     secret: Secret  # draws examples and noise
@@ -61,7 +61,7 @@ class Writer:
         return f"{texts.label_word}: {texts.labels[label]}\n{texts.text_word}:"
 
 
-def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
+def noise_of_label(config: IclConfig, texts: PromptTexts, label: int) -> VoteNoise:
     """Return the least noise with which all synthetic examples of a label keep to the target.
 
     Labels are public and each has examples of its own, so that what is proven for each is proven for all.
@@ -70,7 +70,7 @@ def noise_of_label(config: IclConfig, texts: Texts, label: int) -> Noise:
     check_enough(count, config.prompts, config.shots)
     use = SampledUse(SENSITIVITY, config.prompts * config.shots / count, config.synthetic * config.tokens, config.delta)
     sigma = use.least_sigma(config.target_epsilon)
-    return Noise(config.target_epsilon, sigma, use.guarantee(sigma))
+    return VoteNoise(config.target_epsilon, sigma, use.guarantee(sigma))
 
 
 def _decided(scores: Floats, sigma: float, generator: np.random.Generator) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-class Language(ABC):
+class LanguageModel(ABC):
     """A language model."""
 
     title: str  # what it is, for people
@@ -76,7 +76,7 @@ class Language(ABC):
         return written
 
 
-class Counting(Language):
+class Counting(LanguageModel):
     """Counts in which blocks of the prompt the words of its last block occur. It is not a language model.
 
     A prompt is made of blocks apart by an empty line, each a text and, in its last line behind the colon, a label. The
@@ -118,7 +118,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.partition(":")[2].lower()))
 
 
-class Transformer(Language):
+class Transformer(LanguageModel):
     """A local folder as transformers writes it (config.json, model.safetensors, tokenizer.json); no downloads."""
 
     def __init__(self, folder: Path, batch: int) -> None:
@@ -219,7 +219,7 @@ class Transformer(Language):
         return rows
 
 
-def open_language(config: LanguageConfig, root: Path) -> Language:
+def open_language(config: LanguageConfig, root: Path) -> LanguageModel:
     """Return the language model of the settings."""
     match config.name:
         case "counting":

@@ -21,7 +21,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Interval, shown_epsilon
-from fedpriv.prompts.classify import Classifier, Noise, answers
+from fedpriv.prompts.classify import Classifier, VoteNoise, answers
 from fedpriv.prompts.records import PromptLeak
 from fedpriv.prompts.settings import LeaksConfig
 from fedpriv.prompts.texts import Example
@@ -33,7 +33,7 @@ _NOTHING = "nothing proven"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class LeakCandidate:
     """Who is asked about, and which prompts are made: (prompts, 1) numbers of examples."""
 
     asked: Example
@@ -41,7 +41,7 @@ class Candidate:
     is_member: bool
 
 
-def membership_leak(classifier: Classifier, config: LeaksConfig, noises: Sequence[Noise]) -> PromptLeak:
+def membership_leak(classifier: Classifier, config: LeaksConfig, noises: Sequence[VoteNoise]) -> PromptLeak:
     """Tell examples in 1-shot prompts from others by the answers."""
     asked = candidates(classifier, config.pairs)
     members = np.array([candidate.is_member for candidate in asked])
@@ -69,7 +69,7 @@ def membership_leak(classifier: Classifier, config: LeaksConfig, noises: Sequenc
     )
 
 
-def candidates(classifier: Classifier, pairs: int) -> list[Candidate]:
+def candidates(classifier: Classifier, pairs: int) -> list[LeakCandidate]:
     """Return members and others in turn. A member is the example of its first prompt, and of no other one."""
     texts, prompts = classifier.wording.texts, classifier.config.prompts
     generator = numpy_stream(classifier.seed, "icl-leaks")
@@ -89,17 +89,20 @@ def candidates(classifier: Classifier, pairs: int) -> list[Candidate]:
         inside, outside = (drawn(len(texts.examples), prompts, 1, generator) for _ in range(2))
         inside[inside == member] = inside[0]  # it is in no other prompt than the first
         inside[0] = member
-        tried += [Candidate(texts.examples[member], inside, True), Candidate(others[stranger], outside, False)]
+        tried += [
+            LeakCandidate(texts.examples[member], inside, True),
+            LeakCandidate(others[stranger], outside, False),
+        ]
     return tried
 
 
-def _asked(classifier: Classifier, candidate: Candidate) -> NDArray[np.float64]:
+def _asked(classifier: Classifier, candidate: LeakCandidate) -> NDArray[np.float64]:
     examples = classifier.wording.texts.examples
     prefixes = [classifier.wording.prefix([examples[row] for row in rows]) for rows in candidate.rows]
     return classifier.scores(prefixes, candidate.asked.text)
 
 
-def _figure(what: str, scores: NDArray[np.float64], members: NDArray[np.bool_], noise: Noise | None) -> Figure:
+def _figure(what: str, scores: NDArray[np.float64], members: NDArray[np.bool_], noise: VoteNoise | None) -> Figure:
     low, high = auc_interval(scores, members)
     theorem = "Gaussian differential privacy of mu = sqrt(2) / sigma: AUC <= Phi(1 / sigma) (Dong, Roth and Su 2022)"
     return Figure(

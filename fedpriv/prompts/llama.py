@@ -14,10 +14,10 @@ from typing_extensions import override
 from fedpriv.core.names import END, START
 from fedpriv.data.tokenizers import LlamaTokens
 from fedpriv.models.machinery.llama import Llama
-from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.language import Floats, LanguageModel
 
 
-class Stories(Language):
+class Stories(LanguageModel):
     """The model and its tokenizer."""
 
     def __init__(self, path: Path) -> None:

@@ -19,13 +19,13 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
-from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import LanguageConfig
 
 _LARGEST = 16 << 20  # bytes of an answer
 
 
-class Http(Language):
+class Http(LanguageModel):
     """An endpoint; one request a prompt.
 
     It says how likely its ``top`` likeliest tokens are. A candidate that is not among them gets the log-probability of

@@ -21,15 +21,15 @@ from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.texts import text_root
 from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
-from fedpriv.prompts.classify import Classifier, Noise, answers, noise_of, together
-from fedpriv.prompts.folder import PromptFolder, Votes
+from fedpriv.prompts.classify import Classifier, VoteNoise, answers, noise_of, together
+from fedpriv.prompts.folder import PromptFolder, PromptVotes
 from fedpriv.prompts.generate import Writer, noise_of_label
-from fedpriv.prompts.language import Language, open_language
+from fedpriv.prompts.language import LanguageModel, open_language
 from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
-from fedpriv.prompts.texts import Example, Texts, load_texts
+from fedpriv.prompts.texts import Example, PromptTexts, load_texts
 from fedpriv.prompts.wording import Wording
 from fedpriv.votes import ROUNDED
 
@@ -66,10 +66,10 @@ class _Bench:
     """What a run works with."""
 
     settings: Prompting  # of the run
-    texts: Texts  # private examples and public questions
+    texts: PromptTexts  # private examples and public questions
     questions: tuple[Example, ...]  # those that are asked
-    language: Language  # the model
-    noises: tuple[Noise, ...]  # of each level, by falling noise; or, where examples are generated, of each label
+    language: LanguageModel  # the model
+    noises: tuple[VoteNoise, ...]  # of each level, by falling noise; or, where examples are generated, of each label
     secret: Secret  # draws noise and prompts
 
     @property
@@ -92,7 +92,7 @@ class _Bench:
         return rate_interval(int((np.asarray(said) == self.truth).sum()), len(self.truth))
 
 
-def _bench(settings: Prompting, texts: Texts, secret: Secret) -> _Bench:
+def _bench(settings: Prompting, texts: PromptTexts, secret: Secret) -> _Bench:
     wanted = settings.icl.queries
     if wanted > len(texts.questions):
         raise InputError(
@@ -111,7 +111,7 @@ def _bench(settings: Prompting, texts: Texts, secret: Secret) -> _Bench:
     return bench
 
 
-def _noises(icl: IclConfig, texts: Texts) -> tuple[Noise, ...]:
+def _noises(icl: IclConfig, texts: PromptTexts) -> tuple[VoteNoise, ...]:
     if icl.mode == "classify":
         return tuple(noise_of(icl, len(texts.examples), epsilon) for epsilon in icl.levels)
     return tuple(noise_of_label(icl, texts, label) for label in range(len(texts.labels)))
@@ -191,7 +191,7 @@ def _release(bench: _Bench, folder: PromptFolder, said: NDArray[np.int64]) -> No
     )
 
 
-def _ledger_of_clients(bench: _Bench, noise: Noise) -> Ledger:
+def _ledger_of_clients(bench: _Bench, noise: VoteNoise) -> Ledger:
     sizes = [len(share) for share in bench.classifier.shares()]
     return _ledger(bench, [(number, size, noise) for number, size in enumerate(sizes)])
 
@@ -206,7 +206,7 @@ def _votes(
     progress.stage(f"asking {bench.language.title} about {len(bench.questions) - len(known)} texts")
     for number, question in list(enumerate(bench.questions))[len(known) :]:
         votes = tuple(classifier.votes(number, question.text).tolist())
-        line = Votes(number, votes, int(classifier.zero_shot(question.text).argmax()))
+        line = PromptVotes(number, votes, int(classifier.zero_shot(question.text).argmax()))
         folder.add_votes(line)
         known.append(line)
     return np.array([line.votes for line in known]), [line.zero_shot for line in known]
@@ -293,7 +293,7 @@ def _result(bench: _Bench, **figures: object) -> Prompts:
     )
 
 
-def _ledger(bench: _Bench, lines: Sequence[tuple[int, int, Noise]]) -> Ledger:
+def _ledger(bench: _Bench, lines: Sequence[tuple[int, int, VoteNoise]]) -> Ledger:
     """The ledger of (client or label, its examples, its noise)."""
     icl = bench.settings.icl
     parameters = {"sigma": max(noise.sigma for _, _, noise in lines), "prompts": icl.prompts, "shots": icl.shots,
@@ -308,7 +308,7 @@ def _ledger(bench: _Bench, lines: Sequence[tuple[int, int, Noise]]) -> Ledger:
     )
 
 
-def _guarantee(bench: _Bench, noise: Noise) -> Guarantee:
+def _guarantee(bench: _Bench, noise: VoteNoise) -> Guarantee:
     """What the noise proves, in the words of prompts."""
     own = replace(noise.guarantee, notes=tuple(_notes(bench, noise)))
     if bench.settings.icl.unit == "client":
@@ -317,7 +317,7 @@ def _guarantee(bench: _Bench, noise: Noise) -> Guarantee:
     return replace(own, adjacency=Adjacency.REPLACE_ONE.worded(f"one example is replaced by {other}"))
 
 
-def _notes(bench: _Bench, noise: Noise) -> Iterator[str]:
+def _notes(bench: _Bench, noise: VoteNoise) -> Iterator[str]:
     icl = bench.settings.icl
     yield from noise.guarantee.notes
     yield _PARTICIPATION if icl.unit == "example" else "A participation is a question, in which every client votes."

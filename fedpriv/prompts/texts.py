@@ -24,7 +24,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Texts:
+class PromptTexts:
     """Private examples, public questions, and what a prompt says around them."""
 
     source: str  # one line that says where they came from
@@ -36,7 +36,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TextSet:
     """A data set that is known by name: its file NAME.csv.gz, and public words for prompts."""
 
     title: str
@@ -47,22 +47,22 @@ class _Known:
     label_word: str
 
 
-_SENTIMENT = {"0": "negative", "1": "positive"}
+_SENTIMENT = {"0": "negative", "1": "positive"}, "Review", "Sentiment"
 
-_KNOWN: Mapping[str, _Known] = {
-    "sst2": _Known("SST-2, phrases of film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
-    "rotten_tomatoes": _Known("Rotten Tomatoes, film reviews", "sentence", "label", _SENTIMENT, "Review", "Sentiment"),
-    "agnews": _Known(
+_KNOWN: Mapping[str, _TextSet] = {
+    "sst2": _TextSet("SST-2, phrases of film reviews", "sentence", "label", *_SENTIMENT),
+    "rotten_tomatoes": _TextSet("Rotten Tomatoes, film reviews", "sentence", "label", *_SENTIMENT),
+    "agnews": _TextSet(
         "AG News, topics of news", "text", "label",
         {"0": "World", "1": "Sports", "2": "Business", "3": "Technology"}, "Article", "Topic",
     ),
-    "sms_spam": _Known(
+    "sms_spam": _TextSet(
         "SMS Spam Collection, text messages", "text", "label", {"ham": "ham", "spam": "spam"}, "Message", "Label"
     ),
 }  # fmt: skip
 
 
-def load_texts(config: TextConfig, seed: int) -> Texts:
+def load_texts(config: TextConfig, seed: int) -> PromptTexts:
     """Read the texts that the settings name.
 
     A column ``split`` says which rows are private (train) and which are questions (test); a file that is known by name
@@ -95,10 +95,10 @@ def load_texts(config: TextConfig, seed: int) -> Texts:
         kept = np.sort(numpy_stream(seed, "icl-examples").choice(len(train), config.examples, replace=False))
         train = [train[number] for number in kept]
     words = ("Text", "Label") if known is None else (known.text_word, known.label_word)
-    return Texts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *words)
+    return PromptTexts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *words)
 
 
-def _spoken(path: Path, rows: Sequence[Row], known: _Known | None, given: Sequence[str]) -> dict[str, str]:
+def _spoken(path: Path, rows: Sequence[Row], known: _TextSet | None, given: Sequence[str]) -> dict[str, str]:
     """What the model is to say for each label of the file."""
     present = sorted({row.label or "" for row in rows})
     usual = {label: label for label in present} if known is None else dict(known.labels)

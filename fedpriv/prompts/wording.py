@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
-from fedpriv.prompts.texts import Example, Texts
+from fedpriv.prompts.texts import Example, PromptTexts
 
 CONTENT_FREE = "N/A"
 """A question without content (Zhao et al. 2021)."""
@@ -17,7 +17,7 @@ CONTENT_FREE = "N/A"
 class Wording:
     """How examples and questions look: blocks apart by an empty line, which ends in what the model is to say."""
 
-    texts: Texts  # whose labels and words these are
+    texts: PromptTexts  # whose labels and words these are
     words: int  # of a text that are kept
 
     def cut(self, text: str) -> str:

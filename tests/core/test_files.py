@@ -35,7 +35,7 @@ from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
-from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.notes import Listened, write_listened
 from fedpriv.deploy.processes import start, stop
 from fedpriv.sweep.folder import SweepFolder
@@ -446,7 +446,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a sweep's command": ("command.txt", lambda path: SweepFolder(path).write_command("x")),
     "a sweep's results": ("results.csv", lambda path: SweepFolder(path).write_results([TRIAL])),
     "a trial's record": ("trials/0001/record.json", lambda path: SweepFolder(path).write_record(TRIAL)),
-    "a deployment": ("deployment.json", lambda path: _deployment(path).write(Record(1, 8000, False, ()))),
+    "a deployment": ("deployment.json", lambda path: _deployment(path).write(DeploymentRecord(1, 8000, False, ()))),
     "Flower's connection": ("flower/config.toml", lambda path: write_connection(_deployment(path), "here:1", None)),
     "a certificate": ("server.pem", lambda path: Authority().certify(path, ["localhost"])),
     "its key": ("server.key", lambda path: Authority().certify(path, ["localhost"])),

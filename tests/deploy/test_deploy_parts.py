@@ -29,7 +29,7 @@ from fedpriv.deploy.certificates import Authority
 from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import admit, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
-from fedpriv.deploy.folder import DeploymentFolder, Record
+from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 from fedpriv.deploy.run import for_deployment
 from fedpriv.deploy.up import look, start_process
@@ -53,7 +53,7 @@ def sleeper(folder: Path, code: str = "import time; time.sleep(600)") -> Started
 def recorded(folder: Path, *processes: StartedProcess) -> DeploymentFolder:
     deployment = DeploymentFolder(folder)
     deployment.create()
-    deployment.write(Record(1, 20_000, False, processes))
+    deployment.write(DeploymentRecord(1, 20_000, False, processes))
     return deployment
 
 
@@ -84,7 +84,7 @@ def test_children_end_with_their_parent_and_who_ignores_a_request_is_made_to_end
 
 
 def test_the_record_comes_back_as_it_was_and_is_the_owners_alone(tmp_path: Path) -> None:
-    record = Record(2, 8000, True, (StartedProcess("superlink", 7, 1.5),), ("12", "13"))
+    record = DeploymentRecord(2, 8000, True, (StartedProcess("superlink", 7, 1.5),), ("12", "13"))
     deployment = DeploymentFolder(tmp_path / "d")
     deployment.create()
     deployment.write(record)
@@ -102,7 +102,7 @@ def test_the_record_comes_back_as_it_was_and_is_the_owners_alone(tmp_path: Path)
     ],
 )
 def test_gpus_are_shared_out_among_those_who_run_apps(gpus: tuple[str, ...], seen: list[str | None]) -> None:
-    record = Record(3, 8000, False, (), gpus=gpus)
+    record = DeploymentRecord(3, 8000, False, (), gpus=gpus)
     names = ("serverapp", "clientapp-0", "clientapp-1", "clientapp-2", "supernode-1")
     assert [record.gpu(name) for name in names] == seen
 
@@ -415,7 +415,7 @@ def test_certificates_that_are_no_more_valid(is_contained: bool, damage: str, tm
     started = replace(sleeper(tmp_path), name="superlink")
     deployment = recorded(tmp_path / "d", started)
     if is_contained:
-        deployment.write(Record(1, free_ports(1), False, (), is_contained=True))
+        deployment.write(DeploymentRecord(1, free_ports(1), False, (), is_contained=True))
     if damage == "damaged":
         (deployment.tls / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     if damage == "ended":

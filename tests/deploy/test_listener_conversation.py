@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fedpriv.deploy.certificates import Authority
-from fedpriv.deploy.conversation import Conversation, Kind, Spoken
+from fedpriv.deploy.conversation import ConnectionKind, Conversation, Spoken
 
 BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 300)
 
@@ -51,7 +51,7 @@ def test_requests_and_replies_on_a_kept_connection_are_read_whatever_the_pieces(
         for piece in pieces(reply(back), stream, most):
             heard += conversation.answered(piece)
     assert heard == said
-    assert conversation.kind is Kind.HTTP
+    assert conversation.kind is ConnectionKind.HTTP
 
 
 def test_refusals_are_read_as_such() -> None:
@@ -99,7 +99,7 @@ def test_tls_is_known_by_its_first_bytes_and_nothing_of_it_is_read(tmp_path) -> 
     assert server.read(1000).endswith(b"secret")  # the two ends do understand each other
     server.write(sized(b"answer"))
     heard.extend(conversation.answered(server_out.read()))
-    assert conversation.kind is Kind.TLS
+    assert conversation.kind is ConnectionKind.TLS
     assert heard == []
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_http_is_left_alone(seed: int) -> None:
     for _ in range(20):
         conversation.asked(b"A" + stream.randbytes(stream.randint(1, 200)))
         assert conversation.answered(stream.randbytes(stream.randint(1, 200))) == ()
-    assert conversation.kind is Kind.OTHER
+    assert conversation.kind is ConnectionKind.OTHER
 
 
 def test_a_server_that_speaks_first_is_no_http() -> None:
@@ -118,4 +118,4 @@ def test_a_server_that_speaks_first_is_no_http() -> None:
     assert conversation.answered(b"220 welcome\r\n") == ()
     conversation.asked(request("/", b""))
     assert conversation.answered(sized(b"")) == ()
-    assert conversation.kind is Kind.OTHER
+    assert conversation.kind is ConnectionKind.OTHER

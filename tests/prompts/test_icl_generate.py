@@ -9,7 +9,7 @@ from scipy import stats
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.prompts.generate import Writer, _decided, noise_of_label
-from fedpriv.prompts.language import Floats, Language
+from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.wording import Wording
 from tests.prompts.worlds import fruits
@@ -17,7 +17,7 @@ from tests.prompts.worlds import fruits
 TOKENS = (" red", " green", "\n")
 
 
-class Table(Language):
+class Table(LanguageModel):
     """Goes on with a word as often as it stands in the prompt; a line ends after two words."""
 
     title = "table"

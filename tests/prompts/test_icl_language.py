@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.prompts.language import Counting, Language, Transformer, open_language
+from fedpriv.prompts.language import Counting, LanguageModel, Transformer, open_language
 from fedpriv.prompts.llama import Stories
 from fedpriv.prompts.remote import Http
 from fedpriv.prompts.settings import LanguageConfig
@@ -146,7 +146,7 @@ def test_a_folder_reads_prefixes_once_and_says_the_same(tmp_path: Path) -> None:
     language = Transformer(folder, 2)
     prefixes, endings = ["a", "a longer text", "b c"], ["\n\nText: x", "\n\nText: another"]
     shared = language.after(prefixes, endings, ["yes", "no"])
-    plain = Language.after(language, prefixes, endings, ["yes", "no"])
+    plain = LanguageModel.after(language, prefixes, endings, ["yes", "no"])
     assert shared == pytest.approx(plain, abs=1e-4)
     assert language.next_token(["x" * 500], ["y"]).shape == (1, 1)
     with pytest.raises(InputError, match="begin with the same token"):

@@ -8,19 +8,19 @@ from fedpriv.core.errors import InputError
 from fedpriv.prompts.classify import noise_of
 from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.settings import IclConfig, LeaksConfig
-from fedpriv.prompts.texts import Example, Texts
+from fedpriv.prompts.texts import Example, PromptTexts
 from tests.prompts.test_icl_generate import Table
 from tests.prompts.worlds import classifier, fruits
 
 
-def random_texts() -> Texts:
+def random_texts() -> PromptTexts:
     """Texts of random words with random labels: only who has seen one knows its label."""
     generator = np.random.default_rng(4)
     texts = [
         Example(" ".join(f"w{word}" for word in generator.integers(0, 40, 6)), int(generator.integers(2)))
         for _ in range(1200)
     ]
-    return Texts("random", tuple(texts[:800]), tuple(texts[800:]), ("no", "yes"), "Text", "Answer")
+    return PromptTexts("random", tuple(texts[:800]), tuple(texts[800:]), ("no", "yes"), "Text", "Answer")
 
 
 @pytest.fixture(scope="module")

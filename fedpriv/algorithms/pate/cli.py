@@ -47,9 +47,11 @@ def votes(
 ) -> None:
     """Noisy answers by vote, as PATE and prompts give them: what they prove, or how many of them a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
-    from fedpriv.algorithms.pate.poll_cost import Poll, answered_poll
+    from fedpriv.algorithms.pate.poll_cost import PollOptions, answered_poll
 
-    poll = Poll(sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate)
+    poll = PollOptions(
+        sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate
+    )
     result = answered_poll(poll)
     if as_json:
         print_json(result.to_json())

@@ -21,7 +21,7 @@ _ANY_THRESHOLD = 0.0  # no figure depends on it
 
 
 @dataclass(frozen=True)
-class Poll:
+class PollOptions:
     """The options of ``fedpriv account votes`` as they were given, None where they were not; nothing is checked yet."""
 
     sigma: float | None  # deviation of normal noise on each count
@@ -39,7 +39,7 @@ class Poll:
 class PollAnswer:
     """The figures."""
 
-    poll: Poll  # what was asked, noise and numbers of questions filled in
+    poll: PollOptions  # what was asked, noise and numbers of questions filled in
     aggregator: str  # its title
     is_pure: bool  # whether `spent` is pure epsilon and not mu of Gaussian differential privacy
     spent: float  # by the answers
@@ -76,7 +76,7 @@ _SECRET_DRAWS = (
 _INDEPENDENT = "No figure here depends on the votes themselves; one that does is as private as they are."
 
 
-def answered_poll(poll: Poll) -> PollAnswer:
+def answered_poll(poll: PollOptions) -> PollAnswer:
     """Find the noise, or how many answers there may be, and what is proven."""
     _check(poll)
     if poll.sampling_rate is not None:
@@ -95,7 +95,7 @@ def answered_poll(poll: Poll) -> PollAnswer:
     return _answered(poll, aggregator, most, most)
 
 
-def _check(poll: Poll) -> None:
+def _check(poll: PollOptions) -> None:
     if poll.votes < 1:
         raise InputError(key="--votes-per-client", given=poll.votes, allowed="allowed are whole numbers from 1 on")
     if not 0 < poll.delta < 1:
@@ -113,7 +113,7 @@ def _check(poll: Poll) -> None:
         raise InputError("--asked is for confident answers: give --threshold-sigma, too, or leave it out")
 
 
-def _sampled(poll: Poll, rate: float) -> PollAnswer:
+def _sampled(poll: PollOptions, rate: float) -> PollAnswer:
     """Answers by a few voters, of whom nobody knows who they are."""
     others = {"--threshold-sigma": poll.threshold_sigma, "--scale": poll.scale, "--asked": poll.asked}
     given = [option for option, value in others.items() if value is not None]
@@ -141,7 +141,7 @@ def _sampled(poll: Poll, rate: float) -> PollAnswer:
     )
 
 
-def _aggregator(poll: Poll) -> Aggregator:
+def _aggregator(poll: PollOptions) -> Aggregator:
     if (poll.sigma is None) == (poll.scale is None):
         raise InputError(
             "votes needs exactly one of --sigma and --scale, or --answers and --target-epsilon to find the noise"
@@ -156,13 +156,13 @@ def _aggregator(poll: Poll) -> Aggregator:
     return ConfidentMax(_ANY_THRESHOLD, poll.threshold_sigma, sigma.sigma)
 
 
-def _answered(poll: Poll, aggregator: Aggregator, asked: int, answered: int) -> PollAnswer:
+def _answered(poll: PollOptions, aggregator: Aggregator, asked: int, answered: int) -> PollAnswer:
     any_answers = aggregator.claim(asked, asked, poll.delta, poll.votes)
     given = aggregator.claim(asked, answered, poll.delta, poll.votes)
     noise = {"sigma": aggregator.sigma} if isinstance(aggregator, NoisyMax) else {}
     filled = {**vars(poll), **noise, "asked": asked, "answers": answered}
     return PollAnswer(
-        poll=Poll(**filled),
+        poll=PollOptions(**filled),
         aggregator=aggregator.title,
         is_pure=isinstance(aggregator, LaplaceMax),
         spent=poll.votes * aggregator.spent(asked, answered),

@@ -79,7 +79,7 @@ def _notes(knowledge: Knowledge) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Votes:
+class VotedKnowledge:
     """What answers by vote are worth, and each question."""
 
     knowledge: Knowledge
@@ -98,7 +98,7 @@ class VotesColumns(Columns):
 
 
 @FINDINGS.register
-class VotesFinding(Finding[Votes]):
+class VotesFinding(Finding[VotedKnowledge]):
     """Knowledge transfer by votes."""
 
     name: ClassVar[str] = "knowledge"
@@ -107,20 +107,20 @@ class VotesFinding(Finding[Votes]):
     columns: ClassVar[type[Columns] | None] = VotesColumns
 
     @override
-    def read(self, folder: RunFolder) -> Votes | None:
+    def read(self, folder: RunFolder) -> VotedKnowledge | None:
         knowledge = folder.read(Knowledge)
-        return None if knowledge is None else Votes(knowledge, read_answers(folder))
+        return None if knowledge is None else VotedKnowledge(knowledge, read_answers(folder))
 
     @override
-    def records(self, found: Votes) -> dict[str, GrowingRecord]:
+    def records(self, found: VotedKnowledge) -> dict[str, GrowingRecord]:
         return {self.name: found.knowledge}
 
     @override
-    def tested(self, found: Votes) -> int | None:
+    def tested(self, found: VotedKnowledge) -> int | None:
         return found.knowledge.evaluated
 
     @override
-    def sentences(self, found: Votes) -> tuple[str, ...]:
+    def sentences(self, found: VotedKnowledge) -> tuple[str, ...]:
         known = found.knowledge
         where = "the server saw their votes" if known.noise_at == "server" else "nobody saw their votes"
         asked = (
@@ -138,13 +138,13 @@ class VotesFinding(Finding[Votes]):
         return tuple(sentences)
 
     @override
-    def section(self, found: Votes, view: RunView) -> Section:
+    def section(self, found: VotedKnowledge, view: RunView) -> Section:
         known = found.knowledge
         values = {"facts_of": _facts(known, view.worst), "notes": _notes(known), "rows": _class_rows(found.answers)}
         return Section("knowledge", "Knowledge transfer", values)
 
     @override
-    def tiles(self, found: Votes | None, view: RunView) -> tuple[Tile, ...]:
+    def tiles(self, found: VotedKnowledge | None, view: RunView) -> tuple[Tile, ...]:
         pate = PateConfig.of(view.experiment)
         if pate is None:
             return ()
@@ -153,7 +153,7 @@ class VotesFinding(Finding[Votes]):
         return (answered,) if view.worst is None else (answered, _voted(view.worst, pate.target_epsilon))
 
     @override
-    def trial(self, found: Votes) -> Mapping[str, Any]:
+    def trial(self, found: VotedKnowledge) -> Mapping[str, Any]:
         known = found.knowledge
         return {
             "votes_asked": known.asked,

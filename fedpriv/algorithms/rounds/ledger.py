@@ -32,7 +32,7 @@ _EVERY_ROUND = (
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _ClientKind:
     """What the figures of a line follow from: nothing that clients' data decide but how many examples there are."""
 
     release: Release  # of the clients' releases
@@ -88,11 +88,13 @@ def _proven(world: World, release: Release) -> Guarantee:
     return proven
 
 
-def _kinds(world: World, lines: Sequence[Asked], noise_of: Callable[[Plan], float | None]) -> dict[_Kind, list[int]]:
+def _kinds(
+    world: World, lines: Sequence[Asked], noise_of: Callable[[Plan], float | None]
+) -> dict[_ClientKind, list[int]]:
     """The clients of each kind, ascending."""
     if world.experiment.hides_participants:
         return _kinds_of_hidden(world, released_rounds(lines), noise_of)
-    kinds: dict[_Kind, list[int]] = {}
+    kinds: dict[_ClientKind, list[int]] = {}
     kind_of = partial(_kind, world, noise_of)
     asked = rounds_by_client(lines)
     for client in sorted(asked):
@@ -104,18 +106,18 @@ def _kinds(world: World, lines: Sequence[Asked], noise_of: Callable[[Plan], floa
 
 def _kinds_of_hidden(
     world: World, rounds: Sequence[int], noise_of: Callable[[Plan], float | None]
-) -> dict[_Kind, list[int]]:
+) -> dict[_ClientKind, list[int]]:
     """All clients with these rounds. No ceiling is proven of noise on a sum, so their examples need not be counted."""
-    kinds: dict[_Kind, list[int]] = {}
+    kinds: dict[_ClientKind, list[int]] = {}
     kind_of = partial(_kind, world, noise_of)
     for clients in _alike(world.alike):
         kinds.setdefault(kind_of(clients[0], rounds), []).extend(clients)
     return kinds
 
 
-def _kind(world: World, noise_of: Callable[[Plan], float | None], client: int, rounds: Sequence[int]) -> _Kind:
+def _kind(world: World, noise_of: Callable[[Plan], float | None], client: int, rounds: Sequence[int]) -> _ClientKind:
     plan = world.plans[client]
-    return _Kind(plan.accounted(rounds), plan.sampling.examples, noise_of(plan), bool(rounds))
+    return _ClientKind(plan.accounted(rounds), plan.sampling.examples, noise_of(plan), bool(rounds))
 
 
 def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

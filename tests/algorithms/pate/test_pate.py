@@ -34,6 +34,7 @@ from fedpriv.core.records import COMPLETED, CONFIDENCE
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
+from fedpriv.server import exchange as exchange_module
 from fedpriv.service.endpoint_files import referee_of
 from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
@@ -192,13 +193,13 @@ def test_a_killed_run_goes_on_with_the_same_bytes(
         with pytest.raises(RunInterruptedError):
             start_run(votes(), tmp_path / "run", "fedpriv run x", Silent())
     asked = []
-    monkeypatch.setattr(server_module, "find_clients", lambda *given: asked.append(1) or _found(*given))
+    monkeypatch.setattr(exchange_module, "find_clients", lambda *given: asked.append(1) or _found(*given))
     resume_run(tmp_path / "run", Silent())
     assert left_behind(tmp_path / "run") == left_behind(finished)
     assert len(asked) == (step == "keep_poll"), "clients are asked once"
 
 
-_found = server_module.find_clients
+_found = exchange_module.find_clients
 
 
 def test_settings_that_decide_what_is_claimed_cannot_change(finished: Path, tmp_path: Path) -> None:
