@@ -92,15 +92,11 @@ def _received(message: Message) -> State:
 
 
 class CohortApp(ClientApp):
-    """A ClientApp whose clients may be trained together, where an engine says who is about to be asked.
-
-    Attributes:
-        cohort: of these clients.
-        origin: :attr:`World.origin` of the run, where clients may read none but the server's data, as in a simulation.
-            ``None``: each client has its own data, and goes on with them for the whole run.
-    """
+    """A ClientApp whose clients may be trained together, where an engine says who is about to be asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cohort = Cohort()
+        # `World.origin` of the run, where clients may read none but the server's data, as in a simulation; `None`: each
+        # client has its own data, and goes on with them for the whole run
         self.origin: bytes | None = None

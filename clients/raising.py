@@ -36,11 +36,8 @@ def where_sound(compute: Callable[[Tensor], T], examples: int) -> Sound[T] | Non
     and its place alone. They are found by halving. That takes about log2 B batches for each of them, and up to B + 1 to
     find one to stand in.
 
-    Args:
-        compute: of the batch with these rows (B,) in its places; row B is the blank example.
-
-    Returns:
-        ``None`` if the model raises on copies of each example, or mixes examples.
+    ``compute`` is given rows (B,) for the places of the batch; row B is the blank example. ``None`` is returned if the
+    model raises on copies of each example, or mixes examples.
     """
 
     def works(rows: Tensor) -> bool:

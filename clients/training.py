@@ -33,9 +33,8 @@ T = TypeVar("T")
 def local_upload(world: World, client: int, before: State, round_number: int, secret: Secret | None = None) -> State:
     """Train for one round and return what leaves the client.
 
-    Returns:
-        Under ``parameters`` the upload: for FedSGD a mean gradient, else after minus before, in all cases after the
-        mechanism. Under ``buffers`` the change of the running statistics (empty without BatchNorm).
+    Under ``parameters`` that is a mean gradient for FedSGD, else after minus before, in all cases after the mechanism;
+    under ``buffers`` the change of the running statistics (empty without BatchNorm).
     """
     plan, model = world.plans[client], world.model
     if not plan.config.protects:
@@ -62,8 +61,7 @@ def unprotected_upload(
 ) -> tuple[Vector, bool]:
     """Return what a client would upload for batches that are nobody's, without a mechanism; no client's data is read.
 
-    Returns:
-        The upload, and whether the network's code drew random numbers from a global generator.
+    The second value says whether the network's code drew random numbers from a global generator.
     """
     before.load_into(world.model)
     world.model.train()

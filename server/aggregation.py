@@ -16,15 +16,12 @@ class ServerOptimizer:
     """SGD or Adam on the global parameters, driven by the mean upload (Reddi et al. 2021, Algorithm 2).
 
     Plain averaging of FedAvg's updates is SGD with a learning rate of 1.
-
-    Attributes:
-        rounds: how many rounds the state has taken part in, counted from when a step begins.
     """
 
     def __init__(self, experiment: Experiment, state: State) -> None:
         self._parameters = {name: value.clone() for name, value in state.parameters.items()}
         self._buffers = {name: value.clone() for name, value in state.buffers.items()}
-        self.rounds = 0
+        self.rounds = 0  # that the state has taken part in, counted from when a step begins
         self._sign = upload_sign(experiment.federation.algorithm)
         federation = experiment.federation
         self._optimizer = make_optimizer(

@@ -32,13 +32,8 @@ def questions(world: World, round_number: int, asked: Sequence[tuple[State, Sequ
     return tuple(lines)
 
 
-def rounds_of(client: int, lines: Iterable[Asked]) -> list[int]:
-    """Return the rounds in which a client was asked; one in which it was asked for two answers is there twice."""
-    return list(rounds_by_client(lines).get(client, ()))
-
-
 def rounds_by_client(lines: Iterable[Asked]) -> dict[int, tuple[int, ...]]:
-    """Return client -> what :func:`rounds_of` says of it, for every client that was asked."""
+    """Return the rounds in which each client was asked; one in which it was asked for two answers is there twice."""
     distinct: dict[int, set[tuple[int, str]]] = {}
     for line in lines:
         for client in line.clients:

@@ -57,9 +57,7 @@ def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[fl
     """Return the mean cross entropy and the accuracy (0 to 1) of ``state`` on the test data.
 
     Of sequences both are means over all tokens that are predicted: nats per token, and the share that is the likeliest.
-
-    Args:
-        rows: the test examples (R,); unset: all but those that teachers were asked about, which the student has learnt.
+    Without ``rows`` (R,) all test examples count that the model has not learnt.
     """
     model, dataset = world.model, world.dataset
     x, y = _test_data(world, world.measured_rows if rows is None else rows)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import RunFailedError
@@ -37,6 +39,13 @@ class Replies:
     # the mean of the uploads, where secure aggregation keeps all else from the server, or with the noise that a trusted
     # server has added
     mean: State | None = None
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Upload | Failure], bytes_down: int) -> Self:
+        """Tell uploads from failures."""
+        uploads = tuple(each for each in outcomes if isinstance(each, Upload))
+        failures = tuple(each for each in outcomes if isinstance(each, Failure))
+        return cls(uploads, failures, sum(upload.state.nbytes for upload in uploads), bytes_down)
 
 
 @runtime_checkable
@@ -79,18 +88,27 @@ def _partition(reply: Message) -> int | None:
         return None
 
 
-class Reached(Protocol):
-    """Clients, as a server reaches them that asks for masked sums."""
+@dataclass(frozen=True)
+class Reached:
+    """Clients, as a server reaches them, and what they hold."""
 
-    @property
-    def nodes(self) -> Mapping[int, int]:
-        """Node ids by client; those of clients that never connected are missing."""
-
-    def allowed_masked(self, client: int) -> Allowed:
-        """Return what a client may send under a mask."""
+    grid: Grid  # Flower's way to the clients
+    nodes: Mapping[int, int]  # node ids by client; those that never connected are missing
+    examples: Sequence[int] | NDArray[np.int64]  # how many each client holds
+    timeout: float | None = None  # seconds to wait for a round's answers; `None`: no limit
+    classes: int | None = None  # of how many classes they say how often they hold each; `None`: they say nothing
 
     def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Send clients that connected a message of a round, each its own content, and return the answers by client."""
+        clients = [client for client in contents if client in self.nodes]
+        messages = [Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients]
+        # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
+        received = send_and_receive(self.grid, messages, self.timeout)
+        return {client: received[place] for place, client in enumerate(clients) if place in received}
+
+    def allowed_masked(self, client: int) -> Allowed:
+        """Return what a client may send under a mask: numbers whose norm says nothing."""
+        return Allowed(int(self.examples[client]), math.inf, False, self.classes)
 
 
 @dataclass(frozen=True)
@@ -109,23 +127,16 @@ class Federation:
             self._allowed[kind] = allowed_upload(self.world, client)
         return self._allowed[kind]
 
-    def allowed_masked(self, client: int) -> Allowed:
-        """Return what a client may send under a mask: numbers whose norm says nothing."""
-        return Allowed(int(self.world.sizes[client]), math.inf, False, told_classes(self.world))
-
     @cached_property
     def _allowed(self) -> dict[int, Allowed]:
         """Clients with the same plan may send the same."""
         return {}
 
-    @property
-    def timeout(self) -> float | None:
-        """Seconds to wait for a round's answers; ``None``: no limit."""
-        return self.world.experiment.federation.round_timeout
-
-    def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
-        """Send clients that connected a message of a round, each its own content, and return the answers by client."""
-        return exchanged(self.grid, self.nodes, kind, number, contents, self.timeout)
+    @cached_property
+    def reached(self) -> Reached:
+        """The clients by themselves, for messages that are no training."""
+        timeout = self.world.experiment.federation.round_timeout
+        return Reached(self.grid, self.nodes, self.world.sizes, timeout, told_classes(self.world))
 
     def questions(self, number: int, states: Mapping[int, State]) -> dict[int, RecordDict]:
         """What clients are sent that are to train in a round, each from its own state; equal states are packed once."""
@@ -150,8 +161,8 @@ class Clients:
 
 def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
     """Have clients train and collect their uploads."""
-    timeout = federation.timeout
-    answers = federation.send("train", number, federation.questions(number, states))
+    timeout = federation.reached.timeout
+    answers = federation.reached.send("train", number, federation.questions(number, states))
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
 
     def outcome(client: int) -> Upload | Failure:
@@ -161,12 +172,8 @@ def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, St
             return Failure(client, silent)
         return read_upload(answers[client], client, states[client], federation.allowed(client))
 
-    outcomes = [outcome(client) for client in states]
-    uploads = tuple(each for each in outcomes if isinstance(each, Upload))
-    failures = tuple(each for each in outcomes if isinstance(each, Failure))
-    bytes_up = sum(upload.state.nbytes for upload in uploads)
     bytes_down = sum(state.nbytes for client, state in states.items() if client in federation.nodes)
-    return Replies(uploads, failures, bytes_up, bytes_down)
+    return Replies.of([outcome(client) for client in states], bytes_down)
 
 
 def question(state: State, experiment: str, round_number: int) -> RecordDict:
@@ -178,22 +185,6 @@ def question(state: State, experiment: str, round_number: int) -> RecordDict:
             "task": ConfigRecord({"experiment": experiment, "round": round_number}),
         }
     )
-
-
-def exchanged(
-    grid: Grid,
-    nodes: Mapping[int, int],
-    kind: str,
-    number: int,
-    contents: Mapping[int, RecordDict],
-    timeout: float | None,
-) -> dict[int, Message]:
-    """Send clients that connected a message of a round, each its own content, and return the answers by client."""
-    clients = [client for client in contents if client in nodes]
-    messages = [Message(contents[client], nodes[client], kind, group_id=str(number)) for client in clients]
-    # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
-    received = send_and_receive(grid, messages, timeout)
-    return {client: received[place] for place, client in enumerate(clients) if place in received}
 
 
 def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:

@@ -43,8 +43,7 @@ def observe(
 ) -> tuple[Observation, ...]:
     """Return what the threat model lets the adversary see of a round.
 
-    Returns:
-        The uploads of the first ``adversary.victims`` clients; or one sum of all of them; or nothing.
+    That is the uploads of the first ``adversary.victims`` clients, or one sum of all of them, or nothing.
     """
     if not uploads:
         return ()

@@ -35,25 +35,9 @@ def attack_heard(
     command: str,
     progress: Progress,
 ) -> Summary:
-    """Attack what was heard of a run on the network.
+    """Attack what the listener whose folder is ``heard`` has of the run in ``path``, in the copy ``out``.
 
-    Args:
-        path: the run's folder.
-        heard: the listener's folder.
-        names: of attacks; none: those of the run.
-        victims: names of the uploads to attack, such as 1-3; none: all that were heard.
-        overrides: ``key=value``, as for :func:`~fedpriv.core.lab.attack_again.attack_run`.
-        out: the copy of the run's folder, made here.
-        command: what repeats this, for the report.
-        progress: told what happens.
-
-    Returns:
-        The copy's summary.
-
-    Raises:
-        InputError: one of the folders is not what it should be, the listener has heard another run, or an attack,
-            victim or setting is not known.
-        RunFailedError: the results cannot be written.
+    Without names the run's own attacks are made, without victims on all uploads that were heard.
     """
     source = RunFolder.open(path)
     listened = read_listened(heard)

@@ -58,7 +58,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([alternative_name(host) for host in hosts]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         write_whole(folder / "ca.pem", self.pem)
@@ -90,17 +90,12 @@ def is_valid(certificate: Path, until: datetime, hosts: Sequence[str]) -> bool:
     except (FileNotFoundError, ValueError, x509.ExtensionNotFound):
         return False
     in_time = loaded.not_valid_before_utc <= datetime.now(UTC) and until <= loaded.not_valid_after_utc
-    return in_time and all(_alternative(host) in names for host in hosts)
+    return in_time and all(alternative_name(host) in names for host in hosts)
 
 
 def end_of(certificate: Path) -> datetime:
     """Until when a certificate is valid."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-
-
-def check_host(host: str) -> None:
-    """Refuse what no certificate can be made for."""
-    _alternative(host)
 
 
 def make_node_key(path: Path) -> None:
@@ -125,7 +120,8 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def alternative_name(host: str) -> x509.GeneralName:
+    """Return a host as certificates name it; what no certificate can be made for is refused."""
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:

@@ -9,17 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import target_error, write_whole
 from fedpriv.deploy import flower
-from fedpriv.deploy.certificates import Authority, check_host, is_valid, make_node_key
-from fedpriv.deploy.commands import KeyFiles
+from fedpriv.deploy.certificates import Authority, alternative_name, is_valid, make_node_key
 from fedpriv.deploy.folder import PRIVATE, DeploymentFolder, DeploymentRecord
-
-KEYS = PurePosixPath("/keys")
-"""Where a container sees its party's folder."""
 
 NODE_KEY = "supernode"
 _SERVER, _ADMISSION, _NODE = "superlink", "admission", "supernode-"
@@ -28,22 +24,14 @@ _LOCAL = ("localhost", "127.0.0.1")
 _MARGIN = timedelta(days=1)
 
 
-def keys_in(folder: PurePath) -> KeyFiles:
-    """Where a party's files are in its folder."""
-    return KeyFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
-
-
 def prepare(path: Path, volumes: Path, nodes: int, port: int, insecure: bool, names: Sequence[str] = ()) -> bool:
     """Make certificates and keys for all parties, and write down the deployment.
 
     What is there and valid is kept, so that this may run before every start; where anything of it is missing, ends soon
-    or lacks one of ``names``, all is made anew.
-
-    Returns:
-        Whether keys were made.
+    or lacks one of ``names``, all is made anew. Returns whether it was.
     """
     for name in names:
-        check_host(name)
+        alternative_name(name)  # says what no certificate can be made for
     folder = DeploymentFolder(path)
     if folder.is_up() and not folder.read().is_contained:
         raise InputError(f"a deployment of processes is up in {folder.path}; first: fedpriv deploy down")

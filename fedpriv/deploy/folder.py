@@ -69,29 +69,21 @@ _RECORD = TypeAdapter(DeploymentRecord)
 
 
 class DeploymentFolder:
-    """The paths in a deployment's folder, which belongs to its owner alone.
-
-    Attributes:
-        path: the folder.
-        tls: the certificates.
-        keys: the SuperNodes' keys and the executors' shared secret.
-        logs: what each process printed.
-        runs: where the server writes its runs.
-        seeds: where clients and server find the seed of a run that is under way.
-        clients: what clients keep to themselves: their secrets, and what they answered.
-        heard: what an eavesdropper has stored.
-        flower: Flower's own home: connections, and apps as they were sent.
-        programs: those of Flower's that the launcher runs, ahead of the real ones on the search path.
-        database: the SuperLink's state.
-    """
+    """The paths in a deployment's folder, which belongs to its owner alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.tls, self.keys, self.logs = self.path / "tls", self.path / "keys", self.path / "logs"
-        self.runs, self.seeds, self.clients = self.path / "runs", self.path / "seeds", self.path / "clients"
-        self.heard, self.flower = self.path / "heard", self.path / "flower"
-        self.programs = self.path / "programs"
-        self.database, self._record = self.path / "superlink.db", self.path / "deployment.json"
+        self.tls = self.path / "tls"  # certificates
+        self.keys = self.path / "keys"  # of the SuperNodes, and the executors' shared secret
+        self.logs = self.path / "logs"  # what each process printed
+        self.runs = self.path / "runs"  # where the server writes its runs
+        self.seeds = self.path / "seeds"  # where clients and server find the seed of a run that is under way
+        self.clients = self.path / "clients"  # what clients keep to themselves: their secrets, what they answered
+        self.heard = self.path / "heard"  # what an eavesdropper has stored
+        self.flower = self.path / "flower"  # Flower's own home: connections, and apps as they were sent
+        self.programs = self.path / "programs"  # Flower's, run by the launcher, first on the search path
+        self.database = self.path / "superlink.db"  # the SuperLink's state
+        self._record = self.path / "deployment.json"
 
     def create(self) -> None:
         """Make the folder and its parts, for the owner's eyes only."""

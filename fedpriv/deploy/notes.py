@@ -4,13 +4,13 @@ The folder holds ``listener.json`` (connections, bytes, what was read) and, wher
 ``run-ID/experiment.json`` (the experiment as the messages tell it) and ``run-ID/observations/``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
@@ -26,7 +26,6 @@ from fedpriv.server.tap import public_settings
 
 LISTENED = "listener.json"
 EXPERIMENT = "experiment.json"
-_MOST_REASONS = 20
 
 
 class NotReadableError(ValueError):
@@ -85,40 +84,7 @@ def read_listened(folder: Path) -> Listened:
     return listened
 
 
-class Notes:
-    """Writes down exchanges as observations, and counts them."""
-
-    def __init__(self, folder: Path, listened: Listened) -> None:
-        self._folder = folder
-        self.listened = listened
-
-    def note(self, exchange: Exchange) -> None:
-        """Store the upload in an exchange, or the reason why it has none that can be stored."""
-        exchanges = self.listened.exchanges + 1
-        self.listened = replace(self.listened, exchanges=exchanges)
-        if exchange.kind.startswith("train."):
-            self.give_up(f"a {exchange.kind} message: its upload is not sent as it is")
-        if exchange.kind != "train":
-            return
-        try:
-            experiment, observation = _observation(exchange)
-        except (NotReadableError, InputError) as error:
-            self.give_up(str(error))
-            return
-        run = self._folder / f"run-{exchange.run_id}"
-        (run / "observations").mkdir(parents=True, exist_ok=True)
-        write_whole(run / EXPERIMENT, f"{experiment.to_json()}\n".encode())
-        write_observation(run / "observations", observation)
-        self.listened = replace(self.listened, uploads=self.listened.uploads + 1)
-
-    def give_up(self, reason: str) -> None:
-        """Note why something could not be read."""
-        known = self.listened.unread
-        if reason not in known and len(known) < _MOST_REASONS:
-            self.listened = replace(self.listened, unread=(*known, reason))
-
-
-def _observation(exchange: Exchange) -> tuple[Experiment, Observation]:
+def observation_in(exchange: Exchange) -> tuple[Experiment, Observation]:
     """What an exchange says: the experiment, and the upload with what is public about it."""
     question, answer = exchange.question, exchange.answer
     try:

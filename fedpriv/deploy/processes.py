@@ -53,11 +53,7 @@ def is_alive(started: StartedProcess) -> bool:
 
 
 def stop(started: Sequence[StartedProcess]) -> tuple[str, ...]:
-    """End the processes and their children: politely first, with force after ten seconds.
-
-    Returns:
-        The names of those that still ran.
-    """
+    """End the processes and their children, with force after ten seconds; returns the names of those that ran."""
     running = [(each.name, process) for each in started if (process := _find(each)) is not None]
     family = [member for _, process in running for member in (process, *_children(process))]
     for member in family:

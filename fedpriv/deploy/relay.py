@@ -28,11 +28,7 @@ Address = tuple[str, int]
 
 
 def listen(at: Address, server: Address, folder: Path, tell: Callable[[str], None]) -> Listened:
-    """Pass on connections until Ctrl-C (or SIGTERM), and write down what can be read.
-
-    Returns:
-        What passed.
-    """
+    """Pass on connections until Ctrl-C (or SIGTERM), and write down what can be read; returns what passed."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         follower = Follower(folder, _passed_before(folder, at, server))

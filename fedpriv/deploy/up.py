@@ -105,10 +105,8 @@ def look(path: Path) -> Status:
 def restart(path: Path) -> tuple[str, ...]:
     """Start again what has died; a SuperNode keeps its key, and so its number and its partition.
 
-    Runs that were under way when the SuperLink died are stopped; ``fedpriv run --resume`` finishes them.
-
-    Returns:
-        The names of the processes that were started.
+    Runs that were under way when the SuperLink died are stopped; ``fedpriv run --resume`` finishes them. Returns the
+    names of the processes that were started.
     """
     folder = DeploymentFolder(path)
     record = _own(folder, "docker compose up --detach")
@@ -126,11 +124,7 @@ def restart(path: Path) -> tuple[str, ...]:
 
 
 def take_down(path: Path) -> tuple[str, ...]:
-    """Stop what ``up`` started, and forget keys and state; logs and runs stay.
-
-    Returns:
-        The names of the processes that still ran.
-    """
+    """Stop what ``up`` started, forget keys and state, and return the names of what still ran; logs and runs stay."""
     folder = DeploymentFolder(path)
     stopped = stop(_own(folder, "docker compose down").processes)
     folder.forget()

@@ -105,14 +105,7 @@ def together(config: IclConfig, examples: int, noises: Sequence[VoteNoise]) -> G
 
 
 def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret, level: int) -> NDArray[np.int64]:
-    """Answer each question by its votes.
-
-    Args:
-        votes: (questions, voters).
-
-    Returns:
-        (questions,), the label of each.
-    """
+    """Answer each question (Q,) by its votes (Q, voters)."""
     counts = np.array([np.bincount(row, minlength=labels) for row in votes])
     if sigma == 0:
         plurality: NDArray[np.int64] = counts.argmax(axis=1)

@@ -6,19 +6,20 @@ goes on only with the settings, texts, model and secret that it was begun with: 
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, is_empty, write_whole, writing_to
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import Failure, Ledger, Origin, parse_json, read_file, read_text
+from fedpriv.core.records import Failure, Ledger, Origin, read_file
 from fedpriv.core.records.reading import Record
+from fedpriv.core.runs.files import Files
 from fedpriv.prompts.records import Prompts
 from fedpriv.prompts.settings import Prompting, load_prompting
 from fedpriv.prompts.texts import PromptTexts
@@ -51,8 +52,7 @@ class NoisyCounts(Record):
 
 
 _COUNTS_RECORD = TypeAdapter(NoisyCounts)
-_LINE, _LEDGER, _PROMPTS = TypeAdapter(PromptVotes), TypeAdapter(Ledger), TypeAdapter(Prompts)
-_ORIGINS = TypeAdapter(Origin)
+_LINE, _LEDGER, _ORIGINS = TypeAdapter(PromptVotes), TypeAdapter(Ledger), TypeAdapter(Origin)
 
 # What has become of a run if this part of its origin is another.
 _PARTS = {
@@ -63,16 +63,12 @@ _PARTS = {
 }
 
 
-class PromptFolder:
-    """The folder of one run; use :meth:`create` for a new one and :meth:`open` for one that exists.
-
-    Attributes:
-        path: the folder.
-        settings: the resolved settings.
-    """
+class PromptFolder(Files):
+    """The folder of one run; use :meth:`create` for a new one and :meth:`open` for one that exists."""
 
     def __init__(self, path: Path, settings: Prompting) -> None:
-        self.path, self.settings = path, settings
+        super().__init__(path)
+        self.settings = settings  # the resolved ones
 
     @staticmethod
     def create(path: Path, settings: Prompting, texts: PromptTexts) -> "PromptFolder":
@@ -150,9 +146,7 @@ class PromptFolder:
 
     def votes(self, questions: int, voters: int, labels: int) -> list[PromptVotes]:
         """Return the votes so far, a cut-off last line left out."""
-        lines = (read_text(self.path / _VOTES) or "").split("\n")[:-1]
-        where = str(self.path / _VOTES)
-        kept = [parse_json(line, _LINE, f"{where}, line {number}") for number, line in enumerate(lines, start=1)]
+        kept, where = self._lines(_VOTES, _LINE), str(self.path / _VOTES)
         if [line.question for line in kept] != list(range(len(kept))):
             raise InputError(f"{where} is damaged: questions are missing")
         if len(kept) > questions:
@@ -184,22 +178,13 @@ class PromptFolder:
         """Add the votes on one question."""
         append_line(self.path / _VOTES, json.dumps(vars(line)))
 
-    def write_json(self, name: str, value: object) -> None:
-        """Write a value as indented JSON; NaN and infinity are refused."""
-        write_whole(self.path / name, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
-
-    def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
-        """Write one JSON object a line, the file whole."""
-        text = "".join(json.dumps(value, allow_nan=False) + "\n" for value in values)
-        write_whole(self.path / name, text.encode())
-
     def ledger(self) -> Ledger:
         """What is proven."""
         return self._needed("ledger.json", read_file(self.path / "ledger.json", _LEDGER))
 
     def prompts(self) -> Prompts:
         """What the run found."""
-        return self._needed("icl.json", read_file(self.path / "icl.json", _PROMPTS))
+        return self._needed(Prompts.path, self.read(Prompts))
 
     def _needed(self, name: str, record: T | None) -> T:
         if record is None:

@@ -32,10 +32,9 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
-        """Return the log-probability that each prompt goes on with the first token of each candidate.
+        """Return the log-probability, (prompts, candidates), that a prompt goes on with a candidate's first token.
 
-        Returns:
-            (prompts, candidates), at most 0; over the whole vocabulary, so that a row need not add up to 1.
+        It is over the whole vocabulary, so that the probabilities of a row need not add up to 1.
         """
 
     @abstractmethod

@@ -1,9 +1,10 @@
 """icl.json: private in-context learning, what it is worth and what its prompts give away."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedpriv.core.figure import Figure, Interval
-from fedpriv.core.records.reading import GrowingRecord, Record
+from fedpriv.core.records.reading import FileRecord, Record
 from fedpriv.core.records.rounds import Failure
 
 
@@ -34,8 +35,10 @@ class Synthetic(Record):
     text: str  # what was written
 
 
-class Prompts(GrowingRecord):
+class Prompts(FileRecord):
     """icl.json."""
+
+    path: ClassVar[str] = "icl.json"
 
     mode: str  # classify or generate
     model: str  # which one, in words

@@ -38,11 +38,7 @@ _SEEN = "The claim is against whoever sees what is released; the model, and whoe
 
 
 def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
-    """Carry out a file of settings in a new folder.
-
-    Returns:
-        What is written to icl.json.
-    """
+    """Carry out a file of settings in a new folder, and return what is written to icl.json."""
     began = time.monotonic()
     texts = load_texts(settings.data, settings.seed)
     bench = _bench(settings, texts, Secret.of_seed(settings.seed))
@@ -87,6 +83,10 @@ class _Bench:
         """The labels of the questions."""
         return np.array([question.label for question in self.questions])
 
+    def zero_shot(self) -> list[int]:
+        """How the model answers each question without examples."""
+        return [int(self.classifier.zero_shot(question.text).argmax()) for question in self.questions]
+
     def right(self, said: Sequence[int] | NDArray[np.int64]) -> Interval:
         """The share of questions that are answered correctly."""
         return rate_interval(int((np.asarray(said) == self.truth).sum()), len(self.truth))
@@ -123,7 +123,7 @@ def _finish(bench: _Bench, folder: PromptFolder, began: float, progress: Progres
         leaks, refusals = _attacked(bench, progress)
         results = results.model_copy(update={"leaks": leaks, "refusals": refusals, "seconds": time.monotonic() - began})
         folder.write_json("ledger.json", ledger.to_json())
-        folder.write_json("icl.json", results.model_dump(mode="json"))
+        folder.write(results)
     return results
 
 
@@ -172,10 +172,9 @@ def _masked(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Pr
     said = np.array(summed.counts).argmax(axis=1)
     _release(bench, folder, said)
     progress.stage(f"asking {bench.language.title} without examples")
-    zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
     results = _result(
         bench,
-        zero_shot=bench.right(zero_shot),
+        zero_shot=bench.right(bench.zero_shot()),
         levels=(PromptLevel(noise.epsilon, noise.sigma, bench.right(said), released=True),),
         noise_at="clients",
         voted=len(summed.clients),
@@ -221,11 +220,11 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
     own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
     folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[row.label], "text": row.text} for row in own])
     progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
-    zero_shot = [int(bench.classifier.zero_shot(question.text).argmax()) for question in bench.questions]
+    zero_shot = bench.right(bench.zero_shot())
     worst = max(noises, key=lambda noise: noise.sigma)
     results = _result(
         bench,
-        zero_shot=bench.right(zero_shot),
+        zero_shot=zero_shot,
         levels=(
             PromptLevel(icl.target_epsilon, worst.sigma, _served(bench, own), released=True),
             PromptLevel(None, 0.0, _served(bench, plain)),
@@ -347,8 +346,6 @@ def _masked_notes(icl: IclConfig) -> Iterator[str]:
 
 def _mean_interval(values: NDArray[np.float64]) -> Interval:
     """A mean and its normal interval."""
-    mean, reach = (
-        float(values.mean()),
-        1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0,
-    )
+    mean = float(values.mean())
+    reach = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return Interval(mean, max(0.0, mean - reach), min(1.0, mean + reach))

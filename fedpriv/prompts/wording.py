@@ -46,11 +46,7 @@ class Wording:
 
 
 def drawn(available: int, prompts: int, shots: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw who is in which prompt: so many of all examples without replacement, in a random order.
-
-    Returns:
-        (prompts, shots), numbers of examples; none twice, so that one example is in one prompt at most.
-    """
+    """Draw who is in which prompt, (prompts, shots): numbers of examples, each in one prompt at most."""
     check_enough(available, prompts, shots)
     return generator.choice(available, prompts * shots, replace=False).reshape(prompts, shots)
 

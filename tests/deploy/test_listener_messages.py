@@ -20,7 +20,7 @@ from fedpriv.core.wire import pack
 from fedpriv.deploy.conversation import Spoken
 from fedpriv.deploy.follower import Follower
 from fedpriv.deploy.messages import Exchange, Messages
-from fedpriv.deploy.notes import Listened, Notes, read_listened
+from fedpriv.deploy.notes import Listened, read_listened
 
 RUN, NODE = 4711, 99
 SETTINGS = {
@@ -126,7 +126,7 @@ def test_nothing_heavy_is_kept_after_an_exchange() -> None:
 
 def test_an_upload_becomes_an_observation_with_what_is_public(tmp_path: Path) -> None:
     question, answer = exchange(experiment(mechanism={"name": "gaussian", "sigma": 2.0, "clip_norm": 0.5}))
-    notes = Notes(tmp_path, Listened("here", "there", {}))
+    notes = Follower(tmp_path, Listened("here", "there", {}))
     messages = Messages()
     for spoken in (*asked(question), *answered(answer)):
         for one in messages.hear(spoken):
@@ -147,7 +147,7 @@ def test_an_upload_becomes_an_observation_with_what_is_public(tmp_path: Path) ->
 @pytest.mark.parametrize(("kind", "unread"), [("query", 0), ("query.keys", 0), ("train.masked", 1)])
 def test_what_is_no_upload_in_the_clear_is_not_stored(kind: str, unread: int, tmp_path: Path) -> None:
     question, answer = exchange(experiment())
-    notes = Notes(tmp_path, Listened("here", "there", {"http": 1}))
+    notes = Follower(tmp_path, Listened("here", "there", {"http": 1}))
     notes.note(Exchange(RUN, kind, question.content, answer.content))
     assert (notes.listened.exchanges, notes.listened.uploads, len(notes.listened.unread)) == (1, 0, unread)
     assert "stored no upload" in notes.listened.verdict

@@ -26,8 +26,9 @@ from fedpriv.prompts.classify import answers, noise_of
 from fedpriv.prompts.client import Prompter, prompter_app
 from fedpriv.prompts.report import write_icl_report
 from fedpriv.prompts.run import resume_icl, start_icl
-from fedpriv.prompts.server import Prompters, ask_prompters, noisy_counts
+from fedpriv.prompts.server import ask_prompters, noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
+from fedpriv.server.exchange import Reached
 from tests.prompts.worlds import classifier, fruits
 
 CLIENTS, SIGMA = 6, 1.5
@@ -67,9 +68,9 @@ def test_all_shares_but_noise_are_votes(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.argmax(axis=1) == answers(votes, 2, 0.0, one.secret, 0)).mean() > 0.7  # ties aside
 
 
-def grid_of(app: ClientApp, clients: int) -> Prompters:
+def reached(app: ClientApp, clients: int) -> Reached:
     grid = simulated(app, clients)
-    return Prompters(grid, grid.nodes_by_partition(), [10] * clients)
+    return Reached(grid, grid.nodes_by_partition(), [10] * clients)
 
 
 def prompter(clients: int, sigma: float, votes: Callable[[int, object], torch.Tensor] | None = None) -> Prompter:
@@ -94,7 +95,7 @@ def test_clients_may_disappear_at_any_step(kind: str) -> None:
     """What is left still has the noise that is accounted for: its variance, chi-squared, beyond 6 but once in 1e9."""
     clients, left = 7, 5
     app = dropping(prompter_app(prompter(clients, SIGMA)), dict.fromkeys(range(left, clients), kind))
-    found = ask_prompters(grid_of(app, clients), ["?"] * 40, 2, 1, SIGMA)
+    found = ask_prompters(reached(app, clients), ["?"] * 40, 2, 1, SIGMA)
     there = clients if kind == "query.unmask" else left
     assert found.clients == tuple(range(there))
     assert [failure.client for failure in found.failures] == ([] if there == clients else [5, 6])
@@ -107,7 +108,7 @@ def test_clients_may_disappear_at_any_step(kind: str) -> None:
 def test_too_few_clients_are_no_sum() -> None:
     app = dropping(prompter_app(prompter(7, SIGMA)), dict.fromkeys(range(4, 7), "train.masked_votes"))
     with pytest.raises(RunFailedError, match="4 clients have sent masked uploads, and secure aggregation needs 5"):
-        ask_prompters(grid_of(app, 7), ["?"] * 40, 2, 1, SIGMA)
+        ask_prompters(reached(app, 7), ["?"] * 40, 2, 1, SIGMA)
 
 
 def test_a_client_that_fails_says_nothing_of_its_examples() -> None:
@@ -116,7 +117,7 @@ def test_a_client_that_fails_says_nothing_of_its_examples() -> None:
             raise ValueError("the secret text of an example")
         return torch.zeros(1, 40, dtype=torch.int64)
 
-    found = ask_prompters(grid_of(prompter_app(prompter(4, SIGMA, votes)), 4), ["?"] * 40, 2, 1, SIGMA)
+    found = ask_prompters(reached(prompter_app(prompter(4, SIGMA, votes)), 4), ["?"] * 40, 2, 1, SIGMA)
     assert [failure.client for failure in found.failures] == [2]
     assert "secret text" not in found.failures[0].reason and "log says why" in found.failures[0].reason
 

@@ -18,7 +18,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World, build_world
-from fedpriv.server.asked_log import check_unchanged, questions, replay, rounds_of
+from fedpriv.server.asked_log import check_unchanged, questions, replay, rounds_by_client
 from tests.integration.small import experiment
 
 GAUSSIAN = {"name": "gaussian", "sigma": 0.3}
@@ -44,7 +44,7 @@ def test_a_round_counts_as_often_as_something_else_was_asked_in_it(tmp_path: Pat
         tmp_path / "run",
         [(1, start, (0, 1)), (1, start, (0, 1)), (2, start, (0,)), (2, other, (0, 1)), (3, other, (1,))],
     ).asked()
-    assert [rounds_of(client, lines) for client in range(3)] == [[1, 2, 2], [1, 2, 3], []]
+    assert rounds_by_client(lines) == {0: (1, 2, 2), 1: (1, 2, 3)}
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed"])
@@ -56,7 +56,7 @@ def test_the_budget_counts_what_the_ledger_counts_or_more(sampling: str, tmp_pat
     ).asked()
     budget = Budget(world.experiment, world.plans)
     replay(budget, lines)
-    proven = [plan.guarantee(rounds_of(plan.client, lines)).epsilon for plan in world.plans[:2]]
+    proven = [plan.guarantee(rounds_by_client(lines)[plan.client]).epsilon for plan in world.plans[:2]]
     assert proven[0] is not None
     assert proven[1] is not None
     assert proven[0] > proven[1]

@@ -89,11 +89,7 @@ def usual_length(inputs: Tensor) -> float:
 
 
 def bounded_features(inputs: Tensor, length: float) -> NDArray[np.float64]:
-    """Return features (n, d) of length 1 at most; the last one was constant.
-
-    Args:
-        inputs: (n, C, H, W), as the network is fed.
-    """
+    """Return features (n, d) of length 1 at most of inputs (n, C, H, W); the last one was constant."""
     flat = inputs.flatten(1).double().cpu()
     features = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).div_(length)
     # A hair below 1, so that rounding leaves none of them longer.
@@ -110,12 +106,9 @@ def trained_parameters(
     length: float,
     like: Vector,
 ) -> Vector:
-    """Train one client's model and release it as the network's parameters.
+    """Train one client's model on bounded features (n, d) and release it as the network's parameters.
 
-    Args:
-        features: (n, d), of :func:`bounded_features`.
-        labels: (n,).
-        like: the network's weight (K, d - 1) and bias (K,), for names and types.
+    ``like`` has the network's weight (K, d - 1) and bias (K,), for names and types.
     """
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:

@@ -18,11 +18,7 @@ def response_of(world: World) -> Response:
 
 
 def changed_labels(labels: Tensor, response: Response, noise: NoiseStream) -> Tensor:
-    """Return labels of which each is the given one with probability p, else any other.
-
-    Args:
-        labels: (n,), int64, from 0 to K - 1.
-    """
+    """Return labels (n,), int64, from 0 to K - 1, of which each is the given one with probability p, else any other."""
     kept = noise.uniform(len(labels)) < response.keep
     steps = 1 + (noise.uniform(len(labels)) * (response.answers - 1)).long().clamp(max=response.answers - 2)
     return torch.where(kept, labels, (labels + steps) % response.answers)

@@ -62,10 +62,6 @@ def write_survey(folder: RunFolder, survey: LabelSurvey) -> None:
 
 
 def read_survey(folder: RunFolder) -> LabelSurvey | None:
-    """Return what changed labels tell; ``None`` where clients do not change them, and until one has answered.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Return what changed labels tell; ``None`` where clients do not change them, and until one has answered."""
     survey, told = folder.read(LabelSurvey), read_file(folder.path / _TOLD, _LABELS_TOLD)
     return survey if survey is None or told is None else survey.model_copy(update={"told": told})

@@ -74,14 +74,7 @@ def asked_about(world: World, images: Tensor) -> bytes:
 
 
 def teachers_votes(world: World, client: int, images: Tensor) -> Tensor:
-    """Train this client's teachers and have them vote.
-
-    Args:
-        images: public ones (Q, C, H, W), uint8.
-
-    Returns:
-        Classes (t, Q), uint8 or int16, as :func:`~fedpriv.algorithms.pate.teachers.votes_type` says.
-    """
+    """Train this client's teachers and have them vote on public images (Q, C, H, W), uint8: classes (t, Q)."""
     own = world.experiment.model.is_own
     passed = () if own else (MemoryError, torch.OutOfMemoryError)
     votes = []

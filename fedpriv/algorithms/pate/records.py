@@ -14,20 +14,11 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class VotedAnswer(Record):
-    """One line of answers.jsonl: one question, which is public as its answer is.
+    """One line of answers.jsonl: one question, which is public as its answer is."""
 
-    Attributes:
-        query: the number of the image in the test data, from 0.
-        answered: whether there is an answer.
-        label: the class; ``None`` without an answer.
-
-    Raises:
-        ValueError: an answer without a class, or a class without an answer.
-    """
-
-    query: Annotated[int, Field(ge=0)]
-    answered: bool
-    label: Annotated[int, Field(ge=0)] | None
+    query: Annotated[int, Field(ge=0)]  # the number of the image in the test data
+    answered: bool  # whether there is an answer
+    label: Annotated[int, Field(ge=0)] | None  # the class; `None` without an answer
 
     def __post_init__(self) -> None:
         if self.answered != (self.label is not None):
@@ -66,11 +57,7 @@ _ANSWERS, _ANSWER = "answers.jsonl", TypeAdapter(VotedAnswer)
 
 
 def read_answers(folder: RunFolder) -> tuple[VotedAnswer, ...]:
-    """Return every question that was put to the aggregator; empty before.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return every question that was put to the aggregator; empty before."""
     return folder.whole_lines(_ANSWERS, _ANSWER)
 
 

@@ -114,10 +114,7 @@ def data_dependent_cost(
 ) -> tuple[float, NDArray[np.float64]]:
     """Return the Renyi cost of the answers on these votes, and its local sensitivity by distance: both private.
 
-    As Papernot et al. count: a threshold for each question, a noisy maximum for each answer given.
-
-    Args:
-        counts: (Q, K) votes on each question.
+    As Papernot et al. count: a threshold for each question (Q, K), a noisy maximum for each answer given.
     """
     if isinstance(aggregator, LaplaceMax):
         raise ValueError("no smooth sensitivity is known for Laplace noise")
@@ -164,7 +161,7 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     world = federation.world
     per_client, asked = PateConfig.required(world.experiment).teachers_per_client, len(asked_rows(world))
     like = State({"votes": torch.zeros((per_client, asked), dtype=votes_type(world))}, {})
-    answers = federation.send("train.votes", _ROUND, contents)
+    answers = federation.reached.send("train.votes", _ROUND, contents)
 
     def outcome(client: int) -> Upload | Failure:
         if client not in answers:
@@ -175,15 +172,12 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
             return refusal(client, f"voted for a class that is none of {world.dataset.classes}")
         return read
 
-    outcomes = [outcome(client) for client in contents]
-    uploads = tuple(each for each in outcomes if isinstance(each, Upload))
-    failures = tuple(each for each in outcomes if isinstance(each, Failure))
-    bytes_up = sum(upload.state.nbytes for upload in uploads)
-    require_usable(Replies(uploads, failures, bytes_up, 0), world.experiment.federation, _ROUND)
-    votes = torch.cat([upload.state.parameters["votes"] for upload in uploads]).to(torch.int16).numpy()
+    replies = Replies.of([outcome(client) for client in contents], 0)
+    require_usable(replies, world.experiment.federation, _ROUND)
+    votes = torch.cat([upload.state.parameters["votes"] for upload in replies.uploads]).to(torch.int16).numpy()
     counts = np.stack([np.bincount(column, minlength=world.dataset.classes) for column in votes.T])
-    voters = np.repeat([upload.client for upload in uploads], per_client)
-    return Poll(votes, voters.astype(np.int64), counts.astype(np.float64), failures, bytes_up)
+    voters = np.repeat([upload.client for upload in replies.uploads], per_client)
+    return Poll(votes, voters.astype(np.int64), counts.astype(np.float64), replies.failures, replies.bytes_up)
 
 
 def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
@@ -191,7 +185,7 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     world = federation.world
     shape = (len(asked_rows(world)), world.dataset.classes)
     each = PateConfig.required(world.experiment).teachers_per_client
-    votes = sums().ask_for_votes(federation, _ROUND, contents, shape, each, noise_of_votes(world))
+    votes = sums().ask_for_votes(federation.reached, _ROUND, contents, shape, each, noise_of_votes(world))
     require_usable(Replies(votes.uploads, votes.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)
     return Poll(none, np.array(votes.clients, dtype=np.int64), votes.counts, votes.failures, votes.bytes_up)

@@ -24,9 +24,7 @@ def teach(
 ) -> None:
     """Train a network in place, by the loss of shuffled batches that the settings name; an optimiser starts afresh.
 
-    Args:
-        inputs: normalised images (n, C, H, W) on the model's device; none leave the model as it is.
-        labels: (n,) likewise.
+    Inputs are normalised images (n, C, H, W) on the model's device; none leave the model as it is.
     """
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     parameters: Vector = {name: value for name, value in model.named_parameters() if value.requires_grad}

@@ -6,7 +6,7 @@ others' shares; after it, its upload is in the sum. Fewer than two thirds end th
 clients whose shares are the whole noise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,15 +31,15 @@ from fedpriv.server.uploads import Upload, raised, read_upload, refusal
 class _Round:
     """What a round has come to: who is still in it, and who was left out."""
 
-    federation: Reached
+    clients: Reached
     number: int
     failures: dict[int, Failure]
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Send each client its content; returns the answers, by client, ascending; who gives none is left out."""
-        received = self.federation.send(kind, self.number, contents)
+        received = self.clients.send(kind, self.number, contents)
         for client in contents:
-            if client not in self.federation.nodes:
+            if client not in self.clients.nodes:
                 self.leave_out(client, "never connected")
             elif client not in received:
                 self.leave_out(client, f"did not reply to {kind} in time")
@@ -67,17 +67,17 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     settings, initial = world.experiment.federation, world.initial
     if world.experiment.mechanism.noise_at == "sum":
         return _ask_for_noisy_sum(federation, number, states)
+    questions = federation.questions(number, states)
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
-    masked = ask_for_masked_sum(federation, number, federation.questions(number, states), "train.masked", count)
-    factors = masked_weights(federation.world.sizes.tolist(), settings.weighting)
+    masked = ask_for_masked_sum(federation.reached, number, questions, "train.masked", count)
+    factors = masked_weights(world.sizes.tolist(), settings.weighting)
     weight = sum(factors[client] for client in masked.clients)
     mean = restored(masked.total, len(masked.clients), settings.secure_limit) / weight
-    uploads = tuple(
-        replace(upload, state=_state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial))
-        for upload, words in zip(masked.uploads, masked.words, strict=True)
-    )
-    bytes_down = sum(states[client].nbytes for client in masked.asked)
-    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, _state(mean, initial))
+
+    def seen(words: Words) -> State:
+        return _state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial)
+
+    return _replies(states, masked, seen, _state(mean, initial))
 
 
 def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
@@ -92,12 +92,14 @@ def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int,
         return State(split(values, initial.parameters), nothing)
 
     questions = federation.questions(number, states)
-    masked = ask_for_masked_sum(federation, number, questions, "train.masked", padded(dimension), share.survivors)
-    uploads = tuple(
-        replace(upload, state=state(words, 1)) for upload, words in zip(masked.uploads, masked.words, strict=True)
-    )
+    count = padded(dimension)
+    masked = ask_for_masked_sum(federation.reached, number, questions, "train.masked", count, share.survivors)
+    return _replies(states, masked, lambda words: state(words, 1), state(masked.total, len(masked.clients)))
+
+
+def _replies(states: Mapping[int, State], masked: "MaskedSum", seen: Callable[[Words], State], mean: State) -> Replies:
+    uploads = tuple(replace(upload, state=seen(_words(upload))) for upload in masked.uploads)
     bytes_down = sum(states[client].nbytes for client in masked.asked)
-    mean = state(masked.total, len(masked.clients))
     return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, mean)
 
 
@@ -107,7 +109,6 @@ class MaskedSum:
 
     total: Words  # modulo 2^32, (N,), without masks
     uploads: tuple[Upload, ...]  # one a client that is in it; their numbers are masked
-    words: tuple[Words, ...]  # those numbers, in the same order
     failures: tuple[Failure, ...]  # who was left out, and why, ascending
     asked: tuple[int, ...]  # who was asked for a masked upload
 
@@ -119,7 +120,7 @@ class MaskedSum:
     @property
     def bytes_up(self) -> int:
         """The size of what they sent."""
-        return sum(each.nbytes for each in self.words)
+        return sum(upload.state.nbytes for upload in self.uploads)
 
 
 def ask_for_masked_sum(
@@ -132,12 +133,13 @@ def ask_for_masked_sum(
     going.require(len(keys), needed, "sent keys")
     shares = _shares(going, keys)
     going.require(len(shares), needed, "shared their secrets")
-    uploads, words = _masked(going, shares, questions, kind, count)
+    uploads = _masked(going, shares, questions, kind, count)
     going.require(len(uploads), needed, "sent masked uploads")
     survivors = tuple(upload.client for upload in uploads)
-    total = _unmasked(going, keys, survivors, tuple(client for client in shares if client not in survivors), words)
+    dropped = tuple(client for client in shares if client not in survivors)
+    total = _unmasked(going, keys, survivors, dropped, [_words(upload) for upload in uploads])
     failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
-    return MaskedSum(total, uploads, tuple(words), failures, tuple(shares))
+    return MaskedSum(total, uploads, failures, tuple(shares))
 
 
 def ask_for_votes(
@@ -148,13 +150,7 @@ def ask_for_votes(
     each: int,
     sigma: float,
 ) -> VotesSum:
-    """Have clients vote under masks and return the sum of their noisy counts.
-
-    Args:
-        shape: (Q, K), questions and classes.
-        each: votes of a client.
-        sigma: deviation of the noise on each count of the sum, in votes.
-    """
+    """Have clients vote under masks and return the sum of their noisy counts; see ``Transport.ask_for_votes``."""
     limit = votes_limit(each, sigma, len(questions))
     found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
     counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
@@ -192,23 +188,22 @@ def _shares(going: _Round, keys: Mapping[int, tuple[bytes, bytes]]) -> dict[int,
 
 def _masked(
     going: _Round, shares: Mapping[int, Mapping[int, bytes]], questions: Mapping[int, RecordDict], kind: str, count: int
-) -> tuple[tuple[Upload, ...], list[Words]]:
-    """The masked uploads, and the numbers in them."""
+) -> tuple[Upload, ...]:
+    """The masked uploads."""
     contents = {}
     for client in shares:
         senders = [other for other in shares if other != client]
         passed_on = ConfigRecord({"from": senders, "ciphertexts": [shares[other][client] for other in senders]})
         contents[client] = RecordDict({**questions[client], "shares": passed_on})
     like = State({"masked": torch.zeros(count, dtype=torch.int32)}, {})
-    uploads, words = [], []
+    uploads = []
     for client, answer in going.ask(kind, contents).items():
-        read = read_upload(answer, client, like, going.federation.allowed_masked(client))
+        read = read_upload(answer, client, like, going.clients.allowed_masked(client))
         if isinstance(read, Failure):
             going.leave_out(client, read.reason)
-            continue
-        uploads.append(read)
-        words.append(read.state.parameters["masked"].numpy().view(np.uint32))
-    return tuple(uploads), words
+        else:
+            uploads.append(read)
+    return tuple(uploads)
 
 
 def _unmasked(
@@ -264,6 +259,11 @@ def _list_of_bytes(message: Message, key: str, count: int) -> list[bytes] | None
         return None
     strings = [text for text in value if isinstance(text, bytes)]
     return strings if len(strings) == count else None
+
+
+def _words(upload: Upload) -> Words:
+    """The masked numbers of an upload."""
+    return upload.state.parameters["masked"].numpy().view(np.uint32)
 
 
 def _state(values: torch.Tensor, like: State) -> State:

@@ -30,9 +30,6 @@ def build_model(
 
     The weights depend on the seed alone: global generators are neither read nor changed. An own function's weights do
     so too as long as it draws them from the global generators of torch, numpy or Python.
-
-    Args:
-        shape: (C, H, W) of an image.
     """
     with seeded_generators(torch_stream(seed, "model").initial_seed(), torch.device("cpu")):
         model = _construct(config, shape, classes, columns, sequences).to(device="cpu", dtype=torch.float32)

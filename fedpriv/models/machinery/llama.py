@@ -114,19 +114,14 @@ class _Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """The network; its last layer is the embedding, or one of classes.
-
-    Attributes:
-        vocabulary: tokens that there are.
-        context: the longest sequence.
-    """
+    """The network; its last layer is the embedding, or one of classes."""
 
     def __init__(self, sizes: _Sizes) -> None:
         super().__init__()
         self.model = _Body(sizes)
         self.lm_head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight
-        self.vocabulary, self.context = sizes.vocabulary, sizes.context
+        self.vocabulary, self.context = sizes.vocabulary, sizes.context  # tokens that there are; the longest sequence
         self._is_next = True
 
     @staticmethod

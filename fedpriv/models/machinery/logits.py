@@ -26,9 +26,6 @@ class LogitsOf(nn.Module):
     Where the network's forward takes ``attention_mask``, it is given one, int64 (B, T): 1 for tokens, 0 for padding.
     The first position is always 1, so that an empty text has something to attend to. Configurations of transformers
     are told the number of the padding token, by which classifiers find a text's last token.
-
-    Args:
-        network: takes tokens (B, T).
     """
 
     def __init__(self, network: nn.Module) -> None:
