@@ -17,8 +17,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.quantisation import decoded, encoded
 from fedpriv.mechanisms.machinery.whole_numbers import flat, least_survivors, split
-from fedpriv.server.aggregation import ServerOptimizer
-from fedpriv.server.central import noised_mean
+from fedpriv.server.aggregation import ServerOptimizer, noised_mean
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
 

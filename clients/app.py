@@ -24,13 +24,13 @@ def client_app(secret: Secret | None) -> CohortApp:
         return handler(Answering(secret, bound.origin, bound.cohort), message, context)
 
     bound.train()(partial(answer, train))
-    transports = [kind() for kind in TRANSPORTS.values()]
-    for extension in (*(kind() for kind in ALGORITHMS.values()), *transports):
-        for kind, handler in extension.client_handlers().items():
+    added = [kind().client_handlers() for kind in ALGORITHMS.values()]
+    for handlers in (*added, *(transport.handlers for transport in TRANSPORTS.values())):
+        for kind, handler in handlers.items():
             bound.train(kind)(partial(answer, handler))
     bound.query()(identify)
-    for transport in transports:
-        for kind, query in transport.client_queries().items():
+    for transport in TRANSPORTS.values():
+        for kind, query in transport.queries.items():
             bound.query(kind)(query)
     return bound
 

@@ -1,4 +1,7 @@
-"""From the uploads of a round, put together by one of ``server.rules``, to the next global state."""
+"""From the uploads of a round to the next global state: their mean with central noise, and the server's step.
+
+Means without noise are made by one of ``server.rules``.
+"""
 
 from collections.abc import Mapping
 
@@ -7,9 +10,10 @@ from torch import Tensor
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.federated import upload_sign
+from fedpriv.core.federated import upload_sign, weighted_sum
 from fedpriv.core.optimizers import make_optimizer
-from fedpriv.core.world import State
+from fedpriv.core.world import State, World
+from fedpriv.server.uploads import Upload, norm
 
 
 class ServerOptimizer:
@@ -98,3 +102,25 @@ def _require_like(name: str, given: Tensor | None, want: Tensor) -> Tensor:
     if not bool(given.isfinite().all()) or (name.endswith("/step") and float(given) < 0):
         raise InputError(f"the checkpoint is damaged: {name} holds what no step leaves behind")
     return given
+
+
+def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State:
+    """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
+
+    Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
+    noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
+    """
+    config = world.plans[0].config
+    divisor = world.experiment.federation.asked
+    total = {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.parameters.items()}
+    if uploads:
+        factors = [config.bound / max(norm(upload.state.parameters), config.bound) for upload in uploads]
+        total = weighted_sum([upload.state.parameters for upload in uploads], factors)
+    stream = world.secret.stream("noise-on-the-sum", number, State(total, {}).digest())
+    deviation = config.noise_on_mean(len(uploads), divisor)
+    generator = stream.numpy()
+    mean = {
+        name: value / divisor + torch.from_numpy(generator.normal(0.0, deviation, tuple(value.shape))).to(value.dtype)
+        for name, value in total.items()
+    }
+    return State(mean, {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.buffers.items()})

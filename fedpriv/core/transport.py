@@ -1,7 +1,4 @@
-"""How uploads reach the server other than one by one: transport.py in a capability's folder registers its own.
-
-A transport is imported with the app of clients, so it imports what it needs where it needs it.
-"""
+"""How uploads reach the server other than one by one: transport.py in a capability's folder registers its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -31,18 +28,12 @@ class Transport(ABC):
     """A way in which uploads reach the server."""
 
     name: ClassVar[str]
+    handlers: "ClassVar[Mapping[str, Handler]]"  # what clients do with messages that ask for uploads, by their kinds
+    queries: "ClassVar[Mapping[str, Query]]"  # what they do with messages that come before and after
 
     @abstractmethod
     def is_asked_for(self, experiment: "Experiment") -> bool:
         """Whether uploads of this experiment travel so."""
-
-    @abstractmethod
-    def client_handlers(self) -> "Mapping[str, Handler]":
-        """Return what clients do with messages that ask for uploads, by their kinds."""
-
-    @abstractmethod
-    def client_queries(self) -> "Mapping[str, Query]":
-        """Return what clients do with messages that come before and after, by their kinds."""
 
     @abstractmethod
     def ask(self, federation: "Federation", number: int, states: "Mapping[int, State]") -> "Replies":

@@ -57,7 +57,7 @@ def prompter_app(prompter: Prompter) -> ClientApp:
         reply["client"] = MetricRecord({"partition": client, "examples": prompter.examples[client]})
         return Message(reply, reply_to=message)
 
-    for kind, query in sums().client_queries().items():
+    for kind, query in sums().queries.items():
         app.query(kind)(query)
     return app
 

@@ -33,8 +33,8 @@ from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
+from fedpriv.server.aggregation import noised_mean
 from fedpriv.server.asked_log import released_rounds, replay
-from fedpriv.server.central import noised_mean
 from fedpriv.server.exchange import question
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload

@@ -81,7 +81,6 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
     "network: fedpriv/prompts/server.py": ("masked votes of prompts",),
-    "network: server/rounds.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/secure_aggregation/server.py": (
         "masked upload, gaussian",
         "masked upload, distributed",
@@ -130,9 +129,6 @@ QUIET: dict[str, str] = {
         (
             f"network: fedpriv/{word}.py"
             for word in (
-                "algorithms/pate/algorithm",
-                "algorithms/rounds/algorithm",
-                "algorithms/secure_aggregation/transport",
                 "core/algorithm",
                 "core/transport",
             )

@@ -97,7 +97,7 @@ class LabelsFinding(Finding[LabelSurvey]):
 
     @override
     def conclude(self, world: "World", folder: RunFolder) -> None:
-        from fedpriv.algorithms.labels.referee import measure_labels
+        from fedpriv.algorithms.labels.server import measure_labels
 
         measure_labels(world, folder)
 

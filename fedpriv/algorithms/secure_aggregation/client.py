@@ -158,6 +158,9 @@ def give_shares(message: Message, context: Context) -> Message:
     return _reply(message, seeds=[seeds[client] for client in survivors], keys=[keys[client] for client in dropped])
 
 
+HANDLERS = {"masked": train_masked}
+"""What clients do with messages that ask for uploads, by their kinds."""
+
 QUERIES = {"keys": offer_keys, "shares": share_secrets, "unmask": give_shares}
 """What clients do with messages before and after an upload, by their kinds."""
 

@@ -125,9 +125,9 @@ def federation_of(settings: Experiment) -> Federation:
 def test_a_client_answers_one_set_of_images_and_the_same_again() -> None:
     federation = federation_of(votes())
     images = questions(federation.world)
-    first, again = (federation.send("train.votes", 1, {0: asked(federation, images)})[0] for _ in range(2))
+    first, again = (federation.reached.send("train.votes", 1, {0: asked(federation, images)})[0] for _ in range(2))
     assert first.content.array_records["upload"] == again.content.array_records["upload"]
-    other = federation.send("train.votes", 1, {0: asked(federation, images.flip(0))})[0]
+    other = federation.reached.send("train.votes", 1, {0: asked(federation, images.flip(0))})[0]
     assert other.has_error()
     assert "was answered before" in other.error.reason
 
@@ -135,14 +135,14 @@ def test_a_client_answers_one_set_of_images_and_the_same_again() -> None:
 @pytest.mark.parametrize("images", [torch.zeros((2, 1, 8, 7), dtype=torch.uint8), torch.zeros((2, 1, 8, 8))])
 def test_what_is_no_image_of_the_run_is_refused(images: Tensor) -> None:
     federation = federation_of(votes())
-    reply = federation.send("train.votes", 1, {0: asked(federation, images)})[0]
+    reply = federation.reached.send("train.votes", 1, {0: asked(federation, images)})[0]
     assert reply.has_error()
     assert "no images of this run" in reply.error.reason
 
 
 def test_votes_that_nobody_may_see_are_not_sent_as_they_are() -> None:
     federation = federation_of(votes({"noise_at": "clients"}, secure_aggregation=True))
-    reply = federation.send("train.votes", 1, {0: asked(federation, questions(federation.world))})[0]
+    reply = federation.reached.send("train.votes", 1, {0: asked(federation, questions(federation.world))})[0]
     assert reply.has_error()
     assert "nobody sees votes" in reply.error.reason
 
@@ -152,4 +152,4 @@ def test_no_sum_of_fewer_clients_than_its_noise_counts_on() -> None:
     question = asked(federation, questions(federation.world))
     assert least_survivors(4) == 3
     with pytest.raises(RunFailedError, match="shares of 2 clients are too few"):
-        ask_for_masked_sum(federation, 1, {0: question, 1: question}, "train.masked_votes", 200)
+        ask_for_masked_sum(federation.reached, 1, {0: question, 1: question}, "train.masked_votes", 200)
