@@ -16,7 +16,7 @@ __all__ = ["AttackWarning", "Reconstruction", "reconstruct"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: settings are in this package, too, and are read without torch."""
+    """Import a name of this package when it is first used: settings are here, too, and are read without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedpriv.attacks import own_model

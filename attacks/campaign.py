@@ -70,7 +70,7 @@ def _attempted(job: AttackJob) -> list[AttackOutcome]:
 
 
 def _finite(result: Reconstruction) -> AttackOutcome:
-    """Count images that are not finite, which nobody can score, as a failure."""
+    """Count images that are not finite, which cannot be scored, as a failure."""
     if bool(torch.isfinite(result.images).all()):
         return AttackOutcome(result)
     return AttackOutcome(None, "the attack diverged: its images are not finite")
@@ -103,7 +103,7 @@ def fault(observation: Observation, model: nn.Module) -> str | None:
 
 
 class _AttackBrokenError(AttackRefused):
-    """An attack raised something that nobody expected; that is its cause."""
+    """An attack raised an unexpected error, which is the cause of this one."""
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def _attack_tap(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Attack what a tap wrote of somebody's own Flower app."""
+    """Attack the uploads that a tap has written of a user's own Flower app."""
     from fedpriv.core.cli.display import shown
     from fedpriv.flower.attack import attack_tapped
 

@@ -11,7 +11,7 @@ from fedpriv.data.datasets import Dataset
 
 
 def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
-    """Return which facts hold of whom, (N, D): of training and test data; of a table its categories and flags."""
+    """Return which facts hold for which person, (N, D), in all data; of a table its categories and flags."""
     rows = np.concatenate([images.flatten(1).numpy() for images in (dataset.x_train, dataset.x_test)])
     if dataset.columns:
         named = [where for column, where in slices(dataset.columns) if not column.is_number]
@@ -24,10 +24,10 @@ def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
 
 
 def unicity(facts: NDArray[np.bool_], known: int, people: int, generator: np.random.Generator) -> Interval:
-    """Return the share of people whom facts about them single out, with its Wilson interval.
+    """Return the share of people that a few facts about them single out, with its Wilson interval.
 
     Args:
-        facts: (N, D), which hold of whom.
+        facts: (N, D), which hold for which person.
     """
     whom = np.flatnonzero(facts.sum(axis=1) >= known)
     if not len(whom):

@@ -36,7 +36,7 @@ OTHERS = 99
 
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
-    """What an adversary holds who is to pick each image of an upload out of a list."""
+    """Lists of records, one for each image of an upload, from which an adversary picks the image."""
 
     images: Tensor  # (M, C, H, W) on the [0, 1] scale, no two of them the same
     labels: Tensor  # int64 (M,), the records' labels
@@ -132,7 +132,7 @@ class PublicSettings:
 
     @property
     def examples(self) -> int:
-        """Distinct examples behind what was heard: a batch, or all batches of the local steps, of every client."""
+        """Distinct examples in the observation: of each client a batch, or all batches of the local steps."""
         if self.batch_size is None:
             raise InputError("the batch size is withheld, so the number of examples behind an upload is not known")
         return self.clients * min(self.batch_size * self.local_steps, max(self.client_examples, self.batch_size))

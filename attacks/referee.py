@@ -210,7 +210,7 @@ def _lines(
 
 @dataclass(frozen=True)
 class _Likeness:
-    """What is compared beside the MSE: of pictures PSNR and SSIM, of rows the cells; and whether that is enough."""
+    """Scores other than the MSE: PSNR and SSIM of pictures, cells of rows; and whether they count as alike."""
 
     is_alike: bool
     psnr: float | None = None

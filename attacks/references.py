@@ -242,7 +242,7 @@ class Reference:
 
 
 def usual_schedule(experiment: Experiment) -> dict[int, tuple[int, ...]]:
-    """Return round -> the clients whose uploads are averaged, where nobody fails or stops."""
+    """Return round -> the clients whose uploads are averaged, if no client fails or stops."""
     return {number: participants(experiment, number) for number in range(1, experiment.federation.rounds + 1)}
 
 
@@ -394,7 +394,7 @@ class _Federation:
 
 
 def _noise(plan: Plan, index: int) -> NoiseStream:
-    """A reference model's noise is its own and protects nobody: it follows from the model's seed."""
+    """The noise of a reference model follows from the model's seed: it protects no data."""
     return Secret.of_seed(plan.seed).stream("noise", plan.client, index)
 
 

@@ -1,4 +1,4 @@
-"""Threat models as data: who listens, what they see and know, and what attacks may require.
+"""Threat models as data: the adversary's position, what it sees and knows, and what attacks may require.
 
 A threat model is a row of :data:`LISTENERS` (who listens, and where) together with the settings ``adversary.knows_*``
 (what they know besides). An attack states what it needs as a tuple of :class:`Access`; where the threat model

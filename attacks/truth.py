@@ -1,4 +1,4 @@
-"""The truth behind an upload, given to the referee and never to an attack, and the scores that the referee returns."""
+"""The examples of an upload, given to the referee and never to an attack, and the scores that the referee returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Scores:
 
 
 def subject(truth: Truth, number: int, label: int | None) -> dict[str, Any]:
-    """What a line is about, and whether its label was told: the fields of :class:`Score` that name the true one."""
+    """Return the fields of :class:`Score` that name the true image, and say whether its label was given."""
     client, place = truth.place(number)
     true_label = int(truth.labels[number])
     return {

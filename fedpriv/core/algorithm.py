@@ -109,7 +109,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
-        """Account for what was asked of each client so far."""
+        """Account for all releases of each client so far."""
 
     def spent_rows(self, world: "World") -> "Tensor":
         """Return the test examples, (Q,), that the model learns from, and which it cannot be measured on."""
@@ -141,7 +141,7 @@ class Algorithm(ABC):
         return ""
 
     def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
-        """Return sentences about how good the model is, beside the last round's accuracy."""
+        """Return sentences about how good the model is, in addition to the last round's accuracy."""
         return ()
 
 

@@ -1,7 +1,7 @@
-"""The privacy budget of a run: what each client has used up so far, and who may still take part.
+"""The privacy budget of a run: what each client has used up so far, and which clients may still take part.
 
-Who is asked is a public function of the settings and of who was asked before. Every engine, and a run that is resumed,
-asks the same clients, and an eavesdropper learns nothing from who is not asked any more.
+The selection is a public function of the settings and of earlier selections. Every engine, and a run that is resumed,
+selects the same clients, and an eavesdropper learns nothing from clients that are no longer selected.
 """
 
 import math
@@ -63,7 +63,7 @@ class Budget:
     """
 
     def __init__(self, experiment: Experiment, plans: Sequence[Plan]) -> None:
-        """Open the budget of a run in which nobody was asked yet."""
+        """Open the budget of a run in which no client was selected yet."""
         self._federation = experiment.federation
         self._plans = plans
         self._kinds = kinds_of(plans)
@@ -82,7 +82,7 @@ class Budget:
 
     @property
     def stops(self) -> tuple[Stop, ...]:
-        """The clients that stopped, in the order in which that was found out."""
+        """The clients that stopped, in the order in which they did."""
         return tuple(self._stops)
 
     @property
@@ -91,7 +91,7 @@ class Budget:
         return _finite(self._worst + self._bounds)
 
     def left(self, round_number: int) -> Sequence[int]:
-        """The clients that may take part in a round, ascending; whoever may not now, may not later: it stops here."""
+        """The clients that may take part in a round, ascending; one that may not stops here for good."""
         if self._limits is None or round_number == self._looked_at:
             return self._left
         self._looked_at = round_number
@@ -103,7 +103,7 @@ class Budget:
         return self._left
 
     def _over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
-        """The clients that were or will be asked, each by itself, whom a round would take above the target."""
+        """The clients that were or will be selected, each by itself, that a round would take above the target."""
         for client in self._left if limits.asks_all else sorted(self._known(limits) - self._gone):
             if self._after(client, round_number) > limits.of_client(client):
                 yield (client,)
@@ -128,7 +128,7 @@ class Budget:
         return len(self.left(round_number)) < self._federation.min_clients
 
     def spend(self, round_number: int, clients: Sequence[int]) -> None:
-        """Note that clients are asked in a round, which is later than those noted before."""
+        """Note that clients are selected in a round, which is later than those noted before."""
         for client in (clients := self._counted(clients)):
             self._participations[client] = self._after(client, round_number)
             self._last_round[client] = round_number
@@ -137,7 +137,7 @@ class Budget:
         self._worst = max(self._worst, *epsilons, 0.0)
 
     def spend_again(self, round_number: int, clients: Sequence[int]) -> None:
-        """Note that clients were asked for a second, other answer in a round."""
+        """Note that clients were sent a second, different query in a round."""
         for client in self._counted(clients):
             # As if nobody had been in a batch of these passes before: never too little.
             further = self._plans[client].further_participations(0, round_number)
@@ -218,7 +218,7 @@ class _Accounts:
 
 
 class _Limits:
-    """How many participations federation.target_epsilon allows; found out once for all clients that are alike."""
+    """How many participations federation.target_epsilon allows; computed once for all clients that are alike."""
 
     def __init__(self, experiment: Experiment, accounts: _Accounts) -> None:
         self._experiment, self._accounts = experiment, accounts

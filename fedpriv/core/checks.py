@@ -1,4 +1,4 @@
-"""What is found out about an experiment's data and network before a run, and refused with the reason."""
+"""Checks that need the data and the network, run before training; each refuses with the reason."""
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
 
 
 def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
-    """Refuse own models through which examples leave past the mechanism; found out on random and blank images.
+    """Refuse own models that let examples past the mechanism; tested on random and blank images.
 
     No check of a few images can prove that a model never does it; these are the ways in which models usually do.
     Networks of this project are known to pass.

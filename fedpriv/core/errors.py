@@ -96,7 +96,7 @@ class RunFailedError(RuntimeError):
 
 
 class RefusedError(RuntimeError):
-    """A client does not answer a question that nobody may ask; the text says nothing of its data."""
+    """A client refuses a query that is not allowed; the text says nothing about its data."""
 
 
 class RunInterruptedError(Exception):

@@ -85,7 +85,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Take the last line of a text file away if a kill cut it off; nobody else may be writing there."""
+    """Remove the last line of a text file if a kill cut it off; no other process may be writing there."""
     with _about(path):
         if not path.exists():
             return
@@ -201,7 +201,7 @@ def is_empty(path: Path) -> bool:
 
 
 def remove_parts(*folders: Path) -> None:
-    """Remove what killed processes left in these folders, as far as they exist; nobody else may be writing there."""
+    """Remove what killed processes left in these folders, if they exist; no other process may be writing there."""
     for path in (path for folder in folders for path in folder.glob(".*.part")):
         if is_part(path.name):
             path.unlink(missing_ok=True)

@@ -207,7 +207,7 @@ class Finding(ABC, Generic[R]):
         return None
 
     def conclude(self, world: "World", folder: "RunFolder") -> None:
-        """Measure, when a run ends, what only whoever has all data can know, and write it."""
+        """Measure and write, when a run ends, what needs the data of all clients."""
 
     def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
         """Return what settings ask for of the finished model of a sweep's trial.
@@ -325,7 +325,7 @@ def records_found(folder: "RunFolder") -> dict[str, GrowingRecord]:
 
 
 def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: str = "") -> str:
-    """Return the attack that tables show: as asked, else the strongest on average of those that most trials have.
+    """Return the attack that tables show: the given one, else the strongest on average of those that most trials have.
 
     One attack for all trials: the best of several in each trial would look better by chance alone.
 

@@ -1,4 +1,4 @@
-"""What a finished run leaves for those who look at it again: its summary, its data, and the model that it trained."""
+"""A finished run, opened again: its summary, its data, and the model that it trained."""
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.texts import refuse_texts

@@ -88,7 +88,7 @@ class Plan:
         return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
-        """The most often one unit can have been used after the client was asked in ``rounds`` (counted from 1)."""
+        """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1)."""
         if self.is_whole:
             return len(rounds)
         return self.sampling.participations([step for number in rounds for step in self.steps(number)])
@@ -106,7 +106,7 @@ class Plan:
         return steps[-1] // per_pass - max(begun, steps[0] // per_pass - 1)
 
     def guarantee(self, rounds: Sequence[int]) -> Guarantee:
-        """What is proven about this client after it was asked in ``rounds`` (counted from 1)."""
+        """What is proven about this client after it was selected in ``rounds`` (counted from 1)."""
         return guarantee(self.accounted(rounds))
 
     def accounted(self, rounds: Sequence[int]) -> Release:
@@ -172,7 +172,7 @@ class Plan:
 def participants(
     experiment: Experiment, round_number: int, left: Sequence[int] | None = None, secret: Secret | None = None
 ) -> tuple[int, ...]:
-    """The clients asked in a round, in ascending order; a function of the seed, or of the secret, and of ``left``."""
+    """The clients selected in a round, ascending; a function of the seed, or of the secret, and of ``left``."""
     among = range(experiment.federation.clients) if left is None else left
     federation = experiment.federation
     asked = federation.clients_per_round
@@ -273,7 +273,7 @@ _least_noise = lru_cache(maxsize=1024)(calibrate)
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which rounds a client will be selected if nobody stops, as far as that is public."""
+    """In which rounds a client will be selected if no client stops, as far as that is public."""
 
     rounds: range  # of the whole run
     # client -> its rounds, where the seed draws some clients for each round; clients that are in none are missing.

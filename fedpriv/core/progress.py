@@ -1,4 +1,4 @@
-"""What a run tells while it runs; whoever shows it decides how."""
+"""The events of a run, for a listener that shows them."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class Progress:
         """A round of ``rounds`` is over."""
 
     def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
-        """Clients are no longer asked from this round on; ``left`` go on."""
+        """Clients are no longer selected from this round on; ``left`` go on."""
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""

@@ -55,7 +55,7 @@ def torch_stream(seed: int, purpose: str, *indices: int, device: str | torch.dev
 
 @dataclass(frozen=True)
 class Secret:
-    """256 bits that nobody outside may know; a run's, or a client's own.
+    """256 secret bits: a run's, or a client's own.
 
     Attributes:
         key: the bits, 32 bytes; not shown.
@@ -77,7 +77,7 @@ class Secret:
 
     @staticmethod
     def of_seed(seed: int) -> "Secret":
-        """Return the one of a seed, for experiments that must repeat: whoever guesses the seed has it."""
+        """Return the secret of a seed, for experiments that must repeat: it is known to all who guess the seed."""
         return Secret(_hashed(b"", "reproducible", (seed,), SECRET_BYTES))
 
     def stream(self, purpose: str, *parts: int | bytes) -> "NoiseStream":
@@ -130,7 +130,7 @@ class NoiseStream:
 
 
 class NoiseStreams(NoiseStream):
-    """Several streams, each of which fills its own share of what is asked for; what one draws is as if it were alone.
+    """Several streams, each of which fills its own share of a draw with the numbers that it would draw alone.
 
     Args:
         each: the streams, at least one.

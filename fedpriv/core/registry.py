@@ -45,7 +45,7 @@ def capabilities(module: str) -> Iterator[ModuleType]:
 
 
 class Registry(Mapping[str, type[Any]]):
-    """Classes by name, most of them of settings, found when they are first asked for; ours first, then others by name.
+    """Classes by name, most of them of settings, imported when first used; ours first, then others by name.
 
     Attributes:
         what: one thing of the kind, for people.

@@ -26,7 +26,7 @@ class ForwardNoise(Protocol):
 
     @property
     def place(self) -> Literal["hidden", "input"]:
-        """Behind the first affine layer, or on the image."""
+        """After the first affine layer, or on the image."""
 
     @property
     def redistribution(self) -> str:
@@ -109,7 +109,7 @@ class AddedKeys:
 
 
 def added_keys(section: str) -> Iterator[tuple[type[Section], str, FieldInfo]]:
-    """Return for each key that is added to a section of the core who adds it, the key and its field."""
+    """Return for each key that is added to a section of the core the class that adds it, the key and its field."""
     for added in (kind.sections[section] for kind in KEYS.values() if section in kind.sections):
         yield from ((added, key, field) for key, field in added.model_fields.items())
 

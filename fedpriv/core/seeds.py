@@ -49,7 +49,7 @@ def forget_seed(folder: Path, name: str) -> None:
 
 
 def without_seed(experiment: Experiment) -> Experiment:
-    """The experiment as it may be told to everybody."""
+    """The experiment as it may be made public."""
     return experiment.model_copy(update={"seed": 0})
 
 

@@ -72,7 +72,7 @@ Chosen = TypeVar("Chosen", bound=Section)
 
 
 def _not_bool(value: Any) -> Any:
-    """Python takes true for 1; a person who writes true where a number belongs does not mean that."""
+    """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise InputError("a number is wanted")
     return value
@@ -204,7 +204,7 @@ class Choice(Generic[Chosen]):
 
 
 class After:
-    """Marks a field that a capability adds to a section: behind which key it stands in a file."""
+    """Marks a field that a capability adds to a section: after which key it stands in a file."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -265,7 +265,7 @@ def wrong_key(detail: ErrorDetails, key: str) -> InputError:
 
 
 def _put_after(fields: dict[str, FieldInfo], key: str, before: str) -> None:
-    """Move a key behind another one."""
+    """Move a key after another one."""
     order = [each for each in fields if each != key]
     order.insert(order.index(before) + 1, key)
     known = dict(fields)

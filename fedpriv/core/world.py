@@ -1,4 +1,4 @@
-"""The experiment made concrete: the data, who holds what, the network, and every client's plan.
+"""The experiment made concrete: the data and their shares, the network, and every client's plan.
 
 All of it is a function of the experiment, so that each process (server, client, referee) builds its own and none of it
 has to travel.
@@ -207,7 +207,7 @@ class World:
         return cache(partial(_route, self))
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
-        """The training examples behind a client's upload of a round (counted from 1), as rows of the data set."""
+        """The training examples in a client's upload of a round (counted from 1), as rows of the data set."""
         plan = self.plans[client]
         positions = np.unique(np.concatenate([plan.batch(step) for step in plan.steps(round_number)]))
         return torch.from_numpy(self.partitions[client][positions])
@@ -269,7 +269,7 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
 
 @lru_cache(maxsize=2)
 def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> World:
-    """``_``: the digest of pretrained weights, by which replaced ones are told from those before."""
+    """``_``: the digest of pretrained weights, so that replaced ones are noticed."""
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
         raise InputError(

@@ -1,4 +1,4 @@
-"""The live view of a run in the terminal: bars and figures while it runs, plain lines where nobody watches."""
+"""The live view of a run: bars and figures in a terminal, plain lines in a log file or a pipe."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -93,7 +93,7 @@ class Display(Progress):
 
 
 class Warnings(Silent):
-    """Prints warnings only: whoever wants to see the result alone must not take it for more than it is."""
+    """Prints warnings only: they belong to the result."""
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -101,5 +101,5 @@ class Warnings(Silent):
 
 
 def shown(silent: bool) -> AbstractContextManager[Progress]:
-    """Return who is told of a run, on standard error; ``silent``: of its warnings only."""
+    """Return the display of a run on standard error; ``silent``: of its warnings only."""
     return nullcontext(Warnings()) if silent else Display(err)

@@ -1,4 +1,4 @@
-"""``fedpriv init``: a bundled example in a folder of its own, for whoever has no clone."""
+"""``fedpriv init``: write a bundled example into a folder of its own."""
 
 import re
 import shlex
@@ -65,7 +65,7 @@ def _table(examples: dict[str, Path]) -> Table:
 
 
 def _alone(text: str) -> str:
-    """The text of a file of this project as one that lies beside its schema."""
+    """The text of a bundled file with paths that fit a file next to its schema."""
     return re.sub(r"configs/(paper/|sweeps/)?", "", text)
 
 

@@ -76,7 +76,7 @@ class Experiment(Extensible):
     @model_validator(mode="before")
     @classmethod
     def _masked_uploads_leave_the_sum(cls, tree: Any) -> Any:
-        """Where uploads are masked and the experiment does not say who listens, the sum is attacked."""
+        """Where uploads are masked and the experiment names no threat model, the sum is attacked."""
         if not isinstance(tree, Mapping):
             return tree
         tree = with_usual_sums(tree)
@@ -168,7 +168,7 @@ class Experiment(Extensible):
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
-        """Whoever looks at an example's own gradient, a mechanism or an attack, takes it for the cross entropy's."""
+        """Mechanisms and attacks that look at an example's own gradient take it for the cross entropy's."""
         training = self.training
         if not training.couples:
             return self
@@ -238,7 +238,7 @@ class Experiment(Extensible):
 
     @property
     def keeps_secret(self) -> bool:
-        """Whether the run has a secret: noise that nobody may draw again."""
+        """Whether the run has a secret: noise that must not be drawn again."""
         return self.noise == "secret" and self.draws_noise
 
     @property
@@ -248,17 +248,17 @@ class Experiment(Extensible):
 
     @property
     def rests_on_secret(self) -> bool:
-        """Whether what clients train with follows from a secret: who is in a batch, or what its label is."""
+        """Whether the clients' training data follow from a secret: the examples of a batch, or their labels."""
         return self.hides_batches or (self.keeps_secret and self.prepares_data)
 
     @property
     def hides_batches(self) -> bool:
-        """Whether what is proven rests on nobody knowing who is in a batch."""
+        """Whether the proof requires that the examples of a batch are secret."""
         return self.keeps_secret and self.mechanism.protects and self.training.sampling != "shuffled"
 
     @property
     def hides_participants(self) -> bool:
-        """Whether a secret draws who is selected: where a trusted server adds the noise, an outsider need not know.
+        """Whether a secret selects the clients: where a trusted server adds the noise, an outsider need not know them.
 
         Then nothing that is printed may follow from the draw: noise and figures count every round for every client.
         """

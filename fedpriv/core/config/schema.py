@@ -15,7 +15,7 @@ def json_schema(kind: type[BaseModel] = Experiment) -> dict[str, Any]:
 
 
 def _in_terms_of_json(node: Any) -> Any:
-    """Pydantic leaves bounds of numbers that it checks beside a validator of ours under its own names."""
+    """Rename bounds of numbers, which pydantic leaves under its own names where a field has a validator of ours."""
     if isinstance(node, list):
         return [_in_terms_of_json(each) for each in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Other attacks on what an earlier run heard, without training again.
+"""More attacks on the observations of an earlier run, without training again.
 
 The observations, the settings and the ledger of the run stay as they are; scores and pictures are added to those in its
 folder, and the summary is written anew. Whoever wants a report of the folder writes it.
@@ -98,7 +98,7 @@ def _those(experiment: Experiment) -> str:
 def attack_command(
     path: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str], heard: Path | None = None
 ) -> str:
-    """Return the command line that makes these attacks on the folder of a run, or on what was heard of it."""
+    """Return the command line that makes these attacks on the folder of a run, or on what a listener stored."""
     listened = [str(heard)] if heard else []
     options = (("--attack", names), ("--victim", victims), ("--set", overrides), ("--heard", listened))
     words = [word for option, values in options for value in values for word in (option, value)]

@@ -1,4 +1,4 @@
-"""The attack stage: what the tap heard goes to the attacks, what they return to the referee, and all of it is written.
+"""The attack stage: observations go to the attacks, reconstructions to the referee, and scores into the run's folder.
 
 The adversary gets observations and public settings. What knows the truth is in :mod:`fedpriv.core.lab.victims` and in
 the referee, and nothing of it flows back.
@@ -168,7 +168,7 @@ def attack_observations(
     progress: Progress,
     victims: Sequence[str] = (),
 ) -> Leakage:
-    """Attack what was heard, score the results, and add scores and pictures to those of the folder."""
+    """Attack the observations, score the results, and add scores and pictures to those of the folder."""
     with cpu_threads(world.experiment.engine.threads):
         stage = _Stage(world, folder, progress)
         heard = stage.observed(attacks, victims)
@@ -331,13 +331,13 @@ class _Stage:
         )
 
     def _allow(self, attacks: Sequence[PlannedAttack]) -> None:
-        """Keep the attacks that the threat model gives what they need; of the others the user was told before."""
+        """Keep the attacks whose needs the threat model grants; the user was warned of the others before."""
         reasons = {attack: self.threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
         self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
         self.allowed = [attack for attack in attacks if reasons[attack] is None]
 
     def _read(self, wanted: Sequence[UploadTarget]) -> list[_KnownUpload]:
-        """Read what was heard and rebuild what was in it; what is damaged or missing is named and left out."""
+        """Read observations and rebuild their examples; what is damaged or missing is named and left out."""
         world = self.world
         heard: list[_KnownUpload] = []
         asked = rounds_by_client(self.folder.asked())
@@ -439,7 +439,7 @@ def _misses(attack: PlannedAttack, attempts: Sequence[_Attempt], *, picked: bool
 
 
 def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
-    """What is offered by whoever never saw an upload, made of public examples."""
+    """Guesses made of public examples, without any upload."""
     if world.dataset.text is not None:
         from fedpriv.attacks.texts.referee import sentence_guesses  # which only texts need
 
@@ -463,7 +463,7 @@ def _suits(attack: PlannedAttack, target: UploadTarget) -> bool:
 
 
 def _groups(heard: Sequence[_KnownUpload]) -> dict[tuple[tuple[int, ...], str, bool], list[_KnownUpload]]:
-    """What was heard of the same clients, in the same way."""
+    """Uploads of the same clients, observed in the same way."""
     groups: dict[tuple[tuple[int, ...], str, bool], list[_KnownUpload]] = {}
     for upload in heard:
         groups.setdefault((upload.target.clients, upload.kind, upload.target.crafted), []).append(upload)

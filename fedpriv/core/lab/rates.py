@@ -2,7 +2,7 @@
 
 The images that are attacked did take part in the upload, and may have been used before it. So their ceiling is that of
 as many participations as they had by then, whatever the sampling: who took part does not depend on what the images are,
-and may be told. What was heard later is not attacked, and need not be counted.
+and may be known. Later uploads are not attacked, and need not be counted.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +68,7 @@ def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tupl
 
 
 def is_above_guess(rates: Iterable[LeakageRate], scores: Sequence[Score], guesses: Sequence[Score]) -> bool:
-    """Say whether an attack recovered anything: an example, or more than somebody who never saw an upload."""
+    """Say whether an attack recovered an example, or more than a guess without any upload."""
     if any(score.recovered for score in scores):
         return True
     for rate in rates:

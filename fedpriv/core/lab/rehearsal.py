@@ -1,4 +1,4 @@
-"""One step of a client and one of each attack, on random images: what cannot work is found out before a run begins."""
+"""A rehearsal before the run: one step of a client and one of each attack, on random images."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def rehearse(world: World) -> tuple[str, ...]:
 
 
 def _stage(world: World) -> World:
-    """The same world with one client, who holds a few random images and trains on all of them at once."""
+    """The same world with one client that holds a few random images and trains on all of them at once."""
     dataset, plan = world.dataset, world.plans[_CLIENT]
     count = min(_IMAGES, plan.sampling.batch_size)
     draws = torch_stream(world.experiment.seed, "rehearsal")

@@ -1,10 +1,9 @@
-"""Start or resume a run and bring it to its summary; whoever wants a report of the folder writes it."""
+"""Start or resume a run and bring it to its summary; the report is written afterwards."""
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +98,7 @@ def start_run(
             if experiment.keeps_secret:
                 folder.keep_secret(secret)
             folder.write_text("command.txt", command + "\n")
-        return _finish(world, folder, warnings, progress, engine or _simulation(experiment))
+        return _Run(world, folder, warnings, progress, engine or _simulation(experiment)).finish()
 
 
 def resume_run(path: Path, progress: Progress) -> Summary:
@@ -123,7 +122,7 @@ def _resume(folder: RunFolder, progress: Progress) -> Summary:
         # Once the run goes on, what it does not fit ends it, and the folder says so.
         ServerOptimizer(experiment, world.initial).load(checkpoint.tensors, checkpoint.round)
     progress.stage(_resuming(folder))
-    return _finish(world, folder, warnings_for(world), progress, _simulation(world.experiment))
+    return _Run(world, folder, warnings_for(world), progress, _simulation(experiment)).finish()
 
 
 def _resuming(folder: RunFolder) -> str:
@@ -144,38 +143,115 @@ def _simulation(experiment: Experiment) -> Engine:
     return Engine(choose_engine(experiment.engine), run)
 
 
-def _finish(world: World, folder: RunFolder, warnings: tuple[str, ...], progress: Progress, engine: Engine) -> Summary:
-    began = time.monotonic()
-    progress.stage(_headline(world))
-    for text in warnings:
-        progress.warn(text)
-    close = partial(_close, world, folder, warnings, began, engine.name)
-    try:
-        folder.remove_parts()
-        folder.write_partition(_partition(world))
-        leakage = _federate_and_attack(world, folder, progress, engine)
-    except (RunFailedError, InputError) as error:
-        _end_early(close, folder, "failed", str(error))
-        raise
-    except OSError as error:
-        failure = stopped(error, folder.to_resume)
-        _end_early(close, folder, "failed", str(failure))
-        raise failure from None
-    except KeyboardInterrupt:
-        progress.stage("interrupted: writing the ledger, the summary and the report of what there is")
-        reason = f"interrupted; finish it with: {folder.to_resume}"
-        _end_early(close, folder, "interrupted", reason)
-        raise RunInterruptedError(reason) from None
-    with writing(folder.to_resume):
-        summary = close(COMPLETED, None, leakage)
-    refuse_exceeded(rate.figure for rate in summary.rates)
-    return summary
+@dataclass(frozen=True)
+class _Run:
+    """A run that begins or goes on."""
 
+    world: World
+    folder: RunFolder
+    warnings: tuple[str, ...]
+    progress: Progress
+    engine: Engine
+    began: float = field(default_factory=time.monotonic)
 
-def _end_early(close: Callable[[str, str, Leakage], Summary], folder: RunFolder, status: str, reason: str) -> None:
-    """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
-    with suppress(OSError):
-        close(status, reason, Leakage())
+    def finish(self) -> Summary:
+        """Train, attack, and write the summary, however the run ends."""
+        folder, progress = self.folder, self.progress
+        progress.stage(_headline(self.world))
+        for text in self.warnings:
+            progress.warn(text)
+        try:
+            folder.remove_parts()
+            folder.write_partition(_partition(self.world))
+            leakage = self._train_and_attack()
+        except (RunFailedError, InputError) as error:
+            self._end_early("failed", str(error))
+            raise
+        except OSError as error:
+            failure = stopped(error, folder.to_resume)
+            self._end_early("failed", str(failure))
+            raise failure from None
+        except KeyboardInterrupt:
+            progress.stage("interrupted: writing the ledger, the summary and the report of what there is")
+            reason = f"interrupted; finish it with: {folder.to_resume}"
+            self._end_early("interrupted", reason)
+            raise RunInterruptedError(reason) from None
+        with writing(folder.to_resume):
+            summary = self._close(COMPLETED, None, leakage)
+        refuse_exceeded(rate.figure for rate in summary.rates)
+        return summary
+
+    def _train_and_attack(self) -> Leakage:
+        experiment, engine = self.world.experiment, self.engine
+        self.progress.stage(
+            f"training: {experiment.federation.clients} clients, {engine.name} engine on {self.world.device}"
+        )
+        engine.run(self.world, self.folder, self.progress)
+        if not experiment.adversary.attacks:
+            return Leakage()
+        self.progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
+        return attack_observations(self.world, self.folder, planned_attacks(self.world), self.progress)
+
+    def _end_early(self, status: str, reason: str) -> None:
+        """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
+        with suppress(OSError):
+            self._close(status, reason, Leakage())
+
+    def _close(self, status: str, reason: str | None, leakage: Leakage) -> Summary:
+        """Write ledger and summary, however the run ended."""
+        world, folder, experiment = self.world, self.folder, self.world.experiment
+        # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
+        check_complete(folder, experiment.federation.rounds)
+        preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
+        if preparation is not None:
+            ledger = replace(ledger, labels=preparation.claim(world))
+        for finding in findings():
+            finding.conclude(world, folder)
+        if not algorithm_of(experiment).protects:
+            folder.write_label_ceilings(label_ceilings(world, folder))
+        folder.write_json("ledger.json", ledger.to_json())
+        records = folder.rounds()
+        last, tested = (records[-1] if records else None), last_evaluated(records)
+        stops = _stops(world, folder)
+        ending = Ending(
+            experiment,
+            status,
+            tested,
+            ledger.worst,
+            leakage,
+            world.dataset.kind,
+            stops,
+            all_found(folder),
+            algorithm_of(experiment).about_accuracy(world, tested),
+            is_next=world.dataset.is_next,
+        )
+        summary = Summary(
+            name=experiment.name,
+            settings=folder.settings_digest(),
+            status=status,
+            reason=reason or early_end(experiment, last, stops),
+            rounds=last.round if last else 0,
+            test_accuracy=tested.accuracy if tested else None,
+            test_loss=tested.loss if tested else None,
+            evaluated_round=tested.round if tested else None,
+            evaluated_examples=tested.evaluated if tested else None,
+            ledger=ledger.worst,
+            stops=stops,
+            seconds=time.monotonic() - self.began,
+            attack_seconds=leakage.seconds,
+            warnings=tuple(dict.fromkeys((*self.warnings, *leakage.refused_words))),
+            refusals=leakage.refused_words,
+            versions=versions(),
+            data=_data(world),
+            model=_model(world),
+            device=str(world.device),
+            engine=self.engine.name,
+            command=folder.command(),
+            **ending.of_attacks,
+        )
+        # What was found of the finished model stays when the run is resumed, which changes no model.
+        folder.write_summary(summary.with_found(records_found(folder)) if status == COMPLETED else summary)
+        return summary
 
 
 def _headline(world: World) -> str:
@@ -185,82 +261,6 @@ def _headline(world: World) -> str:
         f"{world.experiment.name}: {world.dataset.name}, {len(world.dataset.y_train)} training examples; "
         f"{world.experiment.model.name}, {parameters} parameters; mechanism {mechanism}"
     )
-
-
-def _federate_and_attack(world: World, folder: RunFolder, progress: Progress, engine: Engine) -> Leakage:
-    experiment = world.experiment
-    progress.stage(f"training: {experiment.federation.clients} clients, {engine.name} engine on {world.device}")
-    engine.run(world, folder, progress)
-    if not experiment.adversary.attacks:
-        return Leakage()
-    progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
-    return attack_observations(world, folder, planned_attacks(world), progress)
-
-
-def _close(
-    world: World,
-    folder: RunFolder,
-    warnings: tuple[str, ...],
-    began: float,
-    engine: str,
-    status: str,
-    reason: str | None,
-    leakage: Leakage,
-) -> Summary:
-    """Write what every ending of a run leaves behind: ledger and summary."""
-    experiment = world.experiment
-    # Files can vanish while a run goes on, too: no ledger is better than one with too few rounds.
-    check_complete(folder, experiment.federation.rounds)
-    preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
-    if preparation is not None:
-        ledger = replace(ledger, labels=preparation.claim(world))
-    for finding in findings():
-        finding.conclude(world, folder)
-    if not algorithm_of(experiment).protects:
-        folder.write_label_ceilings(label_ceilings(world, folder))
-    folder.write_json("ledger.json", ledger.to_json())
-    records = folder.rounds()
-    last, tested = (records[-1] if records else None), last_evaluated(records)
-    stops = _stops(world, folder)
-    ending = Ending(
-        experiment,
-        status,
-        tested,
-        ledger.worst,
-        leakage,
-        world.dataset.kind,
-        stops,
-        all_found(folder),
-        algorithm_of(experiment).about_accuracy(world, tested),
-        is_next=world.dataset.is_next,
-    )
-    summary = Summary(
-        name=experiment.name,
-        settings=folder.settings_digest(),
-        status=status,
-        reason=reason or early_end(experiment, last, stops),
-        rounds=last.round if last else 0,
-        test_accuracy=tested.accuracy if tested else None,
-        test_loss=tested.loss if tested else None,
-        evaluated_round=tested.round if tested else None,
-        evaluated_examples=tested.evaluated if tested else None,
-        ledger=ledger.worst,
-        stops=stops,
-        seconds=time.monotonic() - began,
-        attack_seconds=leakage.seconds,
-        warnings=tuple(dict.fromkeys((*warnings, *leakage.refused_words))),
-        refusals=leakage.refused_words,
-        versions=versions(),
-        data=_data(world),
-        model=_model(world),
-        device=str(world.device),
-        engine=engine,
-        command=folder.command(),
-        **ending.of_attacks,
-    )
-    # What was found of the finished model stays when the run is resumed, which changes no model.
-    folder.write_summary(summary.with_found(records_found(folder)) if status == COMPLETED else summary)
-    return summary
 
 
 def _data(world: World) -> DataFacts:
@@ -281,7 +281,7 @@ def _model(world: World) -> ModelFacts:
 
 
 def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
-    """The clients that are no longer asked after the rounds so far."""
+    """The clients that are no longer selected after the rounds so far."""
     asked = folder.asked()
     budget = Budget(world.experiment, world.plans)
     replay(budget, asked)
@@ -292,7 +292,7 @@ def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:
 
 
 def _partition(world: World) -> Partition:
-    """Who holds what; of so many clients that nobody reads a row of each, only the first have one."""
+    """How the data are shared; of very many clients only the first have a row each."""
     labels, shown = world.true_labels, range(min(len(world.partitions), _SHOWN_CLIENTS))
     counts = tuple(tuple(world.class_counts_of(labels, client)) for client in shown)
     groups = [(size, np.flatnonzero(world.sizes == size).tolist()) for size in np.unique(world.sizes).tolist()]

@@ -297,7 +297,7 @@ def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: S
 
 
 def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:
-    """How often originals are picked out: behind a mechanism always, without one if it is news and no chance.
+    """How often originals are picked out: with a mechanism always, else only if it is neither expected nor chance.
 
     Never where a guess is certain, as among the images of a large sum.
     """

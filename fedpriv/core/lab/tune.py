@@ -210,7 +210,7 @@ def _parameters(world: World, source: Path) -> State:
 
 
 def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
-    """Make uploads of public images, as clients make theirs, and what would be heard of them."""
+    """Make uploads of public images, as clients make theirs, and observe them."""
     threat, federation = threat_model(world.experiment.adversary), world.experiment.federation
     together = 1 if Access.UPLOADS in threat.grants else federation.clients_per_round or federation.clients
     stage = _public_world(world, victims * together)
@@ -239,7 +239,7 @@ def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
 
 
 def _public_world(world: World, clients: int) -> World:
-    """A world of so many clients who hold public images only, with the public settings of the real first one."""
+    """A world of so many clients that hold public images only, with the public settings of the real first one."""
     template, dataset = world.plans[0], world.dataset
     count = len(dataset.y_test)
     size = min(template.sampling.examples, count)

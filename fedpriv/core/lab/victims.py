@@ -1,4 +1,4 @@
-"""What only the laboratory knows: whose uploads are attacked, what was in them, and what they were without a mechanism.
+"""The attacked uploads as only the laboratory knows them: their examples, and what they were without a mechanism.
 
 An upload is a function of the settings, so that nothing of this has to be sent or stored; and nothing of it flows back
 to the adversary.
@@ -38,7 +38,7 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """One thing that the adversary heard: a client's upload, or the sum of several."""
+    """An upload that the adversary observed: one client's, or the sum of several."""
 
     round: int
     clients: tuple[int, ...]  # whose
@@ -66,7 +66,7 @@ class UploadTarget:
 
 
 def targets(world: World, folder: RunFolder) -> tuple[UploadTarget, ...]:
-    """Return what the settings say was heard in the rounds that are over, by round, then client."""
+    """Return the uploads that, by the settings, were observed in the rounds that are over, by round, then client."""
     adversary = world.experiment.adversary
     threat = threat_model(adversary)
     heard = []
@@ -94,7 +94,7 @@ def chosen(heard: Sequence[UploadTarget], names: Sequence[str]) -> tuple[UploadT
 
 
 def read_target(world: World, folder: RunFolder, target: UploadTarget) -> Observation:
-    """Read what was heard."""
+    """Read the observation."""
     path = folder.observations / f"{target.stem}.safetensors"
     observation = read_observation(path)
     about = (observation.round, observation.client, observation.settings.clients)
@@ -116,7 +116,7 @@ def surplus(folder: RunFolder, wanted: Sequence[UploadTarget]) -> tuple[str, ...
 
 
 def truth(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]] | None = None) -> Truth:
-    """Rebuild the images behind what was heard, and draw the others from which they are to be told."""
+    """Rebuild the images of an upload, and draw others from which they are to be picked out."""
     rows = [world.uploaded_rows(client, target.round) for client in target.clients]
     owners = [
         (client, number) for client, part in zip(target.clients, rows, strict=True) for number in range(len(part))
@@ -141,7 +141,7 @@ def truth(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]]
 
 
 def candidates(world: World, target: UploadTarget, known: Truth) -> CandidateLists | None:
-    """Return for each image behind what was heard a list of records, itself among them, in random order.
+    """Return for each image of an upload a list of records, itself among them, in random order.
 
     No record is in two lists: one that is missing in some would be known not to be one of the others. ``None``: two of
     the images are the same, or there are no others.
@@ -163,7 +163,7 @@ def candidates(world: World, target: UploadTarget, known: Truth) -> CandidateLis
 
 
 def without_mechanism(world: World, observation: Observation, target: UploadTarget) -> Observation:
-    """Return what would have been heard if the clients had sent their uploads as they were."""
+    """Return the observation that there would be if the clients had sent their uploads as they were."""
     # The same batches, which without a mechanism would not be hidden.
     bare = replace(world.unprotected, plans=with_seed(world.unprotected.plans, world.plans[target.client].seed))
     before = State(observation.parameters, bare.initial.buffers)
@@ -195,7 +195,7 @@ def approximation(world: World, target: UploadTarget) -> str:
 
 
 def _others(world: World, target: UploadTarget, own: Tensor, count: int) -> Tensor:
-    """Rows of training images that are not behind this upload, at most so many, no two of them alike.
+    """Rows of training images that are not in this upload, at most so many, no two of them alike.
 
     They are as likely to be behind it as those that are: drawn from other clients' shares, whose images no other upload
     of this client can rule out; from its own share only where the others have too few.
@@ -224,7 +224,7 @@ def _labels_told(world: World) -> bool:
 def _releases(
     world: World, target: UploadTarget, rows: Sequence[Tensor], asked: Mapping[int, Sequence[int]]
 ) -> tuple[int, ...]:
-    """In how many releases each image was used up to this round: all that whoever listens may have heard of it."""
+    """In how many releases each image was used up to this round: all that an eavesdropper may have seen of it."""
     counts: list[int] = []
     for client, used in zip(target.clients, rows, strict=True):
         plan = world.plans[client]

@@ -1,4 +1,4 @@
-"""What the files of a run say: every record, declared once, for whoever writes it and whoever reads it.
+"""The records in the files of a run, each declared once for writing and reading.
 
 :class:`fedpriv.core.runs.RunFolder` writes and reads the files; a sweep's own records are in
 :mod:`fedpriv.sweep.record`.

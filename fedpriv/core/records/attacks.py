@@ -1,4 +1,4 @@
-"""The records of attacks on uploads: each reconstruction's scores, an attack's figures, and who listened."""
+"""The records of attacks on uploads: each reconstruction's scores, an attack's figures, and the threat model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

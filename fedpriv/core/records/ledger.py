@@ -182,7 +182,7 @@ class DataRelease(Record):
 
 @dataclass(frozen=True)
 class LedgerView(Record):
-    """What is proven of a part of what a run shows, and against whom: a line of its own where noise is on sums.
+    """What is proven about one part of a run's output, and against which parties, where noise is on sums.
 
     Attributes:
         sees: the part, in words.
@@ -248,7 +248,7 @@ class Ledger(Record):
 
 @dataclass(frozen=True)
 class Stop(Record):
-    """Clients that are no longer asked, because once more would take each of them above federation.target_epsilon.
+    """Clients that are no longer selected, because once more would take each of them above federation.target_epsilon.
 
     Attributes:
         client: the partition's number; of several clients, which were never asked and are alike, the lowest.

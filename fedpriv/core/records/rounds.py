@@ -1,4 +1,4 @@
-"""The records of training: rounds, who was asked what, and who holds which data."""
+"""The records of training: rounds, queried clients, and how the data are shared."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -95,7 +95,7 @@ class Origin(Record):
 
 @dataclass(frozen=True)
 class Asked(Record):
-    """One line of asked.jsonl: clients who were asked the same in a round, and what they release in their answer.
+    """One line of asked.jsonl: clients that got the same query in a round, and what they release in their answer.
 
     Attributes:
         round: the round's number, from 1.

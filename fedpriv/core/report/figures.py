@@ -127,7 +127,7 @@ def questions_plot(
 
 
 def partition_plot(partition: Partition) -> Plot:
-    """Draw who holds what: a heat map of classes (rows) and clients (columns), under bars of the clients' totals.
+    """Draw how the data are shared: a heat map of classes (rows) and clients (columns), under bars of clients' totals.
 
     Of many clients the first ones are drawn.
     """

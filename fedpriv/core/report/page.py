@@ -82,7 +82,7 @@ def _versions(folder: Path) -> list[tuple[int, int] | None]:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """What tells one content of a file from the next: it is written under another name, then renamed."""
+    """A mark that changes with a file's content: it is written under another name, then renamed."""
     try:
         status = path.stat()
     except OSError:
@@ -303,7 +303,7 @@ class _Uploads:
 
     @cached_property
     def rates(self) -> list[LeakageRate]:
-        """How often attacks succeeded: each event behind the mechanism first, the most successful attack first."""
+        """How often attacks succeeded: each event with the mechanism first, the most successful attack first."""
         return sorted(
             self.view.summary.rates if self.view.summary else (),
             key=lambda rate: (EVENTS.get(rate.event, len(EVENTS)), rate.upload != "protected", -rate.share),

@@ -1,4 +1,4 @@
-"""Rows of tables in the report: each attacked row beside what the attacks read, cell by cell."""
+"""Rows of tables in the report: each attacked row next to what the attacks read, cell by cell."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class SentenceLine:
 
 
 def sentence_lines(victim: ShownVictim) -> list[SentenceLine]:
-    """Return what was made of an attacked sentence; attacks that read nothing of it are told as well."""
+    """Return what was read of an attacked sentence; attacks that read nothing of it have a line, too."""
     true = victim.sentence.tokens if victim.sentence else []
     return [_line(candidate, true) for candidate in victim.candidates]
 

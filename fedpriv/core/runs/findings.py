@@ -46,7 +46,7 @@ class Findings(Files):
         (self.path / "partition.json").unlink(missing_ok=True)
 
     def partition(self) -> Partition | None:
-        """Who holds what; ``None`` if the run ended before the data were shared."""
+        """How the data are shared; ``None`` if the run ended before they were."""
         known = read_file(self.path / _HOLDINGS, _PARTITION)
         return read_file(self.path / "partition.json", _PARTITION) if known is None else known
 

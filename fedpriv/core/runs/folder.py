@@ -123,7 +123,7 @@ class RunFolder(Findings):
         return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def remove_parts(self) -> None:
-        """Remove what a killed process left of files and lines that it was writing; nobody else may be writing here."""
+        """Remove what a killed process left of files and lines; no other process may be writing here."""
         others = ("private", "referee", *(name for kind in FINDINGS.values() for name in kind.folders))
         remove_parts(self.path, *self._parts, *(self.path / name for name in others))
         # Of a question that was not yet written down nothing was sent; the next line must not follow it on the same.
@@ -174,11 +174,11 @@ class RunFolder(Findings):
         return (self.path / DEPLOYMENT).exists()
 
     def append_asked(self, line: Asked) -> None:
-        """Note, before messages go out, who is asked: from then on they may have released something."""
+        """Note, before messages go out, which clients are queried: from then on they may have released something."""
         append_line(self.path / "asked.jsonl", json.dumps(asdict(line)))
 
     def asked(self) -> tuple[Asked, ...]:
-        """Who was asked so far, a cut-off round included.
+        """The queries so far, a cut-off round included.
 
         Raises:
             InputError: the file is damaged.
