@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError, some_of
-from fedpriv.data.files import Arrays, Keys, checked
-from fedpriv.data.source import Source
+from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError, cut, some_of
+from fedpriv.data.files import Arrays, Keys, check_memory, checked
+from fedpriv.data.source import Place, Source
+from fedpriv.data.texts import Part, Row, arrays_of, split_by_key
 
 if TYPE_CHECKING:
     import numpy as np
 
 PUBLIC_SEED = 0  # the choice of test examples is part of the data set, the same for every experiment
 TEST_SHARE = 0.2
+_PIECE = 1 << 20  # numbers that are scaled at once
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev")
 """What parts of data sets are called; of several test parts the first in this order is read."""
 
@@ -27,7 +32,7 @@ class OwnFile(Source):
 
     @classmethod
     @override
-    def status(cls, place: object) -> None:
+    def status(cls, place: Place) -> None:
         return None
 
 
@@ -47,6 +52,20 @@ def split_rows(owners: Sequence[str] | None, count: int, share: float, where: st
         lacking = "training" if is_test.all() else "test"
         raise InputError(f"{where}: data.test_share = {share:g} of {count} examples leaves no {lacking} example")
     return np.sort(grouped[~is_test]), np.sort(grouped[is_test])
+
+
+def order_rows(owners: Sequence[str] | None, count: int, given: int, place: Place) -> tuple[np.ndarray, int]:
+    """Return the rows in their order, training before test data, and how many are test data; the last ``given`` are."""
+    import numpy as np
+
+    if given:
+        if place.test_share is not None:
+            raise InputError(
+                key="data.test_share", given=place.test_share, allowed=f"{place.path} has test data of its own"
+            )
+        return np.arange(count), given
+    train, test = split_rows(owners, count, place.test_share or TEST_SHARE, place.path)
+    return np.concatenate([train, test]), len(test)
 
 
 def label_numbers(
@@ -82,3 +101,101 @@ def image_arrays(
     keys = None if owners is None else Keys.of(owners[:first], owners[first:])
     pixels = images.transpose(0, 2, 3, 1)
     return checked(Arrays(pixels[:first], labels[:first], pixels[first:], labels[first:], classes, keys=keys), where)
+
+
+def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
+    """Return numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled."""
+    import numpy as np
+
+    if values.ndim == 4 and values.shape[3] not in (1, 3):
+        values = values.transpose(0, 2, 3, 1)
+    if values.dtype == np.uint8 or not values.size:
+        return values.astype(np.uint8, copy=False)
+    top = _range(values.dtype)
+    low, high = values.min(), values.max()
+    if not 0 <= low <= high <= top:
+        allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
+        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; wanted is {allowed}")
+    pixels = np.empty(values.shape, np.uint8)
+    each = max(1, _PIECE // max(1, values[0].size))
+    for start in range(0, len(values), each):
+        pixels[start : start + each] = np.rint(values[start : start + each].astype(np.float64) * (255 / top))
+    return pixels
+
+
+def _range(dtype: np.dtype[np.generic]) -> int:
+    """The number that is white."""
+    if dtype.kind in "bf":
+        return 1
+    return 0xFFFF if dtype == "uint16" else 255
+
+
+def as_labels(values: np.ndarray, what: str) -> np.ndarray:
+    """Return labels (N,), numbers or texts, of (N,), (N, 1), or (N, K) with one 1 in each row."""
+    import numpy as np
+
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim == 2 and values.dtype.kind in "buif":
+        one = (values == 1).sum(1) == 1
+        odd = np.flatnonzero(~(one & ((values == 0).sum(1) == values.shape[1] - 1)))
+        if len(odd):
+            row = str(values[odd[0]].tolist())
+            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; one 1 in each row is wanted, and 0 elsewhere")
+        values = values.argmax(1)
+    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one client holds of a part of the data."""
+
+    owner: str
+    values: Any  # images (n, H, W), (n, H, W, C) or (n, C, H, W), an array or what becomes one; or texts, a list
+    labels: list[Any]  # of images
+    where: str  # names it in errors
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image."""
+        shape = tuple(self.values.shape[1:])
+        if len(shape) == 2:
+            return (1, *shape)
+        return shape if shape[-1] not in (1, 3) else (shape[-1], *shape[:-1])
+
+
+def image_shares(parts: Sequence[Sequence[Share]], place: Place) -> Arrays:
+    """Return the images of all clients, of training and, in a second part, of test data; they are read one by one."""
+    import numpy as np
+
+    shares = [share for part in parts for share in part]
+    for share in shares:
+        if len(share.values) != len(share.labels):
+            raise InputError(f"{share.where}: {len(share.values)} examples and {len(share.labels)} labels")
+        if share.shape != shares[0].shape or len(share.shape) != 3:
+            raise InputError(
+                f"{share.where}: images have shape {tuple(share.values.shape[1:])}, and those of {shares[0].where} "
+                f"{tuple(shares[0].values.shape[1:])}; (H, W) or (H, W, C), the same everywhere, is wanted"
+            )
+    labels = [label for share in shares for label in share.labels]
+    owners = [share.owner for share in shares for _ in share.labels]
+    given = sum(len(share.labels) for part in parts[1:] for share in part)
+    check_memory(place.path, 2 * len(labels) * math.prod(shares[0].shape), place.memory)
+    order, tests = order_rows(owners, len(owners), given, place)
+    places, done = np.argsort(order), 0
+    images = np.empty((len(labels), *shares[0].shape), np.uint8)
+    for share in shares:
+        pixels = as_pixels(np.asarray(share.values), share.where)
+        channels_first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+        images[places[done : done + len(pixels)]] = channels_first
+        done += len(pixels)
+    numbers, classes = label_numbers([labels[row] for row in order], given, place.path)
+    return image_arrays(images, numbers, tests, classes, [owners[row] for row in order], place.path)
+
+
+def text_shares(parts: Sequence[Sequence[Share]], place: Place) -> Arrays:
+    """Return the texts of all clients, of which the next token is predicted."""
+    config = place.text or CorpusConfig()
+    rows = [[Row(text, key=share.owner) for share in part for text in share.values] for part in parts]
+    part = Part(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
+    return arrays_of(part, {}, config, place.root, place.path)

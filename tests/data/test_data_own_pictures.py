@@ -1,6 +1,7 @@
 """Pictures of one's own in every form, written with the library that people write them with, against that library."""
 
 import io
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -155,7 +156,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     assert "no folder" in refusal("folder", good / "train" / "cat" / "0.png")
     assert "does not read data.size" in refusal("digits", good, size=4)
     assert "data.key = 'ann': allowed: 'client'" in refusal("folder", good, key="ann")
-    assert "has a folder test of its own" in refusal("folder", good, test_share=0.5)
+    assert "has test data of its own" in refusal("folder", good, test_share=0.5)
     (tmp_path / "empty" / "ann" / "cat").mkdir(parents=True)
     assert "no picture lies in CLIENT/CLASS/PICTURE" in refusal("folder", tmp_path / "empty", key="client")
     path = good / "train" / "cat" / "1.png"
@@ -336,3 +337,141 @@ def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> No
     keys = loaded("npz", tmp_path / "a.npz", key="site").keys
     assert keys is not None and (keys.train.tolist(), keys.test.tolist()) == ([1, 0] * 3, [])
     assert "data.key = 'ward': there is no such array" in refusal("npz", tmp_path / "a.npz", key="ward")
+
+
+# --- files with clients -------------------------------------------------------------------------------------------
+
+
+def writers(count: int = 5) -> dict[str, tuple[np.ndarray, list[int]]]:
+    """Writer -> grey pictures on [0, 1] and labels; each has another number of them."""
+    return {f"f{n:02}": (pixels(n + 3, 6, 6) / 255, [(7 * k) % 3 for k in range(n + 3)]) for n in range(count)}
+
+
+def write_leaf(path: Path, users: dict[str, tuple[np.ndarray, list[int]]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {user: {"x": x.reshape(len(x), -1).tolist(), "y": y} for user, (x, y) in users.items()}
+    tree = {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+    path.write_text(json.dumps(tree))
+
+
+def write_hdf5(path: Path, users: dict[str, tuple[np.ndarray, list[int]]]) -> None:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for user, (x, y) in users.items():
+            file.create_dataset(f"examples/{user}/pixels", data=x.astype(np.float32))
+            file.create_dataset(f"examples/{user}/label", data=np.array(y, np.int32))
+
+
+WRITE: dict[str, Any] = {"leaf": (write_leaf, "json"), "hdf5": (write_hdf5, "h5")}
+
+
+@pytest.mark.parametrize("form", WRITE)
+@pytest.mark.parametrize("layout", ["one file", "parts"])
+def test_files_with_clients(tmp_path: Path, form: str, layout: str) -> None:
+    """Every picture, label and owner is there once; keys may be in one part alone."""
+    write, ending = WRITE[form]
+    users = writers()
+    first, second = dict(list(users.items())[:4]), dict(list(users.items())[3:])
+    path = tmp_path / f"data.{ending}"
+    if layout == "one file":
+        write(path, users)
+    else:
+        path = tmp_path / "data"
+        inside = ("train/a", "test/b") if form == "leaf" else ("fed_emnist_train", "fed_emnist_test")
+        write(path / f"{inside[0]}.{ending}", first)
+        write(path / f"{inside[1]}.{ending}", second)
+    dataset = loaded(form, path, **({"test_share": 0.25} if layout == "one file" else {}))
+    assert dataset.keys is not None and dataset.keys.names == tuple(users)
+    assert dataset.class_names == ("0", "1", "2") and dataset.shape == (1, 6, 6)
+    held = [np.bincount(keys, minlength=5).tolist() for keys in (dataset.keys.train, dataset.keys.test)]
+    if layout == "one file":
+        assert held[1] == [round(0.25 * (n + 3)) for n in range(5)]
+        assert [a + b for a, b in zip(*held, strict=True)] == [n + 3 for n in range(5)]
+        parts = [users]
+    else:
+        assert held == [[3, 4, 5, 6, 0], [0, 0, 0, 6, 7]]
+        parts = [first, second]
+    expected = sorted(
+        (int(user[1:]), np.rint(image * 255).astype(np.uint8).tobytes(), label)
+        for part in parts for user, (x, y) in part.items() for image, label in zip(x, y, strict=True)
+    )  # fmt: skip
+    owners = np.concatenate([dataset.keys.train, dataset.keys.test]).tolist()
+    labels = torch.cat([dataset.y_train, dataset.y_test]).tolist()
+    assert sorted(zip(owners, (image.tobytes() for image in images(dataset)), labels, strict=True)) == expected
+
+
+def test_texts_with_clients(tmp_path: Path) -> None:
+    """LEAF's are a text and what goes on, TensorFlow Federated's whole texts."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
+    said = {"ann": ["to be", "or not"], "bob": ["a horse", "my kingdom", "for it"]}
+    tree = {
+        "user_data": {who: {"x": [t[:-1] for t in texts], "y": [t[-1] for t in texts]} for who, texts in said.items()}
+    }
+    (tmp_path / "s.json").write_text(json.dumps(tree))
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        for who, texts in said.items():
+            file.create_dataset(f"examples/{who}/snippets", data=texts)
+    for form, name in (("leaf", "s.json"), ("hdf5", "s.h5")):
+        dataset = loaded(form, tmp_path / name, text={"length": 12, "test_share": 0.5})
+        assert dataset.is_next and dataset.text is not None and dataset.keys is not None
+        decode = dataset.text.tokenizer.decode
+        assert [decode(row.flatten().tolist()) for row in dataset.x_train] == ["to be", "a horse"]
+        assert [decode(row.flatten().tolist()) for row in dataset.x_test] == ["or not", "my kingdom", "for it"]
+        assert (dataset.keys.train.tolist(), dataset.keys.test.tolist()) == ([0, 1], [0, 1, 1])
+
+
+def leaf_file(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps({"user_data": {"ann": content}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"user_data": ', "not JSON that can be read, truncated or damaged"),
+        ("[]", 'wanted is LEAF\'s {"users"'),
+        ({"x": [[0.5] * 4], "y": [1, 2]}, "user 'ann': two lists x and y of one length"),
+        ({"x": [[0.5] * 5], "y": [1]}, "user 'ann': x holds lists of 5 numbers, which are no square"),
+        ({"x": [[0.5] * 4, [0.5]], "y": [1, 2]}, "user 'ann': x holds list that are no images of one size"),
+        ({"x": [[-0.5] * 4], "y": [1]}, "user 'ann': x is float64 from -0.5 to -0.5; wanted is"),
+        (
+            {"x": ["a.jpg"], "y": [1]},
+            "user 'ann': x holds str; lists of numbers are wanted where the experiment has no",
+        ),
+        ({"x": [[0.5] * 4], "y": [1.5]}, "user 'ann': y holds float; whole numbers or texts are wanted"),
+        ({"x": [[0.5] * 4], "y": [1]}, "leaves no test example"),
+    ],
+)
+def test_wrong_files_of_leaf(tmp_path: Path, content: object, words: str) -> None:
+    assert words in refusal("leaf", leaf_file(tmp_path / "a.json", content))
+
+
+def test_wrong_files_with_clients(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    assert "holds no .json file" in refusal("leaf", tmp_path / "empty")
+    assert "no such file or folder" in refusal("leaf", tmp_path / "none")
+    assert "no such file" in refusal("hdf5", tmp_path / "none.h5")
+    assert "holds no file of training data" in refusal("hdf5", tmp_path)
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"no")
+    assert "not an HDF5 file, truncated or damaged" in refusal("hdf5", path)
+    label, image = {"examples/ann/label": np.zeros(2, int)}, np.zeros((2, 4, 4))
+    bob = {"examples/bob/label": np.zeros(2, int), "examples/bob/pixels": np.zeros((2, 5, 5))}
+    for fields, words in (
+        ({"other/ann/pixels": image}, "has no group 'examples'"),
+        ({"examples/ann/scan": image}, "client 'ann': wanted is pixels or image or x; it has scan"),
+        (
+            {"examples/ann/pixels": image},
+            "client 'ann': wanted is 'label', a whole number for each",
+        ),
+        ({"examples/ann/pixels": image[0], **label}, "images are float64 of shape (4, 4)"),
+        ({"examples/ann/pixels": image[:1], **label}, "client 'ann': 1 examples and 2 labels"),
+        ({"examples/ann/pixels": image - 1, **label}, "client 'ann' is float64 from -1 to -1; wanted"),
+        ({"examples/ann/pixels": image, **label, **bob}, "client 'bob': images have shape (5, 5)"),
+    ):
+        with h5py.File(path, "w") as file:
+            for name, values in fields.items():
+                file.create_dataset(name, data=values)
+        assert words in refusal("hdf5", path, test_share=0.5)

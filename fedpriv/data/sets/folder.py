@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TEST_SHARE, TRAIN, OwnFile, image_arrays, label_numbers, split_rows
+from fedpriv.data.own import TEST, TRAIN, OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import ENDINGS, read_pictures
 from fedpriv.data.source import Place, home
 
@@ -39,17 +39,15 @@ class ImageFolder(OwnFile):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         train, test = _parts(place)
-        given = len(test)
-        if not test:
-            owners = [picture.owner for picture in train] if place.key else None
-            rows = split_rows(owners, len(train), place.test_share or TEST_SHARE, place.path)
-            train, test = ([train[row] for row in part] for part in rows)
         pictures = [*train, *test]
-        labels, classes = label_numbers([picture.label for picture in pictures], given, place.path)
+        owners = [picture.owner for picture in pictures] if place.key else None
+        order, tests = order_rows(owners, len(pictures), len(test), place)
+        pictures = [pictures[row] for row in order]
+        labels, classes = label_numbers([picture.label for picture in pictures], len(test), place.path)
         named = ((picture.path, Path(picture.path)) for picture in pictures)
         images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
-        owners = [picture.owner for picture in pictures] if place.key else None
-        return image_arrays(images, labels, len(test), classes, owners, place.path), place.path
+        whose = [picture.owner for picture in pictures] if place.key else None
+        return image_arrays(images, labels, tests, classes, whose, place.path), place.path
 
     @classmethod
     @override
@@ -73,10 +71,6 @@ def _parts(place: Place) -> tuple[list[Picture], list[Picture]]:
     test = next((name for name in TEST if name in names), None)
     if train is None:
         return _pictures(str(root), place.key), []
-    if place.test_share is not None and test is not None:
-        raise InputError(
-            key="data.test_share", given=place.test_share, allowed=f"{root} has a folder {test} of its own"
-        )
     parts = [] if test is None else _pictures(str(root / test), place.key)
     return _pictures(str(root / train), place.key), parts
 

@@ -14,7 +14,7 @@ from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, some_of
 from fedpriv.core.registry import DATASETS, suggestion
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TEST_SHARE, TRAIN, OwnFile, image_arrays, label_numbers, split_rows
+from fedpriv.data.own import TEST, TRAIN, OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import Part, Row, arrays_of, split_by_key
@@ -176,15 +176,11 @@ def _images(parts: list[Table], place: Place) -> Arrays:
     image, label = _image_column(first), _label_column(first, place)
     labels = [value for part in parts for value in part.values("data.label", label)]
     owners = [str(value) for part in parts for value in part.values("data.key", place.key)] if place.key else None
-    tests = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
-    places, given = np.arange(len(labels)), tests
-    if not tests:
-        train, test = split_rows(owners, len(labels), place.test_share or TEST_SHARE, place.path)
-        places, tests = np.argsort(np.concatenate([train, test])), len(test)
-    order = np.argsort(places)
+    given = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
+    order, tests = order_rows(owners, len(labels), given, place)
     numbers, classes = label_numbers([labels[row] for row in order], given, place.path, _names(first, label))
     cells = (cell for part in parts for cell in _pictures(part, image))
-    images = read_pictures(cells, len(labels), place.size, place.memory, place.path, places)
+    images = read_pictures(cells, len(labels), place.size, place.memory, place.path, np.argsort(order))
     whose = None if owners is None else [owners[row] for row in order]
     return image_arrays(images, numbers, tests, classes, whose, place.path)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError, cut
+from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
-from fedpriv.data.own import OwnFile, label_numbers
+from fedpriv.data.own import OwnFile, as_labels, as_pixels, label_numbers
 from fedpriv.data.source import Place, home
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # The names of MedMNIST's files, for those of IMAGE_ARRAYS.
 _MEDMNIST = dict(zip(IMAGE_ARRAYS, ("train_images", "train_labels", "test_images", "test_labels"), strict=True))
 _CLIENT = "client"  # whose each training example is; client_test of test examples
-_PIECE = 1 << 20  # numbers that are scaled at once
 
 
 @DATASETS.register
@@ -53,8 +52,8 @@ class OwnArrays(OwnFile):
             _check_pixels(headers[name], f"{path}: {name}")
         check_memory(path, sum(map(needed_memory, headers.values())), place.memory)
         members = read_arrays(path, headers)
-        x_train, x_test = (_pixels(members.pop(names[name]), f"{path}: {name}") for name in ("x_train", "x_test"))
-        y_train, y_test = (_labels(members[names[name]], f"{path}: {name}") for name in ("y_train", "y_test"))
+        x_train, x_test = (as_pixels(members.pop(names[name]), f"{path}: {name}") for name in ("x_train", "x_test"))
+        y_train, y_test = (as_labels(members[names[name]], f"{path}: {name}") for name in ("y_train", "y_test"))
         classes = named_classes(path, members)
         if "U" in (y_train.dtype.kind, y_test.dtype.kind):
             labels = [*y_train.tolist(), *y_test.tolist()]
@@ -80,49 +79,6 @@ def _check_pixels(header: Header, what: str) -> None:
         raise InputError(
             f"{what} has shape {header.shape}; C = 1 or 3 channels are wanted, in the last place or the second"
         )
-
-
-def _pixels(values: np.ndarray, what: str) -> np.ndarray:
-    """Numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled."""
-    import numpy as np
-
-    if values.ndim == 4 and values.shape[3] not in (1, 3):
-        values = values.transpose(0, 2, 3, 1)
-    if values.dtype == np.uint8 or not values.size:
-        return values.astype(np.uint8, copy=False)
-    top = _range(values.dtype, what)
-    low, high = values.min(), values.max()
-    if not 0 <= low <= high <= top:
-        allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
-        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; wanted is {allowed}")
-    pixels = np.empty(values.shape, np.uint8)
-    each = max(1, _PIECE // max(1, values[0].size))
-    for start in range(0, len(values), each):
-        pixels[start : start + each] = np.rint(values[start : start + each].astype(np.float64) * (255 / top))
-    return pixels
-
-
-def _range(dtype: np.dtype[np.generic], what: str) -> int:
-    """The number that is white."""
-    if dtype.kind in "bf":
-        return 1
-    return 0xFFFF if dtype == "uint16" else 255
-
-
-def _labels(values: np.ndarray, what: str) -> np.ndarray:
-    """Labels (N,), numbers or texts, of (N,), (N, 1), or (N, K) with one 1 in each row."""
-    import numpy as np
-
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim == 2 and values.dtype.kind in "buif":
-        one = (values == 1).sum(1) == 1
-        odd = np.flatnonzero(~(one & ((values == 0).sum(1) == values.shape[1] - 1)))
-        if len(odd):
-            row = str(values[odd[0]].tolist())
-            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; one 1 in each row is wanted, and 0 elsewhere")
-        values = values.argmax(1)
-    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
 
 
 def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, test: int) -> Keys | None:
