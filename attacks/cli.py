@@ -1,4 +1,4 @@
-"""The commands ``fedpriv attack DIR | list | tune``."""
+"""The commands ``fedpriv attack DIR | list | tune``, ``fedpriv audit DIR`` and ``fedpriv probe DIR | list``."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.attacks.commands import Audit, Probing
 from fedpriv.core.cli.terminal import (
     FolderByDefault,
     Json,
@@ -24,6 +25,8 @@ from fedpriv.core.cli.terminal import (
     print_summary,
 )
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import refuse_exceeded
+from fedpriv.core.registry import ATTACKS, OPTIONS, suggestion
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
@@ -151,16 +154,13 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
-    from fedpriv.attacks.endpoint.cli import about_probes, print_probes
-    from fedpriv.core.registry import ATTACKS
-
     if as_json:
-        print_json([*map(_about, ATTACKS.values()), *about_probes()])
+        print_json([*map(_about, ATTACKS.values()), *_about_probes()])
         return
     out.print("On uploads, by fedpriv attack:", style="dim")
     for attack in ATTACKS.values():
         print_attack(attack.name, attack.title, _lines(attack))
-    print_probes()
+    _print_probes()
 
 
 @attack_app.command("tune", epilog="Example:\n\n  fedpriv attack tune configs/quickstart.toml --attack iga")
@@ -305,4 +305,130 @@ def _results(results: "Sequence[AttackResult]") -> Table:
     return table
 
 
-VERBS = (Verb("attack", attack_app, place=20),)
+def audit(folder: Run, options: tuple[Audit[Any], ...] = (), quiet: Quiet = False, as_json: Json = False) -> None:
+    """Membership inference on DIR's models, or what a language model remembers."""
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.report import reported
+    from fedpriv.core.runs import RunFolder
+
+    run = RunFolder.open(folder)
+    chosen = next((each for each in reversed(options) if each.suits(run)), None)
+    if chosen is None:
+        raise InputError(f"{folder}: there is no audit for this run")
+    with shown(quiet or as_json) as progress, reported(folder):
+        found = chosen.made(run, progress)
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "folder": str(folder)})
+    else:
+        chosen.show(found)
+        print_line(f"Report: {folder / 'report.html'}")
+    refuse_exceeded(chosen.figures(found))
+
+
+probe_app = typer.Typer(
+    cls=FolderByDefault,
+    help="Attack the finished model of a run, its answers or its inputs; or list these attacks.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n  fedpriv probe runs/quickstart-20260101-120000\n\n"
+    "  fedpriv probe runs/quickstart-20260101-120000 --answers rounded:2 --queries 1000\n\n  fedpriv probe list",
+)
+
+
+def probe(
+    folder: Run,
+    attacks: AttackNames = None,
+    options: tuple[Probing[Any], ...] = (),
+    adversary: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="participant or, of PATE, student-holder: with the model; user: with its answers only; "
+            "curious-endpoint: reads questions, too.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Attack the finished model in DIR, its answers, or its inputs.
+
+    Without --attack: evasion attacks on test examples; or, with --answers, --queries or --as, all attacks on the model
+    and its answers.
+    """
+    wanted = _wanted(options, tuple(attacks or ()), adversary)
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.report import reported
+    from fedpriv.core.runs import RunFolder
+
+    run = RunFolder.open(folder)
+    ready = {kind: kind.ready(run, names, adversary) for kind, names in wanted.items()}
+    with shown(quiet or as_json) as progress, reported(folder):
+        found = {kind: each.run(progress) for kind, each in ready.items()}
+    if as_json:
+        trees = {kind.name: record.model_dump(mode="json") for kind, record in found.items()}
+        print_json({**(trees if len(trees) > 1 else next(iter(trees.values()))), "folder": str(folder)})
+    else:
+        for kind, each in ready.items():
+            each.show(found[kind])
+        print_line(f"Report: {run.path / 'report.html'}")
+    for kind, record in found.items():
+        refuse_exceeded(kind.figures(record))
+
+
+def _wanted(
+    options: tuple[Probing[Any], ...], names: tuple[str, ...], adversary: str | None
+) -> dict[Probing[Any], tuple[str, ...]]:
+    """The kinds of attacks to make, each with the names of its own; all of its attacks where none is named."""
+    if not options:
+        raise InputError("there are no attacks on finished models")
+    if not names:
+        asked = [kind for kind in options if kind.misplaced(adversary)]
+        return dict.fromkeys(asked or options[:1], ())
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise InputError(f"fedpriv probe: attacks: {twice[0]} is named twice; each is named once")
+    unknown = [name for name in names if not any(kind.has(name) for kind in options)]
+    if unknown:
+        known = tuple(name for kind in reversed(options) for name in kind.attacks())
+        raise InputError(f"there is no attack {unknown[0]!r}{suggestion(unknown[0], known)}")
+    wanted = {kind: tuple(name for name in names if kind.has(name)) for kind in options}
+    for kind, own in wanted.items():
+        if not own and kind.misplaced(adversary):
+            raise InputError(kind.misplaced(adversary))
+    return {kind: own for kind, own in wanted.items() if own}
+
+
+@probe_app.command("list")
+def list_probes(as_json: Json = False) -> None:
+    """List the attacks on a finished model: what each needs, and its settings."""
+    if as_json:
+        print_json(_about_probes())
+    else:
+        _print_probes()
+
+
+def _probings() -> list[type[Probing[Any]]]:
+    """Every kind of attacks on a finished model, in the order of lists."""
+    return [kind for kind in OPTIONS.values() if issubclass(kind, Probing)][::-1]
+
+
+def _about_probes() -> list[dict[str, Any]]:
+    return [kind.about(attack) for kind in _probings() for attack in kind.attacks().values()]
+
+
+def _print_probes() -> None:
+    for kind in _probings():
+        out.print(kind.heading, style="dim")
+        for attack in kind.attacks().values():
+            print_attack(attack.name, attack.title, kind.lines(attack))
+
+
+VERBS = (
+    Verb("attack", attack_app, place=20),
+    Verb(
+        "audit", audit, place=40, epilog="Example:\n\n  fedpriv audit runs/quickstart-20260101-120000 --references 64"
+    ),
+    Verb("probe", probe_app, place=50),
+    Verb(FolderByDefault.folder, probe, place=50, group="probe"),
+)

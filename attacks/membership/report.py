@@ -3,14 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from typing_extensions import override
 
 from fedpriv.attacks.membership.records import Membership, MembershipAttack
+from fedpriv.attacks.membership.settings import AuditConfig
+from fedpriv.core.errors import RunFailedError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Part, RecordFinding, RunView, Section, Tile, chosen_attack
 from fedpriv.core.numbers import decimal, figure, percent
+from fedpriv.core.progress import Silent
 from fedpriv.core.registry import FINDINGS
+from fedpriv.core.runs import RunFolder
 
 if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
@@ -74,6 +78,18 @@ class MembershipFinding(RecordFinding[Membership]):
     folders: ClassVar[tuple[str, ...]] = ("membership",)
     record: ClassVar[type[Membership]] = Membership
     columns: ClassVar[type[Columns] | None] = MembershipColumns
+    audit: ClassVar[type[BaseModel] | None] = AuditConfig
+
+    @override
+    def audit_trial(self, folder: RunFolder, settings: AuditConfig) -> None:
+        from fedpriv.attacks.membership.audit import audit_run
+
+        try:
+            audit_run(folder, settings.references, settings.pairs, Silent())
+        except RunFailedError:
+            # A refuted ledger is a result, which the record shows as one; it is written before it is told.
+            if folder.read(Membership) is None:
+                raise
 
     @override
     def figures(self, found: Membership) -> tuple[Figure, ...]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from pydantic import BaseModel
+
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
@@ -184,6 +186,7 @@ class Finding(ABC, Generic[R]):
         columns: what it adds to the record of a trial in a sweep; ``None``: nothing.
         files: of a run's folder that it is read from and the summary does not repeat.
         folders: of a run's folder into which only commands write that have it for themselves.
+        audit: what the section ``[audit]`` of a sweep says for :meth:`audit_trial`; ``None``: it audits no trials.
     """
 
     name: ClassVar[str]
@@ -193,6 +196,7 @@ class Finding(ABC, Generic[R]):
     columns: ClassVar[type[Columns] | None] = None
     files: ClassVar[tuple[str, ...]] = ()
     folders: ClassVar[tuple[str, ...]] = ()
+    audit: ClassVar[type[BaseModel] | None] = None
 
     @abstractmethod
     def read(self, folder: "RunFolder") -> R | None:
@@ -230,6 +234,9 @@ class Finding(ABC, Generic[R]):
             InputError: it cannot be measured.
             RunFailedError: the results cannot be written.
         """
+
+    def audit_trial(self, folder: "RunFolder", settings: Any) -> None:
+        """Audit the finished model of a sweep's trial; errors are those of :meth:`measure_trial`."""
 
     def records(self, found: R) -> dict[str, GrowingRecord]:
         """Return what summary.json repeats, by key."""

@@ -214,6 +214,7 @@ ENDPOINTS = Registry("endpoint", "oracle", "fedpriv.endpoints", "fedpriv.attacks
 RULES = Registry("aggregation rule", "fedpriv.server.rules", "fedpriv.rules", "fedpriv.server.rules:Rule")
 ALGORITHMS = Registry("algorithm", "algorithm", "fedpriv.algorithms", "fedpriv.core.algorithm:Algorithm")
 FINDINGS = Registry("finding", "report", "fedpriv.findings", "fedpriv.core.finding:Finding")
+OPTIONS = Registry("options of a command", "cli", "fedpriv.options", "fedpriv.core.verb:Options")
 FILES = Registry("kind of files", "settings", "fedpriv.files", "fedpriv.core.config.file:FileKind")
 KEYS = Registry("added keys", "settings", "fedpriv.keys", "fedpriv.core.sections:AddedKeys")
 PREPARATIONS = Registry(

@@ -1,13 +1,14 @@
-"""Commands of ``fedpriv``: cli.py in a capability's folder lists its own in ``VERBS``.
+"""Commands of ``fedpriv``: cli.py in a capability's folder lists its own in ``VERBS``, and what it adds to others.
 
 It is imported for ``fedpriv --help``, too, so it imports what is heavy inside its functions.
 """
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
-from fedpriv.core.registry import capabilities
+from fedpriv.core.registry import OPTIONS, capabilities
 
 if TYPE_CHECKING:
     import typer
@@ -34,4 +35,41 @@ class Verb:
 
 def verbs() -> list[Verb]:
     """Return the commands of all capabilities."""
-    return [verb for module in capabilities("cli") for verb in module.VERBS]
+    return [verb for module in capabilities("cli") for verb in getattr(module, "VERBS", ())]
+
+
+class Options:
+    """What a capability adds to a command: a frozen dataclass in its cli.py, whose fields are options."""
+
+    name: ClassVar[str]
+    verb: ClassVar[str]  # the command, with its group before it
+    rank: ClassVar[int] = 100  # in the order of these numbers they are listed by --help
+
+
+def with_options(verb: Verb) -> "Callable[..., Any]":
+    """Return a verb's function with the options of capabilities: it gets them as its argument ``options``."""
+    command: Any = verb.command
+    own = inspect.signature(command, eval_str=True).parameters
+    if "options" not in own:
+        return verb.command
+    kinds = [kind for kind in OPTIONS.values() if kind.verb == f"{verb.group} {verb.name}".strip()]
+    shown: dict[str, inspect.Parameter] = {}
+    for name, parameter in own.items():
+        added = [each for kind in kinds for each in _parameters(kind)] if name == "options" else [parameter]
+        shown |= {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in added}
+
+    def called(**given: Any) -> None:
+        made = tuple(kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for kind in kinds)
+        command(**given, options=made)
+
+    called.__doc__, called.__annotations__ = command.__doc__, {name: each.annotation for name, each in shown.items()}
+    vars(called)["__signature__"] = inspect.Signature(list(shown.values()))
+    return called
+
+
+def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+    hints, keyword = get_type_hints(kind, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, keyword, default=each.default, annotation=hints[each.name])
+        for each in fields(kind)
+    ]

@@ -1,7 +1,8 @@
 """The command ``fedpriv icl FILE``."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.table import Table
@@ -19,7 +20,8 @@ from fedpriv.core.cli.terminal import (
     print_sentences,
     share_words,
 )
-from fedpriv.core.verb import Verb
+from fedpriv.core.registry import OPTIONS
+from fedpriv.core.verb import Options, Verb
 from fedpriv.prompts.settings import load_prompting
 
 if TYPE_CHECKING:
@@ -101,6 +103,17 @@ def _leak_table(leak: "PromptLeak") -> Table:
         ceiling = "unproven" if figure.ceiling is None else words(figure.ceiling)
         table.add_row(figure.what, guess, words(figure.measured.value), ends, ceiling)
     return table
+
+
+@OPTIONS.register
+@dataclass(frozen=True, eq=False)
+class IclSchema(Options):
+    """The schema of files of prompts."""
+
+    name: ClassVar[str] = "icl-schema"
+    verb: ClassVar[str] = "config schema"
+
+    icl: Annotated[bool, typer.Option("--icl", help="The schema of files of fedpriv icl instead.")] = False
 
 
 VERBS = (

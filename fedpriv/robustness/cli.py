@@ -1,18 +1,27 @@
-"""The command ``fedpriv certify DIR``."""
+"""The command ``fedpriv certify DIR``, and evasion attacks for ``fedpriv probe DIR``."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
+from typing_extensions import override
 
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.commands import Probing, ReadyProbe
 from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.core.config import validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.registry import EVASIONS, NOISELESS, OPTIONS
 from fedpriv.core.verb import Verb
-from fedpriv.robustness.settings import CertifyConfig, RobustnessConfig
+from fedpriv.robustness.settings import CertifyConfig, EvadeConfig, RobustnessConfig
 
 if TYPE_CHECKING:
-    from fedpriv.robustness.records import Robustness
+    from fedpriv.core.figure import Figure
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.robustness.records import Evasion, Robustness
 
 _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 
@@ -114,6 +123,145 @@ def _sentences(robustness: "Robustness", norm: str) -> list[str]:
         )
     if noise.epsilon is not None:
         lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")
+    return lines
+
+
+@OPTIONS.register
+@dataclass(frozen=True, eq=False)
+class EvasionProbing(Probing["Evasion"]):
+    """Evasion attacks on the inputs of a finished model."""
+
+    name: ClassVar[str] = "evasion"
+    rank: ClassVar[int] = 10
+    heading: ClassVar[str] = "On the model's inputs, by fedpriv probe, settings in robustness.evade:"
+
+    sizes: Annotated[
+        list[float] | None,
+        typer.Option("--size", metavar="MU", help="Of perturbations, inputs from 0 to 1; may be given several times."),
+    ] = None
+    norm: Annotated[
+        str | None, typer.Option("--norm", metavar="l2|linf", help="What perturbations are measured by; default: linf.")
+    ] = None
+    draws: Annotated[
+        int | None,
+        typer.Option("--draws", metavar="M", help="Draws of noise for each gradient; 0: without noise, weaker."),
+    ] = None
+    restarts: Annotated[
+        int | None, typer.Option("--restarts", metavar="N", help="Random starts of attacks that have them.")
+    ] = None
+    victims: Annotated[
+        int | None, typer.Option("--victims", metavar="N", help="Test examples to attack; default: the run's, or 200.")
+    ] = None
+    votes: Annotated[int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked example.")] = (
+        None
+    )
+
+    @classmethod
+    @override
+    def attacks(cls) -> Mapping[str, type[Any]]:
+        return EVASIONS
+
+    @classmethod
+    @override
+    def has(cls, name: str) -> bool:
+        return name.removesuffix(NOISELESS) in EVASIONS
+
+    @classmethod
+    @override
+    def about(cls, attack: type[Any]) -> dict[str, Any]:
+        return {"name": attack.name, "surface": "inputs", "title": attack.title, "reference": attack.reference,
+                "needs": [Access.MODEL.words], "settings": {}}  # fmt: skip
+
+    @classmethod
+    @override
+    def lines(cls, attack: type[Any]) -> list[Any]:
+        variant = f"variant {attack.name}{NOISELESS}: the gradient is that of the network without its noise"
+        return [attack.reference, f"needs {Access.MODEL.words}", variant]
+
+    @override
+    def misplaced(self, adversary: str | None) -> str:
+        given = next(iter(self._given()), "")
+        return f"--{'size' if given == 'sizes' else given} is for evasion attacks" if given else ""
+
+    @override
+    def ready(self, run: "RunFolder", names: tuple[str, ...], adversary: str | None) -> "ReadyProbe[Evasion]":
+        from fedpriv.attacks.threat import prober
+        from fedpriv.robustness.evade import evade_run
+
+        config = self._config(run, {"attacks": names} if names else {})
+        # Certificates are about adversaries who have the model.
+        refusal = prober(adversary, run.experiment()).refusal(config.attacks[0], (Access.MODEL,))
+        if refusal is not None:
+            raise InputError(refusal)
+        return ReadyProbe(partial(evade_run, run, config), partial(_print_evasion, run))
+
+    @override
+    def figures(self, found: "Evasion") -> "tuple[Figure, ...]":
+        return found.figures
+
+    def _given(self) -> dict[str, object]:
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        given["sizes"] = self.sizes and tuple(sorted(self.sizes))
+        return {key: value for key, value in given.items() if value is not None}
+
+    def _config(self, run: "RunFolder", attacks: dict[str, object]) -> "EvadeConfig":
+        """The run's own settings, with the options in their place; sizes are of the norm that they were given for."""
+        robustness = RobustnessConfig.of(run.experiment())
+        own = EvadeConfig() if robustness is None else robustness.evade
+        settings = own.model_dump()
+        if self.norm not in (None, own.norm):
+            del settings["sizes"]
+        try:
+            return validated(EvadeConfig, {**settings, **self._given(), **attacks}, "fedpriv probe")
+        except InputError as error:
+            # One of the sizes has a number as well, which the command line does not.
+            raise (error.replaced(key="--size") if error.key.split(".")[0] == "sizes" else error) from None
+
+
+def _print_evasion(run: "RunFolder", evasion: "Evasion") -> None:
+    from fedpriv.robustness.records import Robustness
+
+    out.print(_evasion_table(evasion))
+    print_sentences(_evasion_sentences(evasion, run.read(Robustness)))
+    print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")
+
+
+def _evasion_table(evasion: "Evasion") -> Table:
+    """What stands between the clean votes and what is proven, by size, in 80 columns for up to five sizes."""
+    table = Table(box=None, pad_edge=False)
+    for heading in (f"right at {evasion.norm}", *(f"{size:g}" for size in evasion.sizes)):
+        table.add_column(heading, justify="left" if heading.startswith("right") else "right")
+    rows = {"unattacked": (evasion.clean,) * len(evasion.sizes)}
+    rows |= {curve.attack: curve.shares for curve in evasion.curves}
+    rows["every attack up to it"] = evasion.least
+    if evasion.certified is not None:
+        rows["proven (certified)"] = evasion.certified
+    for words, shares in rows.items():
+        table.add_row(words, *(f"{share.value:.1%}" for share in shares))
+    return table
+
+
+def _evasion_sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:
+    from fedpriv.robustness.records import middle
+
+    at = middle(evasion.sizes)
+    where = f"At {evasion.norm} {evasion.sizes[at]:g}"
+    judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"
+    first = (
+        f"Test examples: {evasion.victims}, of them {evasion.attacked} right unattacked, which were attacked; {judge} "
+        "for each attacked example."
+    )
+    at_most = f"at most {share_words(evasion.least[at])} are right under these attacks"
+    if evasion.certified is None or robustness is None:
+        return [first, f"{where}, {at_most}; nothing is proven (fedpriv certify)."]
+    proven = f"{where}, {share_words(evasion.certified[at])} are"
+    claim = f"{proven} claimed to be proven, and {at_most}."
+    lines = [first, claim if evasion.broken else f"{proven} proven and {at_most}: the truth lies between."]
+    if robustness.beyond(evasion.norm, evasion.sizes):
+        lines.append(
+            f"With this noise no certificate of {robustness.votes} votes reaches {evasion.norm} "
+            f"{robustness.reach.of(evasion.norm):.3g}: at larger sizes nothing can be proven."
+        )
     return lines
 
 

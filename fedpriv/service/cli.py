@@ -1,17 +1,21 @@
-"""The commands ``fedpriv serve DIR`` and ``fedpriv query DIR``."""
+"""The commands ``fedpriv serve DIR`` and ``fedpriv query DIR``, and an endpoint's audit for ``fedpriv audit DIR``."""
 
 import math
 import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.table import Table
+from typing_extensions import override
 
+from fedpriv.attacks.commands import Audit
 from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
 from fedpriv.core.config import load_run
 from fedpriv.core.errors import InputError
+from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Verb
 from fedpriv.service.settings import ServiceConfig
 
@@ -19,7 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.questions import Answers
+    from fedpriv.core.figure import Figure
+    from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
+    from fedpriv.service.records import AnswersAudit
     from fedpriv.service.served import Served
 
 _ADDRESS = "127.0.0.1"
@@ -249,6 +256,56 @@ def _own_images(path: Path | None) -> "Tensor":
     if array.dtype.name not in ("uint8", "float32", "float64"):
         raise InputError(f"{path}: images of {array.dtype}; uint8, or float32 or float64 on [0, 1] is wanted")
     return torch.from_numpy(array)
+
+
+@OPTIONS.register
+@dataclass(frozen=True, eq=False)
+class AnswersAuditing(Audit["AnswersAudit"]):
+    """An audit of the run's endpoint."""
+
+    name: ClassVar[str] = "answers"
+    rank: ClassVar[int] = 30
+
+    answers: Annotated[
+        int | None,
+        typer.Option(
+            "--answers", metavar="N", min=1, help="Audit DIR's endpoint instead, with N training examples replaced."
+        ),
+    ] = None
+
+    @override
+    def suits(self, run: "RunFolder") -> bool:
+        return self.answers is not None
+
+    @override
+    def made(self, run: "RunFolder", progress: "Progress") -> "AnswersAudit":
+        from fedpriv.service.audit import audit_answers
+
+        return audit_answers(run, self.answers or 1, progress)
+
+    @override
+    def show(self, found: "AnswersAudit") -> None:
+        print_sentences(_about_audit(found))
+
+    @override
+    def figures(self, found: "AnswersAudit") -> "tuple[Figure, ...]":
+        return found.figures if found.proven else ()
+
+
+def _about_audit(audit: "AnswersAudit") -> list[str]:
+    word = "proven" if audit.proven else "claimed, and not proven"
+    lines = [
+        f"Of {audit.replaced} replaced examples one moved the model by {audit.moved:.3g} of the bound, and a logit by "
+        f"{audit.shifted:.3g} of its bound; {audit.above:.0%} moved one further. Measured, no guarantee."
+    ]
+    if audit.bound is not None and audit.claimed is not None:
+        lines.append(
+            f"Epsilon of one answer is at least {audit.bound.epsilon:.3g} with confidence {audit.bound.confidence:g}; "
+            f"{word}: {audit.claimed:.4g}{', which is refuted' if audit.refutes else ''}."
+        )
+    if audit.recovered is not None:
+        lines.append(f"Two answers give away the exact probabilities of {audit.recovered:.1%} of the questions.")
+    return lines
 
 
 VERBS = (

@@ -12,7 +12,7 @@ import typer
 from fedpriv.core.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_sentences, print_warning
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing, writing_to
-from fedpriv.core.verb import Verb
+from fedpriv.core.verb import Options, Verb
 
 # In the heading of a comparison.
 _MOST_NAMES = 4
@@ -20,10 +20,6 @@ _MOST_NAMES = 4
 Attack = Annotated[
     str,
     typer.Option("--attack", metavar="NAME", help="Reconstruction attack to plot; default: the strongest."),
-]
-Member = Annotated[
-    str,
-    typer.Option("--membership", metavar="NAME", help="Membership attack to plot; default: the strongest."),
 ]
 
 
@@ -97,7 +93,7 @@ def compare(
         "comparison.html"
     ),
     attack: Attack = "",
-    membership: Member = "",
+    options: tuple[Options, ...] = (),
     as_json: Json = False,
 ) -> None:
     """Set the trials of sweeps and single runs side by side: a table, and a report with trade-offs."""
@@ -105,8 +101,9 @@ def compare(
     from fedpriv.sweep.report import write_comparison
 
     records = read_folders(folders)
+    chosen = {name: asked for each in options for name, asked in vars(each).items()}
     with writing_to(out_file):
-        report = write_comparison(records, out_file, attack, {"membership": membership}, title=_title(folders))
+        report = write_comparison(records, out_file, attack, chosen, title=_title(folders))
     _print(records, as_json)
     if not as_json:
         for text in sources_of(records):

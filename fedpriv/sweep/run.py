@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedpriv.attacks.references import StackedNetwork
 from fedpriv.core.config import Experiment
-from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, reason_of
+from fedpriv.core.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
 from fedpriv.core.finding import findings
 from fedpriv.core.lab.preflight import warnings_for
@@ -26,7 +28,7 @@ from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tas
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord, failed_record, read_record
-from fedpriv.sweep.settings import AuditConfig, Refused, Sweep, refuse_trials
+from fedpriv.sweep.settings import Refused, Sweep, refuse_trials
 from fedpriv.sweep.trial import Trial
 
 _POLL_SECONDS = 0.5
@@ -39,7 +41,7 @@ class TrialTask:
 
     folder: Path  # of the sweep; on a cluster all machines have to see it under this name
     trial: Trial  # what to run
-    audit: AuditConfig | None  # how its membership is attacked; `None`: not
+    audit: BaseModel | None  # how its membership is attacked; `None`: not
 
 
 def check_trials(sweep: Sweep) -> tuple[str, ...]:
@@ -209,14 +211,10 @@ def _run(path: Path, experiment: Experiment) -> RunFolder:
     return RunFolder.open(path)
 
 
-def _audit(run: RunFolder, audit: AuditConfig) -> None:
-    from fedpriv.attacks.membership.audit import audit_run
-
+def _audit(run: RunFolder, audit: BaseModel) -> None:
     try:
-        audit_run(run, audit.references, audit.pairs, Silent())
-    except RunFailedError as error:
-        # A refuted ledger is a result, which the record shows as one; it is written before it is told.
-        if not (run.path / "membership.json").is_file():
-            raise error
+        for finding in findings():
+            if finding.audit is type(audit):
+                finding.audit_trial(run, audit)
     except InputError as error:
         raise InputError(f"the audit is refused: {error}") from None

@@ -43,14 +43,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from typing_extensions import override as overriding
 
 from fedpriv.core.config import Experiment, override, read_toml, validated
 from fedpriv.core.config.file import FileKind
 from fedpriv.core.errors import InputError
+from fedpriv.core.finding import findings
 from fedpriv.core.registry import FILES
-from fedpriv.core.settings import Count, Integer, NonNegative, Positive, Section
+from fedpriv.core.settings import Integer, NonNegative, Positive, Section
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.sweep.trial import Trial
@@ -69,20 +70,6 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class AuditConfig(_Section):
-    """Membership inference on every trial, as ``fedpriv audit`` does it."""
-
-    references: Count = Field(32, description="reference models to train for each trial; an even number from 6")
-    pairs: Count = Field(1000, ge=2, description="members, and as many non-members, to tell apart; at least 2")
-
-    @field_validator("references")
-    @classmethod
-    def _in_twos(cls, references: int) -> int:
-        if references < 6 or references % 2:
-            raise InputError("an even number from 6 is wanted")
-        return references
-
-
 class ResourcesConfig(_Section):
     """Where trials run, and the share of a machine that one takes."""
 
@@ -99,8 +86,15 @@ class _File(_Section):
     set: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, Any] | None = None
     list: Any = None
-    audit: AuditConfig | None = None
+    audit: Any = None
     resources: ResourcesConfig = Field(default_factory=lambda: ResourcesConfig())
+
+
+def _file_kind() -> type[_File]:
+    """What a sweep file says, with the audit of whichever finding audits trials."""
+    audit = next((finding.audit for finding in findings() if finding.audit is not None), None)
+    kind: Any = None if audit is None else audit | None
+    return create_model("_File", __base__=_File, audit=(kind, None))
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ class Sweep:
     name: str
     source: str
     trials: tuple[Trial, ...]
-    audit: AuditConfig | None
+    audit: BaseModel | None
     resources: ResourcesConfig
 
     def identity(self) -> dict[str, Any]:
@@ -159,7 +153,7 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
             some trials' settings contradict each other, which names all of these trials.
     """
     tree = _scaled(_read(path), scale, str(path))
-    file = validated(_File, tree, str(path))
+    file = validated(_file_kind() if "audit" in tree else _File, tree, str(path))
     base = _base(file.base, path)
     axes = _axes(file, str(path))
     override(base, _values(file.set, f"{path}: set"), f"{path}: set.")

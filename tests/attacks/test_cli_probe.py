@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
-from fedpriv.attacks.endpoint.cli import _answers_words, _sentences
+from fedpriv.attacks.endpoint.cli import _answers_words
 from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.probing import ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
+from fedpriv.robustness.cli import _evasion_sentences
 from fedpriv.robustness.records import Evasion, Reach, Robustness
 from tests.attacks.test_cli_attack import fedpriv, here
 from tests.core.lab.test_summary import VMF
@@ -99,7 +100,7 @@ def sentences(broken: int, norm: str = "l2", reach: float = 0.9) -> list[str]:
         norm=norm, sizes=(0.25, 0.5, 1.0), votes=30, victims=60, attacked=50, certified=(share,) * 3,
         least=(share,) * 3, broken=broken,
     )  # fmt: skip
-    return _sentences(evasion, Robustness.model_construct(votes=1000, reach=Reach(reach, reach)))
+    return _evasion_sentences(evasion, Robustness.model_construct(votes=1000, reach=Reach(reach, reach)))
 
 
 def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:

@@ -39,7 +39,7 @@ from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError,
 from fedpriv.core.files import is_disk, stopped, writing
 from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Section
-from fedpriv.core.verb import Verb, verbs
+from fedpriv.core.verb import Options, Verb, verbs, with_options
 
 _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
 
@@ -148,16 +148,10 @@ def _settings(file: Path, overrides: list[str] | None) -> Section:
     return load_experiment(file, overrides or ()) if kind is None else kind.load(file, overrides or ())
 
 
-@config_app.command(
-    "schema",
-    epilog="Examples:\n\n  fedpriv config schema > experiment.schema.json\n\n"
-    "  fedpriv config schema --icl > icl.schema.json",
-)
-def config_schema(
-    of_icl: Annotated[bool, typer.Option("--icl", help="The schema of files of fedpriv icl instead.")] = False,
-) -> None:
+def config_schema(options: tuple[Options, ...] = ()) -> None:
     """Print the JSON Schema of experiment files, for editors that complete keys and check values."""
-    print_json(json_schema(FILES["icl"].settings if of_icl else Experiment))
+    wanted = [name for each in options for name, given in vars(each).items() if given]
+    print_json(json_schema(FILES[wanted[0]].settings if wanted else Experiment))
 
 
 _FRAME = (
@@ -180,20 +174,25 @@ _FRAME = (
     ),
     Verb("report", report, place=110, epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000"),
     Verb("config", config_app, place=10),
+    Verb(
+        "schema",
+        config_schema,
+        place=10,
+        epilog="Examples:\n\n  fedpriv config schema > experiment.schema.json\n\n"
+        "  fedpriv config schema --icl > icl.schema.json",
+        group="config",
+    ),
     Verb("account", account_app, place=30),
 )
 
 
-def _add(verb: Verb) -> None:
-    group = account_app if verb.group == "account" else app
-    if isinstance(verb.command, typer.Typer):
-        group.add_typer(verb.command, name=verb.name)
+_VERBS = sorted((*_FRAME, *verbs()), key=lambda verb: verb.place)
+_GROUPS = {verb.name: verb.command for verb in _VERBS if isinstance(verb.command, typer.Typer)}
+for _verb in _VERBS:
+    if _verb.name in _GROUPS:
+        app.add_typer(_GROUPS[_verb.name], name=_verb.name)
     else:
-        group.command(verb.name, epilog=verb.epilog)(verb.command)
-
-
-for _verb in sorted((*_FRAME, *verbs()), key=lambda verb: verb.place):
-    _add(_verb)
+        _GROUPS.get(_verb.group, app).command(_verb.name, epilog=_verb.epilog)(with_options(_verb))
 
 
 def main() -> None:

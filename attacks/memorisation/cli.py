@@ -1,0 +1,89 @@
+"""What a language model remembers of its texts, for ``fedpriv audit DIR``."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from rich.table import Table
+from typing_extensions import override
+
+from fedpriv.attacks.commands import Audit
+from fedpriv.core.cli.terminal import out, print_sentences
+from fedpriv.core.registry import OPTIONS
+
+if TYPE_CHECKING:
+    from fedpriv.attacks.memorisation.records import Memorisation
+    from fedpriv.core.figure import Figure
+    from fedpriv.core.progress import Progress
+    from fedpriv.core.runs import RunFolder
+
+
+@OPTIONS.register
+@dataclass(frozen=True, eq=False)
+class MemorisationAudit(Audit["Memorisation"]):
+    """What a language model remembers."""
+
+    name: ClassVar[str] = "memorisation"
+    rank: ClassVar[int] = 20
+
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=10, help="Language models: texts that the model writes.")
+    ] = 200
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "--tokens", metavar="N", help="Language models: tokens in a row that count as memorised, not as chance."
+        ),
+    ] = 16
+
+    @override
+    def suits(self, run: "RunFolder") -> bool:
+        return run.experiment().data.is_text
+
+    @override
+    def made(self, run: "RunFolder", progress: "Progress") -> "Memorisation":
+        from fedpriv.attacks.memorisation.audit import audit_memorisation
+
+        return audit_memorisation(run, self.samples, self.tokens, progress)
+
+    @override
+    def show(self, found: "Memorisation") -> None:
+        if found.groups:
+            out.print(_exposures(found))
+        print_sentences(_sentences(found))
+
+    @override
+    def figures(self, found: "Memorisation") -> "tuple[Figure, ...]":
+        return found.measured
+
+
+def _exposures(found: "Memorisation") -> Table:
+    """One row for each number of copies: guess, measured, proven; in 80 columns."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written"):
+        table.add_column(heading, justify="right")
+    for group in found.groups:
+        ceiling = "nothing" if group.ceiling is None else f"{group.ceiling:.2f}"
+        first = "unknown" if group.first is None else f"{group.first} of {group.canaries}"
+        figures = (f"{found.guess:.2f}", f"{group.exposure:.2f}", ceiling, first, f"{group.written}")
+        table.add_row(str(group.copies), str(group.canaries), *figures)
+    return table
+
+
+def _sentences(found: "Memorisation") -> list[str]:
+    got, lines = found.extraction, []
+    if found.groups:
+        ranks = "every secret was ranked"
+        if found.fit is not None:
+            ranks = f"extrapolated by a skew-normal distribution; Kolmogorov-Smirnov p = {found.fit:.2g}"
+        lines.append(
+            f"Exposure is log2 of the number of secrets over the rank, from 0 to {found.bits:.1f} bits ({ranks}); "
+            f"{found.guess:.2f} is a guess. Secrets with 0 copies are in nobody's data."
+        )
+        lines.append(f"Proven: {found.theorem}.")
+    lines.append(
+        f"In {got.samples} texts the model wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens "
+        f"that only the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} "
+        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven of texts."
+    )
+    return lines
