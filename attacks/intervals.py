@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
+from scipy import special
 from scipy.stats import binomtest, bootstrap
 
 from fedpriv.core.records import CONFIDENCE, Interval
@@ -75,3 +76,19 @@ def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
     for number, row in enumerate(rows.values()):
         members[number, : len(row)] = row
     return members
+
+
+def binomial_lower(count: int, trials: int, alpha: float) -> float:
+    """Return what a probability is at least, after ``count`` of ``trials``, with confidence 1 - alpha.
+
+    Clopper and Pearson 1934, one side.
+
+    Args:
+        alpha: in (0, 1).
+    """
+    return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
+
+
+def binomial_upper(count: int, trials: int, alpha: float) -> float:
+    """Return what a probability is at most; arguments as of :func:`binomial_lower`."""
+    return 1 - binomial_lower(trials - count, trials, alpha)

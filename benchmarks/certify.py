@@ -25,16 +25,11 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
+from fedpriv.robustness.build import build_smoothing, with_noise
+from fedpriv.robustness.noise import drawing, noise_layers
+from fedpriv.robustness.norms import FirstLayer, layer_norms
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.smoothing import (
-    FirstLayer,
-    SmoothedNetwork,
-    build_smoothing,
-    drawing,
-    layer_norms,
-    noise_layers,
-    with_noise,
-)
+from fedpriv.robustness.votes import SmoothedNetwork
 
 _SHAPE, _CLASSES, _REPEATS = (1, 28, 28), 10, 5
 _BATCHES = (8, 32, 128, 256, 512)

@@ -101,7 +101,7 @@ def _other_work(world: World) -> str:
         return "training.sampling = 'poisson' draws batches of different sizes"
     if experiment.engine.precision == "bfloat16":
         return "engine.precision = 'bfloat16' rounds each model's products in its own way"
-    if world.smoothing is not None:
+    if world.forward_noise is not None:
         return "the network has noise in its forward pass"
     noisy = experiment.mechanism.protects and not experiment.mechanism.protects_updates
     return world.route(experiment.training.batch_size).dense if noisy else ""

@@ -9,7 +9,7 @@ which the model raises counts as one whose gradient is zero, as one does whose g
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,6 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, generator_states, seeded_generators, torch_stream
 from fedpriv.core.world import State, World, tracked_buffers, trained_parameters
 from fedpriv.gradients import GradientOperator, Vector, per_example_gradients, plain_gradient, zero_gradients
-from fedpriv.smoothing import drawing
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,7 +70,7 @@ def unprotected_upload(
         nonlocal drew
         images, labels = batches[step]
         own = torch_stream(seed, "model-noise", step).initial_seed()
-        with _drawing(world, own, torch_stream(seed, "robustness-noise", step, device=world.device)):
+        with _drawing(world, own, seed, step):
             start = generator_states(world.device)
             found = _mean_gradient(world, images, labels, len(images))
             drew |= generator_states(world.device) != start
@@ -158,14 +157,14 @@ def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
     These streams start afresh with every step: what one step draws cannot depend on the examples of an earlier one.
     """
     seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
-    stream = torch_stream(plan.seed, "robustness-noise", plan.client, step, device=world.device)
-    with _drawing(world, seed, stream):
+    with _drawing(world, seed, plan.seed, plan.client, step):
         yield
 
 
 @contextmanager
-def _drawing(world: World, seed: int, stream: torch.Generator) -> Iterator[None]:
-    with drawing(world.smoothing, world.model, stream), seeded_generators(seed, world.device), world.autocast():
+def _drawing(world: World, own: int, seed: int, *numbers: int) -> Iterator[None]:
+    noise = nullcontext() if world.forward_noise is None else world.forward_noise.drawing(world.model, seed, *numbers)
+    with noise, seeded_generators(own, world.device), world.autocast():
         yield
 
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import State, World
-from fedpriv.smoothing import drawing
 
 _BATCH = 1000
 _TOKENS = 8192  # of a batch of texts
@@ -80,15 +79,15 @@ def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> fl
 
     Each round has a stream of its own, in which images have fixed places.
     """
-    if world.smoothing is None:
+    if world.forward_noise is None:
         return None
     model = world.model
     x, y = _test_data(world, rows)
     state.load_into(model)
     model.eval()
-    stream = torch_stream(world.experiment.seed, "robustness-evaluation", number, device=world.device)
+    drawing = world.forward_noise.drawing(model, world.experiment.seed, number, evaluates=True)
     right = 0
-    with drawing(world.smoothing, model, stream), torch.inference_mode():
+    with drawing, torch.inference_mode():
         for images, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
             right += int((model(world.network_input(images)).argmax(1).cpu() == labels).sum())
     return right / len(y)

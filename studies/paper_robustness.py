@@ -17,11 +17,10 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.robustness.norms import FirstLayer, unit_images
 from fedpriv.robustness.records import CertifiedCurve, Evasion, Robustness, read_attempts, read_certificates
 from fedpriv.robustness.report import RobustColumns, Size, certified_at, right_at
 from fedpriv.robustness.smoothed import read_smoothed
-from fedpriv.smoothing import FirstLayer
-from fedpriv.smoothing.norms import unit_images
 from fedpriv.sweep.comparison import Chosen, estimate, settings_of
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord

@@ -1,6 +1,5 @@
 """The loop of all evasion attacks: gradient steps inside a ball around the image and inside the range of pixels."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.smoothing import SmoothedNetwork
-from fedpriv.smoothing.noise import NormName
+from fedpriv.core.names import NormName
 
 # What an evasion attack climbs: the loss of the network as it is, or through the expectation over its noise.
 
@@ -35,7 +33,7 @@ class Target(Protocol):
         """Return the loss through so many draws of noise, new ones whenever it is asked; 0: without noise."""
 
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
-        """Return how often each class wins, (B, classes), int64; as ``SmoothedNetwork.votes``."""
+        """Return how often each class wins, (B, classes), int64, on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,43 +61,6 @@ class PlainTarget:
         with torch.inference_mode():
             won = self.network(self.normalise(images)).argmax(dim=1)
         return functional.one_hot(won, self.classes).cpu()
-
-
-@dataclass(frozen=True, eq=False)
-class SmoothedTarget:
-    """A network with noise in it."""
-
-    network: SmoothedNetwork  # answers with votes
-
-    @property
-    def noisy(self) -> bool:
-        """There is noise."""
-        return True
-
-    @property
-    def dimension(self) -> int:
-        """K, at the place of the noise."""
-        return self.network.smoothing.spread.numel()
-
-    def loss(self, draws: int, stream: torch.Generator) -> Loss:
-        """Return -log of the mean over draws of the label's probability (Salman et al. 2019, SmoothAdv).
-
-        With ``draws`` = 0 it is the cross entropy of the network without its noise, as in the paper's code.
-        """
-        network = self.network
-        if not draws:
-            return PlainTarget(network.network, network.normalise, network.classes, self.dimension).loss(0, stream)
-
-        def expected(images: Tensor, labels: Tensor) -> Tensor:
-            logits = network.noisy_logits(images, draws, stream)
-            own = functional.log_softmax(logits, dim=2).gather(2, labels.expand(draws, -1)[..., None])[..., 0]
-            return math.log(draws) - own.logsumexp(dim=0)
-
-        return expected
-
-    def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
-        """Ask the smoothed network."""
-        return self.network.votes(images, count, purpose, rows)
 
 
 def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:

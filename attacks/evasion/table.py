@@ -3,10 +3,19 @@
 from abc import ABC
 from typing import TYPE_CHECKING, ClassVar
 
-from fedpriv.core.registry import EVASIONS, NOISELESS
+from fedpriv.core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+EVASIONS = Registry(
+    "evasion attack",
+    "fedpriv.attacks.evasion.methods",
+    "fedpriv.evasions",
+    "fedpriv.attacks.evasion.table:EvasionAttack",
+)
+NOISELESS = "-noiseless"
+"""What the name of an evasion attack ends with where it looks at the network without its noise."""
 
 
 class EvasionAttack(ABC):

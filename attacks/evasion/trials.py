@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from fedpriv.attacks.evasion.steps import Ball, Target, strongest
 from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.attacks.intervals import binomial_upper
+from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
-from fedpriv.robustness.records import Attempt, Certificate
-from fedpriv.smoothing.certificates import binomial_upper
+from fedpriv.core.records.reading import Record
 
 # Noisy numbers that are differentiated at once, over images, restarts and draws.
 _AT_ONCE = 1 << 22
@@ -17,6 +20,45 @@ _MOST_IMAGES = 50
 # A certified image whose vote turned is asked again, so many times as often: near a tie, chance turns votes, too. Few
 # votes can refute nothing, however many attacks share the error.
 _AGAIN, _LEAST_AGAIN = 20, 2_000
+# Sizes are projected onto in the network's numbers, which may be float32.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class EvasionAttempt(Record):
+    """One attack of one size on one image that the votes had right before."""
+
+    image: Annotated[int, Field(ge=0)]  # its row in the test set
+    label: Annotated[int, Field(ge=0)]  # its class
+    attack: str  # the name
+    norm: str  # l2 or linf
+    size: Annotated[float, Field(gt=0)]  # of the ball, pixels from 0 to 1
+    distance: Annotated[float, Field(ge=0)]  # how far the attacked image is from the original, in the norm
+    predicted: Annotated[int, Field(ge=0)]  # the class that the votes choose of the attacked image
+    count: Annotated[int, Field(ge=0)]  # votes for the label
+    rival: Annotated[int, Field(ge=0)]  # votes for the strongest other class
+    votes: Annotated[int, Field(ge=1)]  # in all
+    # below which the image's certificate says that the vote cannot change; `None`: there is none
+    radius: Annotated[float, Field(ge=0)] | None = None
+    broken: bool = False  # whether the votes refute the certificate
+
+    def __post_init__(self) -> None:
+        if self.count + self.rival > self.votes:
+            raise ValueError(f"{self.count} and {self.rival} of {self.votes} votes")
+        if self.distance > self.size * (1 + _ROUNDING) + _ROUNDING:
+            raise InputError(key="distance", given=self.distance, allowed=f"at most size = {self.size:g}")
+        if self.broken and (self.right or not self.certified):
+            raise ValueError("broken = true, where no certificate can be broken")
+
+    @property
+    def right(self) -> bool:
+        """Whether the vote is still right."""
+        return self.predicted == self.label
+
+    @property
+    def certified(self) -> bool:
+        """Whether a certificate says that no perturbation of this size changes the vote."""
+        return self.radius is not None and self.size < self.radius
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +68,12 @@ class Victims:
     rows: Sequence[int]  # of the test set, N
     images: Tensor  # (N, C, H, W) on [0, 1], on the network's device
     labels: Tensor  # (N,), on the network's device
-    certificates: Mapping[int, Certificate]  # row -> certificate; empty: there are none
+    radii: Mapping[int, float]  # row -> radius of its certificate, in the norm of the attacks; empty: there are none
 
     def part(self, start: int, count: int) -> "Victims":
         """Return ``count`` of them, or as many as there are from ``start`` on."""
         chunk = slice(start, start + count)
-        return Victims(self.rows[chunk], self.images[chunk], self.labels[chunk], self.certificates)
+        return Victims(self.rows[chunk], self.images[chunk], self.labels[chunk], self.radii)
 
 
 @dataclass(frozen=True)
@@ -54,11 +96,11 @@ class EvasionTrial:
         return f"evasion-{self.name}-{self.ball.norm}-{self.ball.size!r}"
 
 
-def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[Attempt]:
+def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[EvasionAttempt]:
     """Attack images, and have each attacked one voted on."""
     many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
     step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
-    attempts: list[Attempt] = []
+    attempts: list[EvasionAttempt] = []
     for start in range(0, len(victims.rows), step):
         part = victims.part(start, step)
         attempts += _judged(trial, target, part, _attacked(trial, target, part))
@@ -72,7 +114,7 @@ def _attacked(trial: EvasionTrial, target: Target, victims: Victims) -> Tensor:
     return strongest(trial.kind, loss, images, labels, trial.ball, trial.steps, trial.restarts, stream)
 
 
-def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Tensor) -> list[Attempt]:
+def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Tensor) -> list[EvasionAttempt]:
     """A line for each image; a certified one whose vote turned is asked again, and that answer counts."""
     votes = target.votes(attacked, trial.votes, f"{trial.purpose}-votes", victims.rows)
     distances = trial.ball.distance(victims.images, attacked)
@@ -86,19 +128,18 @@ def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Ten
     return lines
 
 
-def _line(trial: EvasionTrial, victims: Victims, at: int, distance: float, votes: Tensor) -> Attempt:
+def _line(trial: EvasionTrial, victims: Victims, at: int, distance: float, votes: Tensor) -> EvasionAttempt:
     """One line. A certificate is broken where the votes show that another class is ahead of the certified one.
 
     Of the votes for these two the certified class has, with confidence, less than half (Clopper and Pearson): given how
     many there are, they are binomial. Less than half of all votes would prove nothing where several classes compete.
     """
-    certificate, label, ball = victims.certificates.get(victims.rows[at]), int(victims.labels[at]), trial.ball
-    radius = None if certificate is None else certificate.radius(ball.norm)
+    radius, label, ball = victims.radii.get(victims.rows[at]), int(victims.labels[at]), trial.ball
     others = votes.clone()
     others[label] = 0
     count, rival = int(votes[label]), int(others.max())
     proven = radius is not None and ball.size < radius
-    return Attempt(
+    return EvasionAttempt(
         image=victims.rows[at],
         label=label,
         attack=trial.name,

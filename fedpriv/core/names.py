@@ -7,6 +7,7 @@ UnitName = Literal["example", "update"]
 SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
 AdjacencyName = Literal["replace-one", "zero-out"]
 """The adjacencies that settings choose from; what follows from others, such as whole updates, is in the ledger."""
+NormName = Literal["l2", "linf"]
 CalibrationName = Literal["analytic", "extended", "classic"]
 
 

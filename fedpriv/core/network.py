@@ -6,52 +6,26 @@ from torch import Tensor, nn
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.sections import forward_noise
 from fedpriv.core.threads import cpu_threads
-from fedpriv.data.datasets import Dataset, place_of, unit_scale
+from fedpriv.data.datasets import Dataset, place_of
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.models.machinery.build import build_model
-from fedpriv.smoothing import FirstLayer, Smoothing, build_smoothing, noise_layers, public_rows, with_noise
 
 
 def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
-    """The network that the settings name, with a noise layer where they ask for one; on the CPU, in float32."""
+    """The network that the settings name, with a place for noise where they ask for some; on the CPU, in float32."""
     sequences = dataset.sequences(place_of(experiment.data).root)
     model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
     noise = forward_noise(experiment)
     if noise is None:
         return model
-    stream = torch_stream(experiment.seed, "robustness-trial")
     try:
-        return with_noise(model, noise.place, dataset.shape, stream)
+        return noise.put_into(model, dataset.shape, experiment.seed)
     except InputError as error:
         raise experiment.model.refusal(str(error)) from error
-
-
-def smoothing_of(experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing | None:
-    """How the noise in the forward pass is shared out and scaled, from the initial parameters and public images."""
-    noise = forward_noise(experiment)
-    if noise is None:
-        return None
-
-    def public(wanted: int) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
-        images = unit_scale(dataset.x_test[rows], precision_of(experiment))
-        return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
-
-    first = first_layer(dataset, model)
-    with cpu_threads(experiment.engine.threads):
-        return build_smoothing(noise, first, public)
-
-
-def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
-    """Return how images of a data set reach the noise of a network, which is put into evaluation mode."""
-    model.eval()
-    return FirstLayer(
-        model, noise_layers(model)[0], lambda pixels: dataset.normalise(pixels, pixels.dtype), dataset.shape
-    )
 
 
 def precision_of(experiment: Experiment) -> torch.dtype:

@@ -198,15 +198,6 @@ MECHANISMS = Registry("mechanism", "fedpriv.mechanisms", "fedpriv.mechanisms", "
 ATTACKS = Registry(
     "attack", "fedpriv.attacks.methods */uploads", "fedpriv.attacks", "fedpriv.attacks.settings:AttackSettings"
 )
-EVASIONS = Registry(
-    "evasion attack",
-    "fedpriv.attacks.evasion.methods",
-    "fedpriv.evasions",
-    "fedpriv.attacks.evasion.table:EvasionAttack",
-)
-NOISELESS = "-noiseless"
-"""What the name of an evasion attack ends with where it looks at the network without its noise."""
-
 DATASETS = Registry("data set", "fedpriv.data.sets", "fedpriv.datasets", "fedpriv.data.source:Source")
 MODELS = Registry("network", "fedpriv.models", "fedpriv.models", "fedpriv.models:ModelSettings")
 PROBES = Registry("attack on the finished model", "*/probes", "fedpriv.probes", "fedpriv.attacks.probing:ModelAttack")

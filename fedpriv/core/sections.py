@@ -1,7 +1,8 @@
 """Sections of an experiment that capabilities add: settings.py in a capability's folder registers its own."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pydantic.fields import FieldInfo
 
@@ -10,35 +11,40 @@ from fedpriv.core.registry import KEYS, SECTIONS
 from fedpriv.core.settings import Section, absent
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedpriv.core.config.experiment import Experiment
+    from fedpriv.data.datasets import Dataset
+
+
+class NoiseInPass(Protocol):
+    """Noise in every forward pass of a network, shared out and scaled."""
+
+    def drawing(
+        self, network: "nn.Module", seed: int, *numbers: int, evaluates: bool = False
+    ) -> AbstractContextManager[None]:
+        """Draw fresh noise inside the block, scaled to the weights at its beginning.
+
+        Args:
+            network: that has it.
+            seed: with the numbers, such as client and step, of its stream; evaluations have streams of their own.
+            numbers: as many as tell one stream from the next.
+            evaluates: whether the network is in evaluation mode.
+        """
 
 
 class ForwardNoise(Protocol):
-    """Gaussian noise in every forward pass of a network."""
+    """Noise that a section puts into every forward pass of the network."""
 
-    @property
-    def sigma(self) -> float:
-        """Its deviation per unit of ``norm``, in pixels from 0 to 1; above 0."""
+    def put_into(self, network: "nn.Module", shape: tuple[int, int, int], seed: int) -> "nn.Module":
+        """Return the network with the place of its noise, which is silent; on the CPU.
 
-    @property
-    def norm(self) -> Literal["l2", "linf"]:
-        """The norm of perturbations that it is scaled for."""
+        Raises:
+            InputError: the network has no such place.
+        """
 
-    @property
-    def place(self) -> Literal["hidden", "input"]:
-        """After the first affine layer, or on the image."""
-
-    @property
-    def redistribution(self) -> str:
-        """How it is shared out."""
-
-    @property
-    def inflation(self) -> float:
-        """Power of what the shares follow."""
-
-    @property
-    def public_images(self) -> int:
-        """How many test images the shares are computed from."""
+    def scaled(self, experiment: "Experiment", dataset: "Dataset", network: "nn.Module") -> NoiseInPass:
+        """Share the noise out and scale it, from the initial parameters and public images."""
 
 
 class ExperimentSection(Section):

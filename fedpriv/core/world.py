@@ -20,10 +20,11 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.checks import LOSS, check_fitness, random_examples
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.network import network_of, precision_of, redistribution_of, smoothing_of
+from fedpriv.core.network import network_of, precision_of, redistribution_of
 from fedpriv.core.plan import Plan, Plans, kinds_of
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
+from fedpriv.core.sections import NoiseInPass, forward_noise
 from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
 from fedpriv.data.partition import Shares, partition_indices
@@ -31,7 +32,6 @@ from fedpriv.gradients import Route, Vector, find_route
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.block_sum import makes_programs
 from fedpriv.models.machinery.build import model_digest
-from fedpriv.smoothing import Smoothing
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class World:
     device: torch.device  # where models and data are computed
     plans: Sequence[Plan]  # one for each client
     secret: Secret  # what the noise is keyed by in a simulation, and batches where they are hidden
-    smoothing: Smoothing | None = None  # the noise inside the model's forward pass; `None`: there is none
+    forward_noise: NoiseInPass | None = None  # inside the model's forward pass; `None`: there is none
     # (N,), training labels before clients changed theirs, for the referee alone; `None`: nobody did
     unchanged: Tensor | None = None
 
@@ -292,8 +292,9 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     plans.check()
     algorithm_of(experiment).check_shares(experiment, dataset, partitions.sizes)
     secret = secret or Secret.of_seed(experiment.seed)
-    smoothing = smoothing_of(experiment, dataset, model)
-    world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, smoothing)
+    asked = forward_noise(experiment)
+    noise = None if asked is None else asked.scaled(experiment, dataset, model)
+    world = World(experiment, dataset, partitions, model, digest, initial, device, plans, secret, noise)
     return world.prepared(range(clients), secret)
 
 

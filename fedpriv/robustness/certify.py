@@ -20,6 +20,9 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
+from fedpriv.robustness.build import certified_rows
+from fedpriv.robustness.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
+from fedpriv.robustness.norms import LayerNorms
 from fedpriv.robustness.records import (
     Certificate,
     CertifiedCurve,
@@ -34,8 +37,6 @@ from fedpriv.robustness.records import (
 )
 from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig
 from fedpriv.robustness.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
-from fedpriv.smoothing import LayerNorms, certified_rows
-from fedpriv.smoothing.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
 
 # Numbers to draw from which on the time is told before; about 4e7 are drawn in a second.
 _MANY = 2e10

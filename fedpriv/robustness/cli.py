@@ -11,10 +11,11 @@ from typing_extensions import override
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.commands import Probing, ReadyProbe
+from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
 from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
 from fedpriv.core.config import validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import EVASIONS, NOISELESS, OPTIONS
+from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Verb
 from fedpriv.robustness.settings import CertifyConfig, EvadeConfig, RobustnessConfig
 

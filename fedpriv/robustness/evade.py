@@ -4,17 +4,19 @@ Where there are certificates, the attacked images are certified ones, and what i
 Results are added to the folder; nothing that was there is changed but what an earlier probe left, and summary.json.
 """
 
+import math
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, Target
+from fedpriv.attacks.evasion.steps import Ball, Loss, PlainTarget, Target
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
-from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
+from fedpriv.attacks.evasion.trials import EvasionAttempt, EvasionTrial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
@@ -24,8 +26,8 @@ from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
+from fedpriv.robustness.build import certified_rows
 from fedpriv.robustness.records import (
-    Attempt,
     Certificate,
     Evasion,
     EvasionCurve,
@@ -36,7 +38,44 @@ from fedpriv.robustness.records import (
 )
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed, smoothed_model
-from fedpriv.smoothing import certified_rows
+from fedpriv.robustness.votes import SmoothedNetwork
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothedTarget:
+    """A network with noise in it."""
+
+    network: SmoothedNetwork  # answers with votes
+
+    @property
+    def noisy(self) -> bool:
+        """There is noise."""
+        return True
+
+    @property
+    def dimension(self) -> int:
+        """K, at the place of the noise."""
+        return self.network.smoothing.spread.numel()
+
+    def loss(self, draws: int, stream: torch.Generator) -> Loss:
+        """Return -log of the mean over draws of the label's probability (Salman et al. 2019, SmoothAdv).
+
+        With ``draws`` = 0 it is the cross entropy of the network without its noise, as in the paper's code.
+        """
+        network = self.network
+        if not draws:
+            return PlainTarget(network.network, network.normalise, network.classes, self.dimension).loss(0, stream)
+
+        def expected(images: Tensor, labels: Tensor) -> Tensor:
+            logits = network.noisy_logits(images, draws, stream)
+            own = functional.log_softmax(logits, dim=2).gather(2, labels.expand(draws, -1)[..., None])[..., 0]
+            return math.log(draws) - own.logsumexp(dim=0)
+
+        return expected
+
+    def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
+        """Ask the smoothed network."""
+        return self.network.votes(images, count, purpose, rows)
 
 
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
@@ -57,7 +96,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
         victims = _victims(world, target, rows, certificates, config)
         trials = _trials(world, target, len(victims.rows), config, robustness)
         progress.stage(f"attacking {len(victims.rows)} of {len(rows)} images; the others are wrong already")
-        lines: list[Attempt] = []
+        lines: list[EvasionAttempt] = []
         for number, trial in enumerate(trials, 1):
             lines += attempts(trial, target, victims)
             progress.images_attacked(number, len(trials))
@@ -73,7 +112,7 @@ def _target(folder: RunFolder, world: World, certified: bool) -> Target:
     """The network that was certified; without certificates the run's own, with noise if it has any."""
     if certified:
         return SmoothedTarget(read_smoothed(folder, world).network)
-    if world.smoothing is not None:
+    if world.forward_noise is not None:
         return SmoothedTarget(smoothed_model(folder, world, None).network)
     final_state(folder, world, final_checkpoint(folder, "attack")).load_into(world.model)
     dataset = world.dataset
@@ -119,7 +158,8 @@ def _victims(
     else:
         votes = target.votes(images, config.votes, "evasion-clean", rows)
         right = (votes.argmax(dim=1) == labels).nonzero()[:, 0].tolist()
-    return Victims([rows[at] for at in right], images[right], labels[right].to(world.device), known)
+    radii = {row: each.radius(config.norm) for row, each in known.items()}
+    return Victims([rows[at] for at in right], images[right], labels[right].to(world.device), radii)
 
 
 def _trials(
@@ -149,17 +189,17 @@ def _evasion(
     config: EvadeConfig,
     victims: Victims,
     trials: Sequence[EvasionTrial],
-    lines: Sequence[Attempt],
+    lines: Sequence[EvasionAttempt],
     chosen: int,
     robustness: Robustness | None,
 ) -> Evasion:
-    sizes, known = config.attacked_sizes, victims.certificates
+    sizes, known = config.attacked_sizes, victims.radii
     least, certified = [], []
     for size in sizes:
         fallen = {each.image for each in lines if each.size <= size and not each.right}
         least.append(rate_interval(len(victims.rows) - len(fallen), chosen))
         if known:
-            held = sum(known[row].holds(config.norm, size) for row in victims.rows)
+            held = sum(size < known[row] for row in victims.rows)
             certified.append(rate_interval(held, chosen))
     return Evasion(
         norm=config.norm,
@@ -182,7 +222,7 @@ def _evasion(
     )
 
 
-def _curve(name: str, trials: Sequence[EvasionTrial], lines: Sequence[Attempt], chosen: int) -> EvasionCurve:
+def _curve(name: str, trials: Sequence[EvasionTrial], lines: Sequence[EvasionAttempt], chosen: int) -> EvasionCurve:
     shares: list[Interval] = []
     broken: list[int] = []
     for trial in trials:

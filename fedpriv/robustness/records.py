@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from fedpriv.attacks.evasion.trials import EvasionAttempt
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records import FileRecord
@@ -27,8 +28,6 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 # Margins are maxima that are searched for, and agree to this where theorems say that they are equal.
 _TOLERANCE = 1e-9
-# Sizes are projected onto in the network's numbers, which may be float32.
-_ROUNDING = 1e-5
 _ORDER = (("extended", "analytic"), ("classic", "analytic"), ("analytic", "main"), ("renyi", "main"))
 
 
@@ -203,43 +202,6 @@ def middle(sizes: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True)
-class Attempt(Record):
-    """One attack of one size on one image that the votes had right before."""
-
-    image: Annotated[int, Field(ge=0)]  # its row in the test set
-    label: Annotated[int, Field(ge=0)]  # its class
-    attack: str  # the name
-    norm: str  # l2 or linf
-    size: Annotated[float, Field(gt=0)]  # of the ball, pixels from 0 to 1
-    distance: Annotated[float, Field(ge=0)]  # how far the attacked image is from the original, in the norm
-    predicted: Annotated[int, Field(ge=0)]  # the class that the votes choose of the attacked image
-    count: Annotated[int, Field(ge=0)]  # votes for the label
-    rival: Annotated[int, Field(ge=0)]  # votes for the strongest other class
-    votes: Annotated[int, Field(ge=1)]  # in all
-    # below which the image's certificate says that the vote cannot change; `None`: there is none
-    radius: Annotated[float, Field(ge=0)] | None = None
-    broken: bool = False  # whether the votes refute the certificate
-
-    def __post_init__(self) -> None:
-        if self.count + self.rival > self.votes:
-            raise ValueError(f"{self.count} and {self.rival} of {self.votes} votes")
-        if self.distance > self.size * (1 + _ROUNDING) + _ROUNDING:
-            raise InputError(key="distance", given=self.distance, allowed=f"at most size = {self.size:g}")
-        if self.broken and (self.right or not self.certified):
-            raise ValueError("broken = true, where no certificate can be broken")
-
-    @property
-    def right(self) -> bool:
-        """Whether the vote is still right."""
-        return self.predicted == self.label
-
-    @property
-    def certified(self) -> bool:
-        """Whether a certificate says that no perturbation of this size changes the vote."""
-        return self.radius is not None and self.size < self.radius
-
-
-@dataclass(frozen=True)
 class EvasionCurve(Record):
     """Accuracy under one attack against size."""
 
@@ -319,7 +281,7 @@ class Evasion(FileRecord):
 
 
 _CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
-_CERTIFICATE, _ATTEMPT = TypeAdapter(Certificate), TypeAdapter(Attempt)
+_CERTIFICATE, _ATTEMPT = TypeAdapter(Certificate), TypeAdapter(EvasionAttempt)
 
 
 def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
@@ -336,7 +298,7 @@ def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
     return lines
 
 
-def read_attempts(folder: RunFolder) -> tuple[Attempt, ...]:
+def read_attempts(folder: RunFolder) -> tuple[EvasionAttempt, ...]:
     """Return every attempt to change a vote; empty if there were none, or not all of their files were written."""
     evasion = folder.read(Evasion)
     if evasion is None:
@@ -355,7 +317,7 @@ def write_certificates(folder: RunFolder, robustness: Robustness, certificates: 
     folder.write(robustness)
 
 
-def write_evasion(folder: RunFolder, evasion: Evasion, attempts: Sequence[Attempt]) -> None:
+def write_evasion(folder: RunFolder, evasion: Evasion, attempts: Sequence[EvasionAttempt]) -> None:
     """Write the attempts, then what they show, in place of what an earlier probe found."""
     (folder.path / _ATTEMPTS).parent.mkdir(exist_ok=True)
     remove_evasion(folder)

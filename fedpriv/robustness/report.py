@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
+from fedpriv.attacks.evasion.trials import EvasionAttempt
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
@@ -17,11 +19,10 @@ from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Sectio
 from fedpriv.core.numbers import count, duration, figure, percent
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import GrowingRecord
-from fedpriv.core.registry import EVASIONS, FINDINGS, NOISELESS
+from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.records import (
     BOUNDS,
-    Attempt,
     Certificate,
     Evasion,
     NoiseFacts,
@@ -63,7 +64,7 @@ class Robust:
     robustness: Robustness | None  # `None`: nothing was certified
     certificates: tuple[Certificate, ...]  # of each image; empty likewise
     evasion: Evasion | None  # `None`: nothing was attacked
-    attempts: tuple[Attempt, ...]  # each attack on an image; empty likewise
+    attempts: tuple[EvasionAttempt, ...]  # each attack on an image; empty likewise
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def truth(evasion: Evasion) -> str:
     return f"{where}, {proven} are proven and {at_most}: the truth lies between."
 
 
-def size_rows(evasion: Evasion, attempts: Sequence[Attempt]) -> list[SizeRow]:
+def size_rows(evasion: Evasion, attempts: Sequence[EvasionAttempt]) -> list[SizeRow]:
     """Return the rows of the table by size."""
     broken = {size: {each.image for each in attempts if each.broken and each.size == size} for size in evasion.sizes}
     certified: Sequence[Interval | None] = evasion.certified or (None,) * len(evasion.sizes)

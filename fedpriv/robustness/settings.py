@@ -5,14 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import override
 
+from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import EVASIONS, NOISELESS, SECTIONS
-from fedpriv.core.sections import ExperimentSection, ForwardNoise
+from fedpriv.core.registry import SECTIONS
+from fedpriv.core.sections import ExperimentSection, ForwardNoise, NoiseInPass
 from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedpriv.core.config.experiment import Experiment
+    from fedpriv.data.datasets import Dataset
 
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """In pixels from 0 to 1. Smaller noise is lost in the rounding of float32, and what it would prove with it."""
@@ -194,6 +198,18 @@ class RobustnessConfig(ExperimentSection):
     @override
     def forward_noise(self) -> ForwardNoise | None:
         return self if self.sigma > 0 else None
+
+    def put_into(self, network: "nn.Module", shape: tuple[int, int, int], seed: int) -> "nn.Module":
+        """Return the network with a noise layer; see :class:`fedpriv.core.sections.ForwardNoise`."""
+        from fedpriv.robustness.build import network_with_noise
+
+        return network_with_noise(network, self.place, shape, seed)
+
+    def scaled(self, experiment: "Experiment", dataset: "Dataset", network: "nn.Module") -> NoiseInPass:
+        """Share the noise out and scale it; see :class:`fedpriv.core.sections.ForwardNoise`."""
+        from fedpriv.robustness.build import scaled_smoothing
+
+        return scaled_smoothing(self, experiment, dataset, network)
 
     @property
     def public_images(self) -> int:

@@ -13,22 +13,15 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_checkpoint, final_state
-from fedpriv.core.network import first_layer
-from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
+from fedpriv.robustness.build import even_smoothing, first_layer, network_with_noise
+from fedpriv.robustness.noise import Smoothing
+from fedpriv.robustness.norms import FirstLayer, LayerNorms, layer_norms
 from fedpriv.robustness.records import NoiseFacts, Robustness
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.smoothing import (
-    FirstLayer,
-    LayerNorms,
-    SmoothedNetwork,
-    Smoothing,
-    even_smoothing,
-    layer_norms,
-    with_noise,
-)
+from fedpriv.robustness.votes import SmoothedNetwork
 
 _NOISE = "robustness/noise.safetensors"
 
@@ -66,10 +59,10 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
     if afterwards is not None:
         first = _on_images(world)
         smoothing = even_smoothing(first, afterwards)
-    elif world.smoothing is None or config is None:
+    elif config is None or not isinstance(world.forward_noise, Smoothing):
         raise InputError(f"{folder.path}: {_without_noise(world)}; say how much, with --noise 0.25 --place input")
     else:
-        first, smoothing = first_layer(world.dataset, world.model), world.smoothing
+        first, smoothing = first_layer(world.dataset, world.model), world.forward_noise
     norms = layer_norms(first, smoothing.spread)
     smoothing.set_deviations(first.network, norms.l2 if smoothing.norm == "l2" else norms.linf)
     return _made(world, first, smoothing, _facts(state, first, smoothing, None if afterwards is not None else config))
@@ -102,8 +95,8 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
         raise InputError(f"{path} is of other noise than robustness.json: certify again with fedpriv certify")
     state.load_into(world.model)
     first = _on_images(world) if noise.afterwards else first_layer(world.dataset, world.model)
-    smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.smoothing
-    if smoothing is None or not _shared_out(deviations, smoothing.spread):
+    smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.forward_noise
+    if not isinstance(smoothing, Smoothing) or not _shared_out(deviations, smoothing.spread):
         raise InputError(f"{path} is damaged: it is not of this network")
     smoothing.layer.deviations = deviations
     return _made(world, first, smoothing, noise)
@@ -130,8 +123,8 @@ def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFac
 
 def _on_images(world: World) -> FirstLayer:
     """The model inside noise on the image; a noise layer that it has itself stays silent."""
-    stream = torch_stream(world.experiment.seed, "robustness-trial")
-    return first_layer(world.dataset, with_noise(world.model, "input", world.dataset.shape, stream))
+    seed, shape = world.experiment.seed, world.dataset.shape
+    return first_layer(world.dataset, network_with_noise(world.model, "input", shape, seed))
 
 
 def _without_noise(world: World) -> str:

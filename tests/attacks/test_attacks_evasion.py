@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.evasion.steps import Ball, PlainTarget, SmoothedTarget, attacked, gradient, strongest
-from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
+from fedpriv.attacks.evasion.steps import Ball, PlainTarget, attacked, gradient, strongest
+from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack, named_evasion, noiseless_name
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.registry import EVASIONS
-from fedpriv.smoothing import RobustnessNoise, SmoothedNetwork, even_smoothing
+from fedpriv.robustness.build import even_smoothing
+from fedpriv.robustness.evade import SmoothedTarget
+from fedpriv.robustness.noise import RobustnessNoise
+from fedpriv.robustness.votes import SmoothedNetwork
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import first_layer, seeded
 

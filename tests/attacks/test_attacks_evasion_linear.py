@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget, strongest
+from fedpriv.attacks.evasion.steps import Ball, strongest
+from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.registry import EVASIONS
+from fedpriv.robustness.certificates import MARGINS
+from fedpriv.robustness.evade import SmoothedTarget
 from fedpriv.robustness.records import Certificate
-from fedpriv.smoothing.certificates import MARGINS
 from tests.cases import in_one_test
 from tests.robustness.test_smoothing_exact import SHAPE, Linear, radii
 

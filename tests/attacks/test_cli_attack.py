@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from fedpriv.attacks.cli import _results
+from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.core.cli.terminal import plain
 from fedpriv.core.records import AttackResult, SentenceResult
-from fedpriv.core.registry import ATTACKS, EVASIONS, PROBES
+from fedpriv.core.registry import ATTACKS, PROBES
 from tests import command_line
 
 SMALL = """

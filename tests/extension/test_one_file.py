@@ -11,23 +11,13 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from fedpriv.attacks.evasion.methods.mim import Mim
-from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.probing import ModelAttack
 from fedpriv.attacks.settings import AttackSettings, MatchingSettings
 from fedpriv.core.config import AdversaryConfig, FederationConfig
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import (
-    ATTACKS,
-    DATASETS,
-    EVASIONS,
-    MECHANISMS,
-    MODELS,
-    PROBES,
-    RULES,
-    Registry,
-    check_complete,
-)
+from fedpriv.core.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, PROBES, RULES, Registry, check_complete
 from fedpriv.core.settings import Extensible
 from fedpriv.data.sets.digits import Digits
 from fedpriv.data.source import Source as DataSource

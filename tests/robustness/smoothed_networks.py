@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.core.randomness import torch_stream
-from fedpriv.smoothing import FirstLayer, RobustnessNoise, noise_layers
+from fedpriv.robustness.noise import RobustnessNoise, noise_layers
+from fedpriv.robustness.norms import FirstLayer
 
 __all__ = ["Bent", "Skip", "first_layer", "jacobian", "normalised", "seeded"]
 

@@ -17,11 +17,11 @@ from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.robustness.certificates import MARGINS
 from fedpriv.robustness.certify import certify_run, check_noise
 from fedpriv.robustness.records import Certificate, Robustness, read_certificates
 from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
-from fedpriv.smoothing.certificates import MARGINS
 from tests.integration.small import experiment, left_behind
 
 FEW = CertifyConfig(examples=25, selection=20, votes=60, radii_l2=(0.1, 0.3), radii_linf=(0.01,))

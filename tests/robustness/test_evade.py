@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.attacks.evasion.steps import Ball, SmoothedTarget
-from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
+from fedpriv.attacks.evasion.steps import Ball
+from fedpriv.attacks.evasion.table import EVASIONS
+from fedpriv.attacks.evasion.trials import EvasionAttempt, EvasionTrial, Victims, attempts
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import resume_run
+from fedpriv.core.names import NormName
 from fedpriv.core.progress import Silent
-from fedpriv.core.registry import EVASIONS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.robustness.certify import certify_run
-from fedpriv.robustness.evade import evade_run
-from fedpriv.robustness.records import Attempt, Certificate, Evasion, read_attempts, read_certificates
+from fedpriv.robustness.evade import SmoothedTarget, evade_run
+from fedpriv.robustness.records import Certificate, Evasion, read_attempts, read_certificates
 from fedpriv.robustness.settings import EvadeConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
-from fedpriv.smoothing.noise import NormName
 from tests.integration.small import left_behind
 from tests.robustness.test_certify import FEW, TRAINED, Heard, copied, finished
 
@@ -108,7 +108,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
         for each in read_certificates(folder):
             if each.radius(norm) > 0:
                 groups.setdefault(each.radius(norm), []).append(each)
-        found: list[Attempt] = []
+        found: list[EvasionAttempt] = []
         for radius, some in groups.items():
             rows = [each.image for each in some]
             labels = torch.tensor([each.predicted for each in some])
@@ -233,9 +233,9 @@ def test_too_many_victims_are_one_line(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_is_refused() -> None:
     fields = {"image": 1, "label": 2, "attack": "pgd", "norm": "l2", "size": 0.5, "distance": 0.5, "predicted": 3}
     counts = {"count": 2, "rival": 8, "votes": 10}
-    assert Attempt(**fields, **counts, radius=0.6, broken=True).certified  # type: ignore[arg-type]
+    assert EvasionAttempt(**fields, **counts, radius=0.6, broken=True).certified  # type: ignore[arg-type]
     for changed in ({"radius": 0.4}, {"radius": None}, {"predicted": 2}):
         with pytest.raises(ValueError, match="no certificate can be broken"):
-            Attempt(**{**fields, **counts, "radius": 0.6, "broken": True, **changed})  # type: ignore[arg-type]
+            EvasionAttempt(**{**fields, **counts, "radius": 0.6, "broken": True, **changed})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 and 9 of 10 votes"):
-        Attempt(**{**fields, **counts, "rival": 9})  # type: ignore[arg-type]
+        EvasionAttempt(**{**fields, **counts, "rival": 9})  # type: ignore[arg-type]

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.smoothing.certificates import (
+from fedpriv.attacks.intervals import binomial_lower, binomial_upper
+from fedpriv.robustness.certificates import (
     Bounds,
     analytic_margin,
-    binomial_lower,
-    binomial_upper,
     classic_margin,
     extended_margin,
     hoeffding_bounds,
@@ -26,6 +24,7 @@ from fedpriv.smoothing.certificates import (
     vote_bounds,
     wrong_at_most,
 )
+from fedpriv.robustness.settings import RobustnessConfig
 from tests.cases import in_one_test
 
 # lower, upper: classic (epsilon <= 1), extended, analytic, Renyi, main.

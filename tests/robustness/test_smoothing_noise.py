@@ -16,13 +16,12 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
 from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.calls import dropout_layers
+from fedpriv.robustness.build import build_smoothing, certified_rows, public_rows, with_noise
+from fedpriv.robustness.check import bypass, mixes
+from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, drawing, noise_layers
+from fedpriv.robustness.norms import FirstLayer
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.smoothing import RobustnessNoise, Smoothing, build_smoothing, drawing, noise_layers, with_noise
-from fedpriv.smoothing.build import certified_rows, public_rows
-from fedpriv.smoothing.check import bypass, mixes
-from fedpriv.smoothing.noise import Place
-from fedpriv.smoothing.norms import FirstLayer
-from fedpriv.smoothing.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
+from fedpriv.robustness.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
 

@@ -15,9 +15,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.network import first_layer as of_world
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
-from fedpriv.smoothing import RobustnessNoise, layer_norms
-from fedpriv.smoothing.norms import FirstLayer, dual_bound, estimated_norm, gram, sign_ascent
-from fedpriv.smoothing.shares import uniform_spread
+from fedpriv.robustness.noise import RobustnessNoise
+from fedpriv.robustness.norms import FirstLayer, dual_bound, estimated_norm, gram, layer_norms, sign_ascent
+from fedpriv.robustness.shares import uniform_spread
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import first_layer, jacobian, seeded
 
@@ -68,10 +68,10 @@ def test_the_worlds_first_layer_divides_by_the_data_sets_deviation(place: str) -
     """Sizes are of pixels before they are normalised: forgetting that is a factor of 3.2 on MNIST."""
     settings = {"model": {"name": "lenet"}, "robustness": {"noise": 0.25, "place": place}, "engine": {"device": "cpu"}}
     world = build_world(Experiment.model_validate(settings))
-    assert world.dataset.std != (1.0,) and world.smoothing is not None
-    first, deviations = of_world(world.dataset, world.model), world.smoothing.layer.deviations
+    assert world.dataset.std != (1.0,) and world.forward_noise is not None
+    first, deviations = of_world(world.dataset, world.model), world.forward_noise.layer.deviations
     assert deviations is not None
-    layer = copy.deepcopy(world.smoothing.layer.layer).double() if place == "hidden" else nn.Identity()
+    layer = copy.deepcopy(world.forward_noise.layer.layer).double() if place == "hidden" else nn.Identity()
 
     def value(pixels: Tensor) -> Tensor:
         values: Tensor = layer((pixels - world.dataset.mean[0]) / world.dataset.std[0])

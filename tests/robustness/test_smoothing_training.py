@@ -15,9 +15,9 @@ from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
+from fedpriv.robustness.noise import drawing
 from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
-from fedpriv.smoothing import drawing
 from tests.integration.small import experiment, left_behind
 
 PRIVATE: dict[str, dict[str, object]] = {
@@ -85,8 +85,8 @@ def test_the_server_counts_one_draw_an_image_beside_the_noiseless_model() -> Non
     world = build_world(experiment(robustness={"noise": 0.5, "place": "input"}))
     first, again, other = (evaluate_all(world, world.initial, number).noisy_accuracy for number in (1, 1, 2))
     assert first == again and isinstance(other, float)
-    assert world.smoothing is not None
-    with drawing(world.smoothing, world.model.eval(), None), torch.no_grad():
+    assert world.forward_noise is not None
+    with drawing(world.forward_noise, world.model.eval(), None), torch.no_grad():
         images = world.network_input(world.dataset.x_test)
         assert not torch.equal(world.model(images), world.model(images))
     bare = build_world(experiment())

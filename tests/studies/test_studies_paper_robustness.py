@@ -14,12 +14,14 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.strided import StridedSettings
+from fedpriv.robustness.build import with_noise
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run
+from fedpriv.robustness.noise import noise_layers
+from fedpriv.robustness.norms import FirstLayer
 from fedpriv.robustness.records import Evasion, Robustness, read_attempts, read_certificates, write_evasion
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import CertifyConfig, EvadeConfig
-from fedpriv.smoothing import FirstLayer, noise_layers, with_noise
 from fedpriv.sweep.record import TrialRecord
 from studies.paper_robustness import claims, claims_of, difference, largest_row, orderings, rows_of, table, theorems
 from tests.integration.small import experiment

@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.core.registry import EVASIONS
+from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack
 
 
 @EVASIONS.register

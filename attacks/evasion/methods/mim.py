@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.evasion.table import EvasionAttack
-from fedpriv.core.registry import EVASIONS
+from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -42,11 +42,11 @@ class _RandomUploads:
             experiment = self._world.experiment
             precision = "float64" if dtype == torch.float64 else "float32"
             engine = experiment.engine.model_copy(update={"precision": precision})
-            model, smoothing = copy.deepcopy((self._world.model, self._world.smoothing))
+            model, noise = copy.deepcopy((self._world.model, self._world.forward_noise))
             self._casts[dtype] = replace(
                 self._world,
                 experiment=experiment.model_copy(update={"engine": engine}),
                 model=model.to(dtype),
-                smoothing=smoothing,
+                forward_noise=noise,
             )
         return self._casts[dtype]

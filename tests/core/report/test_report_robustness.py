@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from test_report_page import Element, parse, tile
 
+from fedpriv.attacks.evasion.trials import EvasionAttempt
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.records import (
     BOUNDS,
-    Attempt,
     Certificate,
     CertifiedCurve,
     Evasion,
@@ -107,7 +107,7 @@ def probe(folder: Path, sizes: tuple[float, ...] = SIZES, broken: int = 0) -> Pa
     run = RunFolder(folder)
     certified = bool(read_certificates(run))
     lines = [
-        Attempt(
+        EvasionAttempt(
             image=image,
             label=1,
             attack=attack,

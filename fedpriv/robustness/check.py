@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.core.randomness import seeded_generators
-from fedpriv.smoothing.noise import RobustnessNoise, noise_layers
+from fedpriv.robustness.noise import RobustnessNoise, noise_layers
 
 _IMAGES = 3
 # Of the values' size: float32 has seven digits, and a layer sums up thousands of terms.

@@ -6,13 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, reason_of
-from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.sections import ForwardNoise
-from fedpriv.smoothing.check import bypass, mixes
-from fedpriv.smoothing.noise import NormName, Place, RobustnessNoise, Smoothing, noise_layers
-from fedpriv.smoothing.norms import FirstLayer, estimated_norm
-from fedpriv.smoothing.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
+from fedpriv.core.names import NormName
+from fedpriv.core.network import precision_of
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.threads import cpu_threads
+from fedpriv.data.datasets import Dataset, unit_scale
+from fedpriv.robustness.check import bypass, mixes
+from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, noise_layers
+from fedpriv.robustness.norms import FirstLayer, estimated_norm
+from fedpriv.robustness.settings import RobustnessConfig
+from fedpriv.robustness.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
 
 PublicExamples = Callable[[int], tuple[Tensor, Tensor]]
 """How many -> images (B, C, H, W) on [0, 1] in the network's numbers and on its device, and labels (B,)."""
@@ -66,7 +71,33 @@ def _around_the_first(network: nn.Module) -> nn.Module:
     )
 
 
-def build_smoothing(config: ForwardNoise, first: FirstLayer, public: PublicExamples) -> Smoothing:
+def network_with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], seed: int) -> nn.Module:
+    """Return :func:`with_noise`, tried on random images of an experiment's seed."""
+    return with_noise(network, place, shape, torch_stream(seed, "robustness-trial"))
+
+
+def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:
+    """Return how images of a data set reach the noise of a network, which is put into evaluation mode."""
+    model.eval()
+    return FirstLayer(
+        model, noise_layers(model)[0], lambda pixels: dataset.normalise(pixels, pixels.dtype), dataset.shape
+    )
+
+
+def scaled_smoothing(config: RobustnessConfig, experiment: Experiment, dataset: Dataset, model: nn.Module) -> Smoothing:
+    """Share the noise out and scale it, from the initial parameters and public images."""
+    first = first_layer(dataset, model)
+
+    def public(wanted: int) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(public_rows(experiment.seed, len(dataset.x_test), wanted))
+        images = unit_scale(dataset.x_test[rows], precision_of(experiment))
+        return images.to(first.blank().device), dataset.y_test[rows].to(first.blank().device)
+
+    with cpu_threads(experiment.engine.threads):
+        return build_smoothing(config, first, public)
+
+
+def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
     """Share the noise out and scale it to the network's weights as they are."""
     smoothing = Smoothing(
         first.layer, config.sigma, config.norm, _spread(config, first, public), _estimate(first, config.norm)
@@ -91,7 +122,7 @@ def _estimate(first: FirstLayer, norm: NormName) -> Callable[[nn.Module, Robustn
     return estimate
 
 
-def _spread(config: ForwardNoise, first: FirstLayer, public: PublicExamples) -> Tensor:
+def _spread(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Tensor:
     match config.redistribution:
         case "vulnerable":
             return vulnerable_spread(first, *public(config.public_images), config.inflation)

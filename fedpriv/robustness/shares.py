@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.core.errors import InputError
-from fedpriv.smoothing.norms import FirstLayer, unit_images
+from fedpriv.robustness.norms import FirstLayer, unit_images
 
 EVEN = 0.1
 """The share of the power that is spread evenly, so that no coordinate is without noise."""

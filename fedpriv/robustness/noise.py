@@ -1,7 +1,7 @@
 """Noise in the forward pass: the layer that draws it, and how much of it there is while its weights are trained.
 
-With noise N(0, Sigma) at one place of a network, z = h(x) + N(0, Sigma), whatever follows is a randomised classifier of
-which :mod:`fedpriv.smoothing.certificates` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
+With noise N(0, Sigma) at one place of a network, z = h(x) + N(0, Sigma), whatever follows is a randomised classifier.
+:mod:`fedpriv.robustness.certificates` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
 Cohen et al. 2019; Phan et al. 2019, Algorithm 1). h is affine in the image, and nothing of the image goes past z.
 """
 
@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedpriv.core.names import NormName
+from fedpriv.core.randomness import torch_stream
 from fedpriv.gradients.calls import RandomLayer
 
 Place = Literal["hidden", "input"]
-NormName = Literal["l2", "linf"]
 
 
 class RobustnessNoise(RandomLayer):
@@ -137,13 +138,18 @@ class Smoothing:
         known = self.estimate(network, self.layer, self.spread) if norm is None else norm
         self.layer.deviations = (self.sigma * known * self.spread).float()
 
+    @contextmanager
+    def drawing(self, network: nn.Module, seed: int, *numbers: int, evaluates: bool = False) -> Iterator[None]:
+        """Draw fresh noise inside the block, scaled to the weights at its beginning."""
+        purpose = "robustness-evaluation" if evaluates else "robustness-noise"
+        stream = torch_stream(seed, purpose, *numbers, device=next(network.parameters()).device)
+        with drawing(self, network, stream):
+            yield
+
 
 @contextmanager
-def drawing(smoothing: Smoothing | None, network: nn.Module, stream: torch.Generator | None) -> Iterator[None]:
-    """Draw fresh noise inside the block, scaled to the weights at its beginning; ``None``: there is no noise."""
-    if smoothing is None:
-        yield
-        return
+def drawing(smoothing: Smoothing, network: nn.Module, stream: torch.Generator | None) -> Iterator[None]:
+    """Draw fresh noise from a stream inside the block, scaled to the weights at its beginning."""
     layer = smoothing.layer
     smoothing.set_deviations(network)
     layer._sampling, layer._stream = True, stream

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.names import NormName
 from fedpriv.core.randomness import torch_stream
-from fedpriv.smoothing.noise import NormName, RobustnessNoise, noise_layers
+from fedpriv.robustness.noise import RobustnessNoise, noise_layers
 
 # Of float64 arithmetic: the error of a Gram matrix and its eigenvalues is thousands of times smaller.
 _UPWARDS = 1 + 1e-9

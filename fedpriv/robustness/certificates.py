@@ -18,6 +18,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
+from fedpriv.attacks.intervals import binomial_lower, binomial_upper
 
 Rivals = Literal["each", "together"]
 
@@ -43,22 +44,6 @@ class Bounds:
 
 
 # ---- votes -----------------------------------------------------------------------------------------------------------
-
-
-def binomial_lower(count: int, trials: int, alpha: float) -> float:
-    """Return what a probability is at least, after ``count`` of ``trials``, with confidence 1 - alpha.
-
-    Clopper and Pearson 1934, one side.
-
-    Args:
-        alpha: in (0, 1).
-    """
-    return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
-
-
-def binomial_upper(count: int, trials: int, alpha: float) -> float:
-    """Return what a probability is at most; arguments as of :func:`binomial_lower`."""
-    return 1 - binomial_lower(trials - count, trials, alpha)
 
 
 def hoeffding_deviation(trials: int, alpha: float) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import keep_freed_memory
-from fedpriv.smoothing.noise import RobustnessNoise, Smoothing
+from fedpriv.robustness.noise import RobustnessNoise, Smoothing
 
 # Votes that are cast at once make no layer write more numbers than these: a processor's cache has room for them.
 _PIECE = 1 << 19
