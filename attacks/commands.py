@@ -10,10 +10,10 @@ from fedpriv.core.verb import Options
 if TYPE_CHECKING:
     from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
-    from fedpriv.core.records import Model
+    from fedpriv.core.records import GrowingRecord
     from fedpriv.core.runs import RunFolder
 
-R = TypeVar("R", bound="Model")
+R = TypeVar("R", bound="GrowingRecord")
 
 
 class Audit(Options, ABC, Generic[R]):

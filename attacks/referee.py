@@ -16,13 +16,40 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedpriv import metrics
-from fedpriv.attacks.baselines import Guess, best_guess_mse, row_scores
+from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.truth import Scores, Truth, odds, subject
+from fedpriv.core.columns import Column
 from fedpriv.core.records import RowScore, Score
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
+
+
+def public_guesses(
+    public: Tensor, labels: Tensor | None = None, classes: int = 0, columns: Sequence[Column] = ()
+) -> tuple[Guess, ...]:
+    """Return guesses made of public examples, without any upload; see :func:`fedpriv.attacks.baselines.guesses`.
+
+    Args:
+        public: images or rows (N, C, H, W), or the tokens of texts, int64 (N, 1, 1, T).
+    """
+    if public.dtype != torch.int64:
+        return guesses(public, labels, classes, columns)
+    from fedpriv.attacks.texts.referee import sentence_guesses  # which only texts need
+
+    return sentence_guesses(public)
+
+
+def guessed_by_chance(
+    public: Tensor, offered: Sequence[Guess], success_ssim: float, columns: Sequence[Column] = ()
+) -> float:
+    """Return how often such a guess counts as a recovered example, estimated on public ones."""
+    if public.dtype != torch.int64:
+        return recovery_chance(public, offered, success_ssim, columns)
+    from fedpriv.attacks.texts.referee import exact_chance  # which only texts need
+
+    return exact_chance(public, offered)
 
 
 def score(

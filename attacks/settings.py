@@ -13,8 +13,9 @@ from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import Count, Section
 
 if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.engine import AttackJob
     from fedpriv.attacks.reconstruction.recipes import Recipe
-    from fedpriv.attacks.reconstruction.results import Outcome
+    from fedpriv.attacks.reconstruction.results import Outcome, Reconstruction
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.core.records import Score
 
@@ -70,6 +71,11 @@ class AttackSettings(Section):
         Of a victim's restarts the first runs the first of them, the second the second, and so on, and then from the
         start again.
         """
+
+    @classmethod
+    def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]] | None":
+        """What makes the whole attack; ``None``: :meth:`runs` make it, a chunk of rows at a time."""
+        return None
 
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:

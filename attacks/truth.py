@@ -9,6 +9,7 @@ from torch import Tensor
 from fedpriv.attacks.observation import CandidateLists
 from fedpriv.attacks.reconstruction import Optimum
 from fedpriv.core.columns import Column
+from fedpriv.core.names import END, PAD, START
 from fedpriv.core.records import Score
 from fedpriv.data.tokenizers import Tokenizer
 
@@ -103,3 +104,9 @@ def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | 
     if truth.labels_known and truth.other_labels is not None:
         alike = int((truth.other_labels == label).sum())
     return min(1.0, offered / (1 + alike))
+
+
+def bare(tokens: Tensor) -> list[int]:
+    """Return the tokens of one sequence that are part of a text: without beginnings, ends and padding."""
+    numbers: list[int] = tokens.flatten().tolist()
+    return [number for number in numbers if number not in (PAD, START, END)]

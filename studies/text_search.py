@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.attacks.texts.referee import bare, pairs, sentence_guesses, sentence_score
+from fedpriv.attacks.texts.referee import pairs, sentence_guesses, sentence_score
+from fedpriv.attacks.truth import bare
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.records.texts import SentenceResult, sentence_result

@@ -68,10 +68,9 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     attack = _attack(job)
     if not job.observations:
         return []
-    if attack.is_text:
-        from fedpriv.attacks.texts.engine import read_texts  # which builds on this package
-
-        return read_texts(job)
+    whole = attack.whole()
+    if whole is not None:
+        return whole(job)
     network = Network(job.model, job.loss)
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     prepared = iter(prepare_victims(observations, network.names, network.device))

@@ -16,8 +16,8 @@ from torch import Tensor
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.reconstruction.results import Reconstruction
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import Scores, Truth, odds, subject
-from fedpriv.core.names import END, PAD, START
+from fedpriv.attacks.truth import Scores, Truth, bare, odds, subject
+from fedpriv.core.names import END, START
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Score, SentenceScore
 
@@ -28,12 +28,6 @@ from fedpriv.core.records import Score, SentenceScore
 
 
 _KEYS = ("rouge1", "rouge2", "rougeL")
-
-
-def bare(tokens: Tensor) -> list[int]:
-    """Return the tokens of one sequence that are part of a text: without beginnings, ends and padding."""
-    numbers: list[int] = tokens.flatten().tolist()
-    return [number for number in numbers if number not in (PAD, START, END)]
 
 
 def sentence_score(true: Sequence[int], made: Sequence[int]) -> SentenceScore:

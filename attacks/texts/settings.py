@@ -1,6 +1,7 @@
 """The base of all text attacks' settings."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -9,7 +10,9 @@ from typing_extensions import override
 from fedpriv.attacks.settings import AttackSettings
 
 if TYPE_CHECKING:
+    from fedpriv.attacks.reconstruction.engine import AttackJob
     from fedpriv.attacks.reconstruction.recipes import Recipe
+    from fedpriv.attacks.reconstruction.results import Reconstruction
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model import Victim
     from fedpriv.attacks.settings import Runs
@@ -29,6 +32,13 @@ class TextAttackSettings(AttackSettings):
         Args:
             seed: of random starts; draw them by ``scene.stream(seed, name, victim, restart)``.
         """
+
+    @classmethod
+    @override
+    def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]]":
+        from fedpriv.attacks.texts.engine import read_texts
+
+        return read_texts
 
     @classmethod
     @override

@@ -5,7 +5,7 @@ of one channel, they then do with texts. Where probabilities are 0 and 1 the gra
 the tokens, the table of vectors included.
 
 What a token becomes is computed by the network's own layer, whose output is replaced: a subclass may scale the rows of
-its table (Gemma, MBart), an adapter adds to them, and a table may be registered under several names (peft's prompts).
+its table (Gemma, MBart), an adapter adds to them, and a table may be registered under several names (as in PEFT).
 """
 
 import copy

@@ -7,9 +7,9 @@ import torch
 
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction
 from fedpriv.attacks.referee import missed, score, score_guesses
-from fedpriv.attacks.texts.referee import bare, exact_chance, likeness, pairs, sentence_guesses, sentence_score
+from fedpriv.attacks.texts.referee import exact_chance, likeness, pairs, sentence_guesses, sentence_score
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.truth import Truth, bare
 from fedpriv.core.columns import worded
 from fedpriv.core.records import sentence_result
 from fedpriv.core.runs import RunFolder

@@ -49,7 +49,7 @@ class MembershipByLabels(ModelAttack):
         for _ in range(self.noisy):
             noise = torch.from_numpy(draws.normal(scale=self.deviation, size=tuple(images.shape)))
             right += endpoint.ask((images + noise).clamp(0, 1)).labels == labels
-        scores = {"robustness to noise": right, "the gap (right label)": gap}
+        scores = {"tolerance to noise": right, "the gap (right label)": gap}
         figures = membership_figures(scores, game.candidates.truth, scene.proven, scene.seed)
         sentence = f"{endpoint.asked} labels: {told_words(len(game.candidates.members), figures[0])}"
         return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import Guess, guesses, recovery_chance
+from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.campaign import AttackOutcome, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
@@ -29,10 +29,10 @@ from fedpriv.attacks.reconstruction import (
     other_batches,
     stackable,
 )
-from fedpriv.attacks.referee import missed, score, score_guesses
+from fedpriv.attacks.referee import guessed_by_chance, missed, public_guesses, score, score_guesses
 from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import ThreatModel, threat_model
-from fedpriv.attacks.truth import Scores, Truth
+from fedpriv.attacks.truth import Scores, Truth, bare
 from fedpriv.core.columns import Column, cell_texts, worded
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.attack_on_ray import attack_on_ray
@@ -317,7 +317,8 @@ class _Stage:
         folder.write_scores(scores)
         rates = leakage_rates(world, (*scores, *self.silent))
         if any(rate.ceiling is not None for rate in rates):
-            chance = _recovery_chance(world, self.images, self.guesses)
+            success, columns = world.experiment.adversary.success_ssim, world.dataset.columns
+            chance = guessed_by_chance(self.images, self.guesses, success, columns)
             rates += recovery_rates(world, (*scores, *self.silent), chance)
         unread = len({upload.target for upload in heard} - self.attacked.keys())
         reasons = [each.lpips_reason for each in self.scored if each.lpips_reason]
@@ -440,21 +441,8 @@ def _misses(attack: PlannedAttack, attempts: Sequence[_Attempt], *, picked: bool
 
 def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
     """Guesses made of public examples, without any upload."""
-    if world.dataset.text is not None:
-        from fedpriv.attacks.texts.referee import sentence_guesses  # which only texts need
-
-        return sentence_guesses(images)
     told = world.dataset.y_test if Access.LABELS in threat.grants else None
-    return guesses(images, told, world.dataset.classes, world.dataset.columns)
-
-
-def _recovery_chance(world: World, images: Tensor, public: Sequence[Guess]) -> float:
-    """How often such a guess counts as a recovered example, estimated on public ones."""
-    if world.dataset.text is not None:
-        from fedpriv.attacks.texts.referee import exact_chance  # which only texts need
-
-        return exact_chance(images, public)
-    return recovery_chance(images, public, world.experiment.adversary.success_ssim, world.dataset.columns)
+    return public_guesses(images, told, world.dataset.classes, world.dataset.columns)
 
 
 def _suits(attack: PlannedAttack, target: UploadTarget) -> bool:
@@ -558,8 +546,6 @@ def save_shared(
 ) -> None:
     """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
     if tokenizer is not None:
-        from fedpriv.attacks.texts.referee import bare  # which only texts need
-
         tokens = bare(image)
         pieces = [tokenizer.decode([token]) for token in tokens]
         folder.write_json(
