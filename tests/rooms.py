@@ -62,12 +62,23 @@ class Row(NamedTuple):
 def measured(capability: Capability) -> Row:
     """Where a capability's code lies."""
     words = re.compile(capability.words)
-    mine = [path for path in sources() if path.startswith(f"{capability.folder}/") or words.search(spoken(ROOT / path))]
     inside = f"{capability.folder}/"
+    mine = [path for path in sources() if path.startswith(inside) or _names(ROOT / path, words)]
     folders = {capability.folder if path.startswith(inside) else str(Path(path).parent) for path in mine}
-    return Row(len(mine), tuple(sorted(folders)), sum(len((ROOT / path).read_text().splitlines()) for path in mine))
+    return Row(len(mine), tuple(sorted(folders)), sum(len(_text(ROOT / path).splitlines()) for path in mine))
 
 
+def _names(path: Path, words: re.Pattern[str]) -> bool:
+    """Whether a file's code has one of the words; most files have none of them anywhere."""
+    return bool(words.search(_text(path)) and words.search(spoken(path)))
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
 def sources() -> list[str]:
     """The Python files of the package."""
     listed = subprocess.check_output(["git", "ls-files", *(f"{place}/*.py" for place in PLACES)], cwd=ROOT, text=True)
@@ -81,7 +92,7 @@ def spoken(path: Path) -> str:
 
 
 def _spoken(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(_text(path))
     silent = {id(node.body[0].value) for node in ast.walk(tree) if _has_docstring(node)}
     for node in ast.walk(tree):
         match node:
