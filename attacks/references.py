@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedpriv.accounting.response import Response
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.federated import batch_loss, client_weights, example_losses, train_locally, upload_sign, weighted_sum
@@ -328,8 +328,9 @@ class _Federation:
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""
         plans = self._plans[client]
-        if algorithm_of(self._experiment).releases_models:
-            return self._models(client, number)
+        algorithm = algorithm_of(self._experiment)
+        if isinstance(algorithm, ModelRelease):
+            return self._models(algorithm, client, number)
         local = {name: value.clone() for name, value in self._globals.items()}
         training = self._experiment.training
 
@@ -351,9 +352,9 @@ class _Federation:
         ]
         return {name: torch.stack([update[name] for update in released]) for name in upload}
 
-    def _models(self, client: int, number: int) -> Vector:
+    def _models(self, algorithm: ModelRelease, client: int, number: int) -> Vector:
         """Where clients release models: each federation's own, minus what its clients were sent."""
-        algorithm, released = algorithm_of(self._experiment), []
+        released = []
         for plan, reference in zip(self._plans[client], self._references, strict=True):
             rows = torch.from_numpy(reference.shares[client]).to(self._pool.images.device)
             noise = _noise(plan, number) if plan.config.protects else None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.clients.raising import unless_raised, where_sound
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.federated import batch_loss, example_losses, train_locally
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, generator_states, seeded_generators, torch_stream
@@ -42,8 +42,9 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
         secret = answer_secret(world.secret, client, round_number, world.received(client, before))
     before.load_into(model)
     model.train()
-    if algorithm_of(world.experiment).releases_models:
-        upload = _model_change(world, plan, before, secret)
+    algorithm = algorithm_of(world.experiment)
+    if isinstance(algorithm, ModelRelease):
+        upload = _model_change(algorithm, world, plan, before, secret)
     elif secret is not None and plan.config.protects_updates:
         upload = plan.release_update(_update(world, plan, before, round_number), secret.stream("noise"))
     else:
@@ -95,11 +96,11 @@ def _trained(world: World, plan: Plan, before: State, round_number: int, secret:
     )
 
 
-def _model_change(world: World, plan: Plan, before: State, secret: Secret | None) -> Vector:
+def _model_change(algorithm: ModelRelease, world: World, plan: Plan, before: State, secret: Secret | None) -> Vector:
     """The model that a client releases, minus the one that the server sent."""
     inputs, labels = world.examples(plan.client, np.arange(len(world.partitions[plan.client])))
     noise = None if secret is None else secret.stream("noise")
-    released = algorithm_of(world.experiment).released_model(world, plan.client, inputs, labels, plan, noise)
+    released = algorithm.released_model(world, plan.client, inputs, labels, plan, noise)
     return {name: value - before.parameters[name] for name, value in released.items()}
 
 

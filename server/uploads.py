@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from torch import Tensor
 
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.errors import printable
 from fedpriv.core.optimizers import ADAM_BETAS, momentum_weights
 from fedpriv.core.plan import Plan
@@ -72,11 +72,11 @@ def told_classes(world: World) -> int | None:
 def _honest_norm(world: World, plan: Plan) -> float:
     """The norm that an upload of a client who follows the protocol stays below."""
     experiment = world.experiment
-    training = experiment.training
+    training, algorithm = experiment.training, algorithm_of(experiment)
     if not plan.config.protects:
         bound = math.inf
-    elif not plan.config.on_gradients:
-        bound = algorithm_of(experiment).longest_model(world, plan, _TAIL) + norm(world.initial.parameters)
+    elif isinstance(algorithm, ModelRelease):
+        bound = algorithm.longest_model(world, plan, _TAIL) + norm(world.initial.parameters)
     elif experiment.federation.algorithm == "fedsgd" or plan.config.protects_updates:
         bound = plan.norm_bound(_TAIL)
     elif training.optimizer == "sgd":

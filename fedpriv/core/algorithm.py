@@ -44,7 +44,6 @@ class Algorithm(ABC):
         rounds: how many there are; ``None``: as many as an experiment says.
         trains_in_steps: whether clients train step by step and upload a gradient or a change of parameters, which is
             what attacks on uploads, noise in the forward pass and stacks of models are for.
-        releases_models: whether clients upload a finished model, which noise on models is for.
         protects: the noise on uploads that is none of the mechanism's, for people; empty: there is none.
         holder: who gets the model, of the adversaries of a finished model.
         not_deployable: why it does not run on a deployment; empty: it does.
@@ -57,7 +56,6 @@ class Algorithm(ABC):
     settings: ClassVar[type[ExperimentSection] | None] = None
     rounds: ClassVar[int | None] = None
     trains_in_steps: ClassVar[bool] = False
-    releases_models: ClassVar[bool] = False
     protects: ClassVar[str] = ""
     holder: ClassVar[str] = "participant"
     not_deployable: ClassVar[str] = ""
@@ -117,10 +115,23 @@ class Algorithm(ABC):
 
         return torch.zeros(0, dtype=torch.int64)
 
+    def about_claim(self, experiment: "Experiment", worst: "Guarantee") -> str:
+        """Return what is proven of the worst client in a sentence; empty: as usual, by mechanism and uses."""
+        return ""
+
+    def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
+        """Return sentences about how good the model is, in addition to the last round's accuracy."""
+        return ()
+
+
+class ModelRelease(Algorithm):
+    """An algorithm whose clients upload a finished model, which noise on models is for."""
+
+    @abstractmethod
     def released_model(
         self, world: "World", client: int, inputs: "Tensor", labels: "Tensor", plan: "Plan", noise: "NoiseStream | None"
     ) -> "Vector":
-        """Return the model that a client releases, where it releases one; on the CPU.
+        """Return the model that a client releases, on the CPU.
 
         Args:
             world: the experiment, built.
@@ -130,19 +141,10 @@ class Algorithm(ABC):
             plan: its mechanism.
             noise: used for nothing else; ``None``: nothing protects the model.
         """
-        raise NotImplementedError(f"clients of {self.name} release no models")
 
+    @abstractmethod
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
         """Return a length that a released model exceeds with probability ``tail`` at most."""
-        raise NotImplementedError(f"clients of {self.name} release no models")
-
-    def about_claim(self, experiment: "Experiment", worst: "Guarantee") -> str:
-        """Return what is proven of the worst client in a sentence; empty: as usual, by mechanism and uses."""
-        return ""
-
-    def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
-        """Return sentences about how good the model is, in addition to the last round's accuracy."""
-        return ()
 
 
 def algorithm_of(experiment: "Experiment") -> Algorithm:

@@ -21,7 +21,7 @@ from fedpriv.accounting import (
     guarantee,
 )
 from fedpriv.accounting.skellam import LEVELS
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.trust import noise_places
 from fedpriv.core.errors import InputError
@@ -217,7 +217,7 @@ def draft_plan(
 ) -> Plan:
     """Return the plan of a client but for its noise: any will do to ask it for what calibration needs to know."""
     training, config = experiment.training, experiment.mechanism
-    batch_size = examples if algorithm_of(experiment).releases_models else training.batch_size
+    batch_size = examples if isinstance(algorithm_of(experiment), ModelRelease) else training.batch_size
     if experiment.data.is_natural:
         batch_size = min(batch_size, examples)
     if batch_size > examples:

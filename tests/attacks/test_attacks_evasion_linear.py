@@ -10,9 +10,7 @@ from fedpriv.attacks.evasion.steps import Ball, strongest
 from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
-from fedpriv.robustness.certificates import MARGINS
 from fedpriv.robustness.evade import SmoothedTarget
-from fedpriv.robustness.records import Certificate
 from tests.cases import in_one_test
 from tests.robustness.test_smoothing_exact import SHAPE, Linear, radii
 
@@ -44,15 +42,10 @@ def test_only_an_attack_above_the_radius_succeeds(seed: int, draws: int, name: s
         assert (made.probability(found) < 0.5) == turned
 
 
-def certified(radius: float) -> Certificate:
-    margins = dict.fromkeys(MARGINS, 1.0)
-    return Certificate(0, 0, 0, 99, 100, 1, 0.9, 0.1, margins, radius_l2=radius, radius_linf=radius)
-
-
 def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     """Certificates of twice the radius: refuted far outside it; at its edge, where chance decides, they are not."""
     made, radius = worst(1, image)
-    victims = Victims([0], image[None], torch.zeros(1, dtype=torch.int64), {0: certified(2 * radius)})
+    victims = Victims([0], image[None], torch.zeros(1, dtype=torch.int64), {0: 2 * radius})
     trial = EvasionTrial("pgd", EVASIONS["pgd"], Ball("l2", 1.5 * radius), 4, 10, 1, 200, 1e-6, 5)
     target = SmoothedTarget(made.voting)
     (line,) = attempts(trial, target, victims)
@@ -62,7 +55,7 @@ def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     for seed in range(20):
         (line,) = attempts(replace(trial, ball=Ball("l2", radius), seed=seed), target, victims)
         assert not line.broken and (line.right or line.votes == 20 * 200)
-    honest = replace(victims, certificates={0: certified(1.4 * radius)})
+    honest = replace(victims, radii={0: 1.4 * radius})
     (line,) = attempts(trial, target, honest)
     assert not line.certified and not line.broken and not line.right and line.votes == 200
     (line,) = attempts(trial, target, replace(victims, certificates={}))

@@ -15,9 +15,20 @@ from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.probing import ModelAttack
 from fedpriv.attacks.settings import AttackSettings, MatchingSettings
+from fedpriv.core.algorithm import ModelRelease
 from fedpriv.core.config import AdversaryConfig, FederationConfig
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import ATTACKS, DATASETS, MECHANISMS, MODELS, PROBES, RULES, Registry, check_complete
+from fedpriv.core.registry import (
+    ALGORITHMS,
+    ATTACKS,
+    DATASETS,
+    MECHANISMS,
+    MODELS,
+    PROBES,
+    RULES,
+    Registry,
+    check_complete,
+)
 from fedpriv.core.settings import Extensible
 from fedpriv.data.sets.digits import Digits
 from fedpriv.data.source import Source as DataSource
@@ -118,6 +129,7 @@ def test_each_is_in_the_package_of_its_kind() -> None:
 @pytest.mark.parametrize(
     ("registry", "base", "lacks"),
     [
+        (ALGORITHMS, ModelRelease, "longest_model, released_model"),
         (ATTACKS, AttackSettings, "methods"),
         (DATASETS, DataSource, "read"),
         (MECHANISMS, MechanismSettings, "mechanism"),

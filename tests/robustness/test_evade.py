@@ -113,7 +113,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
             rows = [each.image for each in some]
             labels = torch.tensor([each.predicted for each in some])
             victims = Victims(
-                rows, pixel_images(world, torch.tensor(rows)), labels, {each.image: each for each in some}
+                rows, pixel_images(world, torch.tensor(rows)), labels, {each.image: radius for each in some}
             )
             trial = EvasionTrial("pgd", EVASIONS["pgd"], Ball(norm, 0.999 * radius), 4, 3, 1, 100, CERTIFY.alpha, 3)
             found += attempts(trial, target, victims)

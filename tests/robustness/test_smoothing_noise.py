@@ -87,8 +87,6 @@ def test_it_draws_while_training_and_is_silent_in_evaluation() -> None:
         assert torch.equal(model(x), noisy)
     assert torch.equal(model(x), bare(x)) and not torch.equal(noisy, bare(x))
     assert [name for name, _ in model.named_buffers()] == []  # buffers are uploaded
-    with drawing(None, model, None):
-        assert torch.equal(model(x), bare(x))
 
 
 def test_the_scale_follows_the_weights() -> None:

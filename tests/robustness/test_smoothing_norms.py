@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.network import first_layer as of_world
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
+from fedpriv.robustness.build import first_layer as of_world
 from fedpriv.robustness.noise import RobustnessNoise
 from fedpriv.robustness.norms import FirstLayer, dual_bound, estimated_norm, gram, layer_norms, sign_ascent
 from fedpriv.robustness.shares import uniform_spread

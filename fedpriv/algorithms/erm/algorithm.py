@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.algorithms.rounds.algorithm import Rounds
-from fedpriv.core.algorithm import refuse_keys
+from fedpriv.core.algorithm import ModelRelease, refuse_keys
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.sections import ExperimentSection
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @ALGORITHMS.register
-class Erm(Rounds):
+class Erm(Rounds, ModelRelease):
     """Upload a convex model, trained to its minimum, once."""
 
     name: ClassVar[str] = "erm"
@@ -37,7 +37,6 @@ class Erm(Rounds):
     about: ClassVar[str] = "upload a convex model, trained to its minimum, once (section [erm])"
     settings: ClassVar[type[ExperimentSection] | None] = ErmConfig
     rounds: ClassVar[int | None] = 1
-    releases_models: ClassVar[bool] = True
     not_audited: ClassVar[str] = (
         "audit follows a run's training from round to round, and under erm each client releases a finished model "
         "once; membership in it: fedpriv probe --attack membership-answers"

@@ -69,7 +69,7 @@ def client_problem(world: World, client: int) -> Problem:
 def client_model(
     world: World, client: int, inputs: Tensor, labels: Tensor, plan: Plan, noise: NoiseStream | None
 ) -> Vector:
-    """Train a client's model on these examples and release it; see ``Algorithm.released_model``."""
+    """Train a client's model on these examples and release it; see ``ModelRelease.released_model``."""
     length = feature_length(world)
     return trained_parameters(
         client_problem(world, client),

@@ -6,7 +6,7 @@ Each check raises a ValueError that says what was given and what is allowed.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.core.algorithm import Algorithm, algorithm_of
+from fedpriv.core.algorithm import Algorithm, ModelRelease, algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS, PREPARATIONS
 from fedpriv.core.sections import given_sections
@@ -48,9 +48,9 @@ def check_algorithm(experiment: "Experiment") -> None:
 def _check_mechanism(experiment: "Experiment", algorithm: Algorithm) -> None:
     """Refuse noise on models where clients upload something else."""
     mechanism = experiment.mechanism
-    if mechanism.on_gradients or algorithm.releases_models:
+    if mechanism.on_gradients or isinstance(algorithm, ModelRelease):
         return
-    known = enumerated([repr(name) for name, kind in ALGORITHMS.items() if kind.releases_models], "or")
+    known = enumerated([repr(name) for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)], "or")
     raise InputError(
         key="mechanism.name",
         given=mechanism.name,

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from fedpriv.core.algorithm import ModelRelease
 from fedpriv.core.cli.terminal import Json, err, print_json, print_line
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
@@ -31,7 +32,7 @@ class _Mechanisms(TyperGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         self._add_mechanisms()
         if args[0] in MECHANISMS and args[0] not in self.commands:
-            owners = [name for name, kind in ALGORITHMS.items() if kind.releases_models]
+            owners = [name for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)]
             own = "" if MECHANISMS[args[0]].on_gradients or not owners else owners[0]
             where = f"; noise on models: fedpriv account {own}" if own else ""
             raise InputError(f"nothing is proven about {args[0]}{where}")
