@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fedpriv.core.asked_log import questions, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import FederationConfig
 from fedpriv.core.errors import RunFailedError
@@ -20,7 +21,7 @@ from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import ServerOptimizer, noised_mean
-from fedpriv.server.asked_log import questions, replay
+from fedpriv.core.asked_log import questions, replay
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Clients, Federation, Replies, ask_for_uploads, require_usable

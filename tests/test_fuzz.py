@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from safetensors.torch import save
 
 from fedpriv.attacks.observation import list_observations, read_observation
+from fedpriv.core.asked_log import check_unchanged, questions, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.errors import InputError
@@ -30,7 +31,6 @@ from fedpriv.core.wire import pack
 from fedpriv.core.world import State, build_world
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.server.aggregation import ServerOptimizer
-from fedpriv.server.asked_log import check_unchanged, questions, replay
 from fedpriv.server.uploads import Allowed, Upload, read_upload
 from tests.integration.small import experiment
 from tests.mutations import mutated_bytes, mutated_tree

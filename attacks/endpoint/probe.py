@@ -22,8 +22,8 @@ from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
+from fedpriv.core.finding import png
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
-from fedpriv.core.lab.attack_stage import png
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Ledger

@@ -21,6 +21,8 @@ from fedpriv.core.records import FileRecord, GrowingRecord, Guarantee, Ledger, P
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedpriv.core.runs import RunFolder
     from fedpriv.core.world import World
 
@@ -368,3 +370,13 @@ def read_picture(path: Path) -> Picture:
             return Picture(png, image.width, image.height)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path} is damaged: not a PNG picture: {error}") from None
+
+
+def png(image: "Tensor") -> bytes:
+    """Return an image (C, H, W) on [0, 1] as PNG."""
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -1,12 +1,12 @@
 """A finished run, opened again: its summary, its data, and the model that it trained."""
 
+from fedpriv.core.asked_log import check_data
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.texts import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import COMPLETED, Summary
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.world import State, World, build_world
-from fedpriv.server.asked_log import check_data
 
 
 def completed_summary(folder: RunFolder) -> Summary:

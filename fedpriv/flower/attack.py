@@ -23,7 +23,7 @@ from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing
-from fedpriv.core.lab.attack_stage import png
+from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon

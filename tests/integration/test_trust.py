@@ -14,6 +14,7 @@ from fedpriv.algorithms.rounds.ledger_views import LISTS_PARTICIPANTS, views
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.references import Pool, Reference, train_references
 from fedpriv.clients.app import client_app
+from fedpriv.core.asked_log import released_rounds, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.trust import check_trust
@@ -34,7 +35,7 @@ from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
 from fedpriv.server.aggregation import noised_mean
-from fedpriv.server.asked_log import released_rounds, replay
+from fedpriv.core.asked_log import released_rounds, replay
 from fedpriv.server.exchange import question
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload

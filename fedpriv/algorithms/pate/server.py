@@ -25,6 +25,7 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answer
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
+from fedpriv.core.asked_log import questions as asked_lines
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, RoundRecord
@@ -33,7 +34,6 @@ from fedpriv.core.transport import sums
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.aggregation import ServerOptimizer
-from fedpriv.server.asked_log import questions as asked_lines
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Clients, Federation, Replies, require_usable
 from fedpriv.server.rounds import take_up

@@ -12,11 +12,11 @@ from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, 
 from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
 from fedpriv.algorithms.rounds.ledger_views import views
 from fedpriv.attacks.observation import OTHERS
+from fedpriv.core.asked_log import released_rounds, rounds_by_client
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.server.asked_log import released_rounds, rounds_by_client
 
 _COPIES = (
     "Clients drew their examples from the same data (data.partition = 'overlapping'), so that several may hold copies "

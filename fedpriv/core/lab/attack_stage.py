@@ -4,7 +4,6 @@ The adversary gets observations and public settings. What knows the truth is in 
 the referee, and nothing of it flows back.
 """
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -33,8 +31,10 @@ from fedpriv.attacks.referee import guessed_by_chance, missed, public_guesses, s
 from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth, bare
+from fedpriv.core.asked_log import rounds_by_client
 from fedpriv.core.columns import Column, cell_texts, worded
 from fedpriv.core.errors import InputError
+from fedpriv.core.finding import png
 from fedpriv.core.lab.attack_on_ray import attack_on_ray
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.lab.rates import is_above_guess, leakage_rates, recovery_rates
@@ -58,7 +58,6 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.tokenizers import Tokenizer
-from fedpriv.server.asked_log import rounds_by_client
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
 
@@ -558,11 +557,3 @@ def save_shared(
     texts = cell_texts(columns, image.flatten().cpu().numpy())
     cells = {column.name: text for column, text in zip(columns, texts, strict=True)}
     folder.write_json(f"reconstructions/{name}.json", cells)
-
-
-def png(image: Tensor) -> bytes:
-    """Return an image (C, H, W) on [0, 1] as PNG."""
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
-    return buffer.getvalue()

@@ -11,6 +11,7 @@ import numpy as np
 from fedpriv.algorithms.rounds.ledger import label_ceilings
 from fedpriv.clients.app import client_app
 from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.asked_log import check_complete, check_unchanged, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
@@ -40,7 +41,6 @@ from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
-from fedpriv.server.asked_log import check_complete, check_unchanged, replay
 
 _SHOWN_CLIENTS = 1000  # clients of whom referee/partition.json says how many examples of each class they hold
 
