@@ -58,5 +58,5 @@ def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     honest = replace(victims, radii={0: 1.4 * radius})
     (line,) = attempts(trial, target, honest)
     assert not line.certified and not line.broken and not line.right and line.votes == 200
-    (line,) = attempts(trial, target, replace(victims, certificates={}))
+    (line,) = attempts(trial, target, replace(victims, radii={}))
     assert line.radius is None and not line.right

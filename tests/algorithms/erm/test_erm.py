@@ -11,6 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.accounting.convex_models import Problem, objective_terms, output_scale
+from fedpriv.algorithms.erm.algorithm import Erm
 from fedpriv.algorithms.erm.ledger import majority
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
 from fedpriv.attacks.membership.audit import audit_run
@@ -110,7 +111,7 @@ def test_noise_is_as_large_as_the_ledger_says(finished: Path) -> None:
         assert line.noise == pytest.approx(output_scale(problem, 4.0, "gaussian", 1e-5))
         received = world.received(client, world.initial)
         own = answer_secret(world.secret, client, 1, received)
-        changes = [_model_change(world, world.plans[client], world.initial, secret) for secret in (own, None)]
+        changes = [_model_change(Erm(), world, world.plans[client], world.initial, secret) for secret in (own, None)]
         noise = torch.cat([(changes[0][name] - changes[1][name]).flatten() for name in changes[0]])
         squares.append(float((noise.double() * feature_length(world) / line.noise).square().sum()))
     assert len(squares) == 3
@@ -209,12 +210,12 @@ def test_a_solver_that_fails_shows_no_data(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("fedpriv.algorithms.erm.training.minimised", failing)
     world = build_world(convex(mechanism=OUTPUT))
     secret = world.secret.derived("test")
-    change = _model_change(world, world.plans[0], world.initial, secret)
+    change = _model_change(Erm(), world, world.plans[0], world.initial, secret)
     released = torch.cat([(change[name] + world.initial.parameters[name]).flatten() for name in change])
     scale = output_scale(client_problem(world, 0), 4.0, "gaussian", 1e-5) / feature_length(world)
     assert float(released.square().mean().sqrt()) == pytest.approx(scale, rel=0.2)  # 7 standard deviations
     with pytest.raises(RunFailedError):
-        _model_change(world, world.plans[0], world.initial, None)
+        _model_change(Erm(), world, world.plans[0], world.initial, None)
 
 
 @pytest.mark.parametrize(
