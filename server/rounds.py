@@ -21,7 +21,6 @@ from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import ServerOptimizer, noised_mean
-from fedpriv.core.asked_log import questions, replay
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Clients, Federation, Replies, ask_for_uploads, require_usable

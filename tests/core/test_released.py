@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.core.asked_log import check_unchanged, questions, replay, rounds_of
+from fedpriv.core.asked_log import check_unchanged, questions, replay, rounds_by_client
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -19,7 +19,6 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World, build_world
-from fedpriv.core.asked_log import check_unchanged, questions, replay, rounds_by_client
 from tests.integration.small import experiment
 
 GAUSSIAN = {"name": "gaussian", "sigma": 0.3}

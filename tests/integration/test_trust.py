@@ -35,7 +35,6 @@ from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
 from fedpriv.server.aggregation import noised_mean
-from fedpriv.core.asked_log import released_rounds, replay
 from fedpriv.server.exchange import question
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
