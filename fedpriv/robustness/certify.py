@@ -7,7 +7,6 @@ report of the folder writes it.
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -26,7 +25,6 @@ from fedpriv.robustness.norms import LayerNorms
 from fedpriv.robustness.records import (
     Certificate,
     CertifiedCurve,
-    NormFacts,
     Reach,
     Robustness,
     mean_radius,
@@ -132,7 +130,7 @@ def _robustness(
     sizes = {"l2": config.radii_l2, "linf": config.radii_linf}
     return Robustness(
         noise=model.noise,
-        norms=NormFacts(**asdict(norms)),
+        norms=norms,
         examples=len(certificates),
         selection=config.selection,
         votes=config.votes,

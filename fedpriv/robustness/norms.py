@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.names import NormName
 from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records.reading import Record
 from fedpriv.robustness.noise import RobustnessNoise, noise_layers
 
 # Of float64 arithmetic: the error of a Gram matrix and its eigenvalues is thousands of times smaller.
@@ -71,7 +72,7 @@ class Gram:
 
 
 @dataclass(frozen=True)
-class LayerNorms:
+class LayerNorms(Record):
     """Upper bounds of S_2 and S_infinity, and how the second was found."""
 
     l2: float  # S_2, one over pixels

@@ -12,6 +12,7 @@ from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records import FileRecord
 from fedpriv.core.records.reading import Record
 from fedpriv.core.runs import RunFolder
+from fedpriv.robustness.norms import LayerNorms
 
 BOUNDS: Mapping[str, str] = {
     "main": "main: exact for Gaussian noise",
@@ -104,16 +105,6 @@ class NoiseFacts(Record):
 
 
 @dataclass(frozen=True)
-class NormFacts(Record):
-    """How far a perturbation moves the noisy value at most, in units of the noise: a radius is margin over norm."""
-
-    l2: float  # S_2, from above
-    linf: float  # S_infinity, from above
-    linf_how: str  # how it was bounded
-    linf_least: float  # a lower bound of S_infinity, by sign ascent
-
-
-@dataclass(frozen=True)
 class CertifiedCurve(Record):
     """Certified accuracy against size: the share of images whose right class no perturbation of that size changes."""
 
@@ -150,7 +141,7 @@ class Robustness(FileRecord):
     path: ClassVar[str] = "robustness.json"
 
     noise: NoiseFacts  # that was added
-    norms: NormFacts  # of the first layer, in units of the noise
+    norms: LayerNorms  # of the first layer, in units of the noise
     examples: Annotated[int, Field(ge=1)]  # images, drawn from the test set by the seed
     selection: int  # votes that chose a class
     votes: int  # fresh votes of an image

@@ -1,6 +1,5 @@
 """The endpoint in this process: a policy's answers to questions, counted, with a hard budget."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -10,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.questions import Answers, UsedUpError
+from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
@@ -58,46 +57,21 @@ def digest(image: NDArray[np.float64]) -> str:
 class Endpoint:
     """Answers in this process, counted; see :class:`fedpriv.attacks.questions.Questions`.
 
-    Its noise is its own: no answer that it gives has a number in a query ledger.
-
-    Attributes:
-        classes: how many there are.
-        shape: (C, H, W) of an image.
+    Its noise is its own: no answer that it gives has a number in a query ledger. ``exact`` are the scores of images
+    that it answers from, without policy and noise: for a referee, and never for an attack.
     """
 
-    def __init__(self, oracle: Oracle, most: int | None = None) -> None:
+    def __init__(self, oracle: Oracle) -> None:
         """Open it."""
-        self.classes, self.shape = oracle.facts.classes, oracle.shape
-        self._oracle, self._most, self._asked = oracle, math.inf if most is None else most, 0
-
-    @property
-    def policy(self) -> AnswerPolicy:
-        """What is shown of the scores."""
-        return self._oracle.policy
-
-    @property
-    def facts(self) -> Facts:
-        """Public sizes."""
-        return self._oracle.facts
-
-    @property
-    def exact(self) -> Callable[[Tensor], Scores]:
-        """Images -> scores that it answers from, without policy and noise: for a referee, and never for an attack."""
-        return self._oracle.scores
-
-    @property
-    def asked(self) -> int:
-        """Images answered so far."""
-        return self._asked
+        self.classes, self.shape, self.asked = oracle.facts.classes, oracle.shape, 0
+        self.policy, self.facts, self.exact = oracle.policy, oracle.facts, oracle.scores
+        self._oracle = oracle
 
     def ask(self, images: Tensor) -> Answers:
         """Answer questions; see :class:`fedpriv.attacks.questions.Questions`."""
         checked = checked_images(images, self.shape)
-        if self._asked + len(checked) > self._most:
-            left = int(self._most) - self._asked
-            raise UsedUpError(f"answers asked for: {len(checked)}; left: {left} of {int(self._most)}")
-        numbers = range(self._asked, self._asked + len(checked))
-        self._asked += len(checked)
+        numbers = range(self.asked, self.asked + len(checked))
+        self.asked += len(checked)
         return self._oracle.answers(checked, numbers)
 
 

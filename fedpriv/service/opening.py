@@ -89,7 +89,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         return _opened(place, world, known, experiment)
 
 
-def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int | None = None) -> Endpoint:
+def in_process(folder: RunFolder, world: World, config: ServiceConfig) -> Endpoint:
     """Return an endpoint in this process with noise of its own, which charges no query ledger.
 
     For attacks and sweeps of whoever has the folder. The final model is loaded into the world.
@@ -102,7 +102,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig, most: int
     repeatable = world.experiment.noise == "reproducible"
     secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
     scale = policy.scale(made.facts, config.answers, _delta(world, policy))
-    return Endpoint(_oracle(world, policy, made, scale, secret), most)
+    return Endpoint(_oracle(world, policy, made, scale, secret))
 
 
 def add_user(folder: RunFolder, name: str, answers: int) -> str:
@@ -289,9 +289,9 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def open_endpoint(folder: RunFolder, world: World, answers: str, most: int | None = None) -> Endpoint:
+def open_endpoint(folder: RunFolder, world: World, answers: str) -> Endpoint:
     """Return an endpoint in this process that charges no query ledger."""
     own = ServiceConfig.of(world.experiment)
     if own is not None and own.method == answers:
-        return in_process(folder, world, own, most)
-    return in_process(folder, world, validated(ServiceConfig, {"method": answers}, "answers"), most)
+        return in_process(folder, world, own)
+    return in_process(folder, world, validated(ServiceConfig, {"method": answers}, "answers"))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from fedpriv.attacks.scene import ProbeReferee, ProbeScene, Public
+from fedpriv.attacks.scene import Counted, ProbeReferee, ProbeScene, Public
 from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle
 from fedpriv.service.policies import Facts, Scores, named_policy
@@ -40,14 +40,15 @@ def public(count: int, seed: int, classes: int) -> Public:
     return Public(torch.from_numpy(rng.random((count, *SHAPE))), torch.from_numpy(rng.integers(classes, size=count)))
 
 
-def endpoint(network: nn.Module, classes: int, answers: str = "none", most: int | None = None) -> Endpoint:
+def endpoint(network: nn.Module, classes: int, answers: str = "none", most: int = 1_000_000) -> Counted:
     """Answers of a network that is fed pixels as they are."""
 
     def scores(images: Tensor) -> Scores:
         found: Scores = network(images.double()).detach().numpy()
         return found
 
-    return Endpoint(Oracle(named_policy(answers), Facts(classes), SHAPE, scores, 0.0, Secret.of_seed(0)), most)
+    oracle = Oracle(named_policy(answers), Facts(classes), SHAPE, scores, 0.0, Secret.of_seed(0))
+    return Counted(Endpoint(oracle), most)
 
 
 def scene(
@@ -56,12 +57,12 @@ def scene(
     classes: int,
     budget: int,
     answers: str = "none",
-    opened: Sequence[Endpoint] = (),
+    opened: Sequence[Counted] = (),
 ) -> ProbeScene:
     """What an adversary has; endpoints are taken from ``opened`` where some are given."""
     ready = list(opened)
 
-    def open_one() -> Endpoint:
+    def open_one() -> Counted:
         return ready.pop(0) if ready else endpoint(network, classes, answers, budget)
 
     def model(images: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from scipy import special
 
 from fedpriv.attacks.questions import UsedUpError
+from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle, checked_images
@@ -18,8 +19,8 @@ def scores_of(images: torch.Tensor) -> Scores:
     return np.asarray(images.flatten(1)[:, :3].double())
 
 
-def endpoint(answers: str = "none", most: int | None = None) -> Endpoint:
-    return Endpoint(Oracle(named_policy(answers), Facts(3), SHAPE, scores_of, 0.0, Secret.of_seed(0)), most)
+def endpoint(answers: str = "none") -> Endpoint:
+    return Endpoint(Oracle(named_policy(answers), Facts(3), SHAPE, scores_of, 0.0, Secret.of_seed(0)))
 
 
 def test_softmax_is_scipys_also_far_out() -> None:
@@ -48,7 +49,7 @@ def test_the_label_of_rounded_answers_says_no_more_than_they_do() -> None:
 
 
 def test_answers_are_counted_and_the_budget_is_hard() -> None:
-    asked = endpoint(most=5)
+    asked = Counted(endpoint(), 5)
     assert len(asked.ask(torch.rand(3, *SHAPE))) == 3
     with pytest.raises(UsedUpError, match="answers asked for: 3; left: 2 of 5"):
         asked.ask(torch.rand(3, *SHAPE))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_checkpoint, final_state
 from fedpriv.core.lab import start_run
@@ -26,7 +27,7 @@ def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
 def test_answers_are_the_final_networks(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     world = build_world(folder.experiment())
-    endpoint = open_endpoint(folder, world, "none", most=300)
+    endpoint = Counted(open_endpoint(folder, world, "none"), 300)
     images = world.dataset.x_test[:300]
     answers = endpoint.ask(images.double() / 255)
     assert (endpoint.asked, endpoint.classes) == (300, 10)

@@ -176,7 +176,7 @@ def test_an_endpoint_in_this_process_charges_nothing_and_has_other_noise(run: Ru
     wanted = config("logits", target_epsilon=5.0, **QUICK)
     images = build_world(folder.experiment()).dataset.x_test[:5]
     served = open_service(folder, wanted, Silent()).ask(images)
-    endpoint = in_process(folder, build_world(folder.experiment()), wanted, most=5)
+    endpoint = in_process(folder, build_world(folder.experiment()), wanted)
     aside = endpoint.ask(images)
     assert served.probabilities is not None and aside.probabilities is not None
     assert not np.isclose(served.probabilities, aside.probabilities).all(axis=1).any()

@@ -15,6 +15,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
+from fedpriv.robustness.norms import LayerNorms
 from fedpriv.robustness.records import (
     BOUNDS,
     Certificate,
@@ -23,7 +24,6 @@ from fedpriv.robustness.records import (
     EvasionCurve,
     MeanRadius,
     NoiseFacts,
-    NormFacts,
     Reach,
     Robustness,
     read_certificates,
@@ -72,7 +72,7 @@ def certify(folder: Path, **noise: Any) -> Path:
                 **noise,
             }
         ),
-        norms=NormFacts(2.0, 16.0, "rows", 15.0),
+        norms=LayerNorms(2.0, 16.0, "rows", 15.0),
         examples=10,
         selection=20,
         votes=1000,
