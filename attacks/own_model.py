@@ -301,7 +301,7 @@ def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tu
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ValueRange:
     """The lowest and the highest value of an image; the attacks themselves work from 0 to 1."""
 
     low: float = 0.0
@@ -323,10 +323,10 @@ class Bounds:
         return f"{count} of {images.numel()} values {verb} on a bound of [{self.low:g}, {self.high:g}]" if count else ""
 
 
-def bounds_of(given: tuple[float, float] | None) -> Bounds:
+def bounds_of(given: tuple[float, float] | None) -> ValueRange:
     """Return the range; from 0 to 1 unless given."""
     if given is None:
-        return Bounds()
+        return ValueRange()
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
@@ -335,10 +335,10 @@ def bounds_of(given: tuple[float, float] | None) -> Bounds:
         ) from None
     if not (high - low <= torch.finfo(torch.float32).max and low < high):
         raise InputError(key="value_range", given=given, allowed="finite numbers are wanted, the lower one first")
-    return Bounds(low, high)
+    return ValueRange(low, high)
 
 
-def on_scale(reconstruction: Reconstruction, bounds: Bounds, clipped: str) -> Reconstruction:
+def on_scale(reconstruction: Reconstruction, bounds: ValueRange, clipped: str) -> Reconstruction:
     """Return a reconstruction on the scale of the range, with what was clipped in its note."""
     attempts = tuple(
         replace(attempt, images=attempt.images * bounds.width + bounds.low) for attempt in reconstruction.attempts
@@ -359,7 +359,7 @@ def told_candidates(config: AttackSettings, candidates: Any, labels: Any) -> Att
 
 
 def candidate_records(
-    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: Bounds
+    images: Any, labels: Any, examples: int, classes: int, shape: tuple[int, int, int], bounds: ValueRange
 ) -> CandidateLists | None:
     """Return one list of all records for each image of the upload; ``None``: none are given."""
     if images is None:
@@ -371,7 +371,7 @@ def candidate_records(
     return CandidateLists.of_all(records, torch.tensor(given), examples)
 
 
-def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: Bounds) -> Tensor:
+def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: ValueRange) -> Tensor:
     """Return images (M, C, H, W), moved to [0, 1]."""
     try:
         images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))

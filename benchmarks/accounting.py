@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from benchmarks.measure import options, save, seconds, show
+from benchmarks.measure import options, report, save, seconds
 from fedpriv.accounting import (
     ORDERS,
     calibrate,
@@ -33,6 +33,10 @@ _STEPS = 10_000
 _DELTA = 1e-5
 _REPEATS, _CALIBRATIONS = 9, 3
 _FACTORS = (1 + 1e-6 * number for number in count())
+
+_COLUMNS = {name: f"{{{name}}}" for name in ("what", "mechanism", "sampling")}
+_COLUMNS |= {name: f"{{{name}:,}}" for name in ("dimension", "blocks")}
+_COLUMNS |= {name: f"{{{name}:.2f}}" for name in ("ms", "fastest", "slowest")}
 
 # mechanism, noise, coordinates, blocks, sampling, rate
 _CASES: tuple[tuple[str, float, int, int, SamplingName, float], ...] = (
@@ -53,16 +57,11 @@ _CASES: tuple[tuple[str, float, int, int, SamplingName, float], ...] = (
 
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    arguments = options(__doc__).parse_args()
-    rows = list(_measured())
-    print(f"{_STEPS:,} participations, {ORDERS.size} orders, delta = {_DELTA:g}")
-    words, counts, times = ("what", "mechanism", "sampling"), ("dimension", "blocks"), ("ms", "fastest", "slowest")
-    lines = [
-        (*(row[key] for key in words), *(f"{row[key]:,}" for key in counts), *(f"{row[key]:.2f}" for key in times))
-        for row in rows
-    ]
-    show((*words, *counts, *times), lines, words=len(words))
-    save(arguments.json, participations=_STEPS, orders=ORDERS.size, rows=rows)
+    with options("accounting", __doc__).parsed() as asked:
+        rows = list(_measured())
+        print(f"{_STEPS:,} participations, {ORDERS.size} orders, delta = {_DELTA:g}")
+        report(_COLUMNS, rows, words=3)
+        save(asked.json, participations=_STEPS, orders=ORDERS.size, rows=rows)
 
 
 def _measured() -> Iterator[dict[str, Any]]:
@@ -95,10 +94,7 @@ def _case(
 
 def _times(call: Callable[[float], object], repeats: int) -> list[float]:
     """Milliseconds of each repeat; what is called gets a number near 1, another each time."""
-    times = []
-    for _ in range(repeats):
-        times.append(1e3 * seconds(partial(call, next(_FACTORS))))
-    return times
+    return [1e3 * seconds(partial(call, next(_FACTORS))) for _ in range(repeats)]
 
 
 def _import(_: float) -> None:

@@ -18,16 +18,16 @@ Peak memory is that of a process of its own, over what it had before the first i
 """
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure import in_own_process, options, peak_mib, save, seconds
+from benchmarks.measure import in_own_process, medians, options, peak_mib, save, seconds
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching import Evaluator, Matcher, angle, total_variation
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
@@ -36,6 +36,7 @@ from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
+from studies.arguments import listed, whole, wholes
 
 MODELS = {
     "lenet": LenetSettings(),
@@ -49,24 +50,12 @@ LOOPED = 8
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is measured: so many victims of a network, with so many restarts each."""
+class AttackCase:
+    """What is attacked: so many victims of a network, with so many restarts each."""
 
     model: str
     victims: int
     restarts: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result."""
-
-    model: str
-    victims: int
-    restarts: int
-    method: str
-    ms_per_iteration_and_victim: float
-    peak_mib: float
 
 
 Step = Callable[[], None]
@@ -149,7 +138,7 @@ def _batched(
     return step, len(images), evaluate
 
 
-def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluator | None]:
+def _prepare(case: AttackCase, method: str, noise: float) -> tuple[Step, int, Evaluator | None]:
     model = build_model(MODELS[case.model], SHAPE, CLASSES, seed=0)
     uploads = _uploads(model, case.victims, noise)
     if method == "loop":
@@ -157,14 +146,14 @@ def _prepare(case: Case, method: str, noise: float) -> tuple[Step, int, Evaluato
     return _batched(model, uploads, case.restarts, method == "batched-compiled")
 
 
-def _peaks(case: Case, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
+def _peaks(case: AttackCase, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
     """The peak memory of a few steps, in MiB, over that of what was made before: each in a process of its own."""
     return [in_own_process(_measure_peak, case, method, noise, threads) for method in methods]
 
 
-def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
+def _measure_peak(case: AttackCase, method: str, noise: float, threads: int) -> float:
     torch.set_num_threads(threads)
-    _prepare(Case(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
+    _prepare(AttackCase(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
     step, _, _ = _prepare(case, method, noise)
     before = peak_mib()
     step()
@@ -172,7 +161,9 @@ def _measure_peak(case: Case, method: str, noise: float, threads: int) -> float:
     return peak_mib() - before
 
 
-def _measure(case: Case, methods: tuple[str, ...], duration: float, noise: float, threads: int) -> list[Row]:
+def _measure(
+    case: AttackCase, methods: tuple[str, ...], duration: float, noise: float, threads: int
+) -> list[dict[str, Any]]:
     """Alternate between the methods for about so many seconds and return the median of each."""
     ready = {method: _prepare(case, method, noise) for method in methods}
     for method, (step, _, evaluator) in ready.items():
@@ -188,44 +179,45 @@ def _measure(case: Case, methods: tuple[str, ...], duration: float, noise: float
         for method, (step, count, _) in ready.items():
             times[method].append(1e3 * seconds(step) / count)
     peaks = _peaks(case, methods, noise, threads)
+    ms = medians(times)
     return [
-        Row(**asdict(case), method=method, ms_per_iteration_and_victim=statistics.median(times[method]), peak_mib=peak)
+        {**asdict(case), "method": method, "ms_per_iteration_and_victim": ms[method], "peak_mib": peak}
         for method, peak in zip(methods, peaks, strict=True)
     ]
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = options(__doc__)
-    parser.add_argument("--models", default=",".join(MODELS), help="networks, by commas")
-    parser.add_argument("--victims", default="1,16,64", help="numbers of victims, by commas")
+    parser = options("attack", __doc__)
+    parser.add_argument("--models", type=listed(MODELS), default=tuple(MODELS), help="networks, by commas")
+    parser.add_argument("--victims", type=wholes, default=(1, 16, 64), help="numbers of victims, by commas")
     parser.add_argument(
-        "--restarts", type=int, default=64, help="restarts of one victim, in a case of its own; 0: none"
+        "--restarts", type=whole(0), default=64, help="restarts of one victim, in a case of its own; 0: none"
     )
-    parser.add_argument("--methods", default=",".join(METHODS), help="by commas")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of every method; default: all cores")
+    parser.add_argument("--methods", type=listed(METHODS), default=METHODS, help="by commas")
+    parser.add_argument("--threads", type=whole(1), default=os.cpu_count() or 1, help="default: all cores")
     parser.add_argument("--noise", type=float, default=0.0, help="in the uploads, over their largest number")
     parser.add_argument("--quick", action="store_true", help="a second a case instead of four, without compiling")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    methods = tuple(name for name in arguments.methods.split(",") if not (arguments.quick and name == METHODS[2]))
-    rows: list[Row] = []
-    for model in arguments.models.split(","):
-        cases = [Case(model, int(count), 1) for count in arguments.victims.split(",")]
-        cases += [Case(model, 1, arguments.restarts)] if arguments.restarts else []
-        for case in cases:
-            rows += _measure(case, methods, 1 if arguments.quick else 4, arguments.noise, arguments.threads)
-            _print(rows[-len(methods) :])
-    save(arguments.json, rows=[asdict(row) for row in rows])
+    with parser.parsed() as asked:
+        torch.set_num_threads(asked.threads)
+        methods = tuple(name for name in asked.methods if not (asked.quick and name == METHODS[2]))
+        rows: list[dict[str, Any]] = []
+        for model in asked.models:
+            cases = [AttackCase(model, count, 1) for count in asked.victims]
+            cases += [AttackCase(model, 1, asked.restarts)] if asked.restarts else []
+            for case in cases:
+                rows += _measure(case, methods, 1 if asked.quick else 4, asked.noise, asked.threads)
+                _print(rows[-len(methods) :])
+        save(asked.json, rows=rows)
 
 
-def _print(rows: list[Row]) -> None:
-    loop = next((row.ms_per_iteration_and_victim for row in rows if row.method == METHODS[0]), float("nan"))
+def _print(rows: list[dict[str, Any]]) -> None:
+    times = {row["method"]: row["ms_per_iteration_and_victim"] for row in rows}
+    loop = times.get(METHODS[0], float("nan"))
     for row in rows:
         print(
-            f"{row.model:<8} {row.victims:>3} victims x {row.restarts:>2}  {row.method:<17}"
-            f"{row.ms_per_iteration_and_victim:>9.3f} ms  {loop / row.ms_per_iteration_and_victim:>7.1f} times the loop"
-            f"  {row.peak_mib:>7.0f} MiB",
+            "{model:<8} {victims:>3} victims x {restarts:>2}  {method:<17}{ms_per_iteration_and_victim:>9.3f} ms"
+            "  {faster:>7.1f} times the loop  {peak_mib:>7.0f} MiB".format(**row, faster=loop / times[row["method"]]),
             flush=True,
         )
 

@@ -9,16 +9,18 @@ closed form. The adversary has 2,000 test images. Recovered: an SSIM of at least
 """
 
 import argparse
+import math
 import re
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure import options, save, show
+from benchmarks.measure import options, report, save
 from fedpriv import metrics
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.custom import CustomSettings
@@ -33,6 +35,7 @@ from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
+from studies.arguments import whole
 
 CASES = (
     "tanh:8,tanh:16,tanh:32,sigmoid:16,relu:8,relu:16,relu:32,relu:64,tanh:64,relu:8:0.001,relu:16:0.001,tanh:8:0.001,"
@@ -42,20 +45,6 @@ _CASE = re.compile(r"(tanh|sigmoid|relu|convnet):\d+(:[\d.e-]+)?|rounds(-tanh)?:
 PUBLIC = 2000
 RATE = 0.01  # of the model's steps between rounds
 RECOVERED = 0.6
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the result: means over the seeds."""
-
-    case: str
-    psnr: float
-    least: float
-    recovered: int
-    images: int
-    labels: int
-    seconds: float
-    note: str
 
 
 class Lab:
@@ -111,8 +100,8 @@ class Lab:
         return OtherBatches(tuple(heard))
 
 
-def measure(dataset: Dataset, case: str, seed: int) -> Row:
-    """Attack one case."""
+def measure(dataset: Dataset, case: str, seed: int) -> dict[str, Any]:
+    """Attack one case, and return its row."""
     kind, *numbers = case.split(":")
     lab = Lab(dataset, seed)
     images, labels = lab.batch(int(numbers[0]))
@@ -129,43 +118,52 @@ def measure(dataset: Dataset, case: str, seed: int) -> Row:
     try:
         (reconstruction,) = run_attack(AttackJob(config.name, [heard], model, config, 0, public_images=public))
     except InputError as error:
-        return Row(case, float("nan"), float("nan"), 0, len(images), 0, time.process_time() - began, str(error))
+        figures = {"psnr": math.nan, "least": math.nan, "recovered": 0, "images": len(images), "labels": 0}
+        return {"case": case, **figures, "seconds": time.process_time() - began, "note": str(error)}
     spent = time.process_time() - began
     guess = public.mean(dim=0).expand_as(images)
     offered = torch.cat([reconstruction.images, guess[: max(len(images) - len(reconstruction.images), 0)]])
     told = torch.cat([reconstruction.labels, labels.new_full((len(offered) - len(reconstruction.labels),), -1)])
     order = metrics.match(images, offered[: len(images)])
     psnr = -10 * metrics.mse(images, offered[order]).clamp(min=1e-20).log10()
-    recovered = int((metrics.ssim(images, offered[order]) >= RECOVERED).sum())
-    right = int((told[order] == labels).sum())
-    return Row(case, float(psnr.mean()), float(psnr.min()), recovered, len(images), right, spent, reconstruction.note)
+    return {
+        "case": case,
+        "psnr": float(psnr.mean()),
+        "least": float(psnr.min()),
+        "recovered": int((metrics.ssim(images, offered[order]) >= RECOVERED).sum()),
+        "images": len(images),
+        "labels": int((told[order] == labels).sum()),
+        "seconds": spent,
+        "note": reconstruction.note,
+    }
 
 
 def main() -> None:
     """Measure and print a table."""
-    parser = options(__doc__)
+    parser = options("batches", __doc__)
     parser.add_argument("--cases", type=_cases, default=CASES, help="by commas")
-    parser.add_argument("--seeds", type=int, default=3, help="images, models and noise of so many seeds")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    dataset = load_dataset(DataConfig(name="cifar10"), 0)
-    measure(dataset, "relu:2", 0)  # libraries are loaded
-    rows = []
-    for case in arguments.cases:
-        seeds = [measure(dataset, case, seed) for seed in range(arguments.seeds)]
-        rows += seeds
-        show(
-            ("case", "note", "PSNR", "least", "recovered", "labels", "CPU s"),
-            [
-                (
-                    case, seeds[0].note, f"{mean(row.psnr for row in seeds):.1f}", f"{min(r.least for r in seeds):.1f}",
-                    f"{sum(row.recovered for row in seeds)} of {sum(row.images for row in seeds)}",
-                    sum(row.labels for row in seeds), f"{max(row.seconds for row in seeds):.2f}",
-                )
-            ],
-            words=2,
-        )  # fmt: skip
-    save(arguments.json, rows=[asdict(row) for row in rows])
+    parser.add_argument("--seeds", type=whole(1), default=3, help="images, models and noise of so many seeds")
+    with parser.parsed() as asked:
+        torch.set_num_threads(1)
+        dataset = load_dataset(DataConfig(name="cifar10"), 0)
+        measure(dataset, "relu:2", 0)  # libraries are loaded
+        rows = []
+        for case in asked.cases:
+            seeds = [measure(dataset, case, seed) for seed in range(asked.seeds)]
+            rows += seeds
+            _print(seeds)
+        save(asked.json, rows=rows)
+
+
+def _print(seeds: Sequence[dict[str, Any]]) -> None:
+    """The table of a case: means over its seeds, the least PSNR, the longest time."""
+    columns = {key: [row[key] for row in seeds] for key in seeds[0]}
+    added = {key: sum(columns[key]) for key in ("recovered", "images", "labels")}
+    row = {**seeds[0], **added, "psnr": mean(columns["psnr"])}
+    row |= {"least": min(columns["least"]), "seconds": max(columns["seconds"])}
+    heads = {"case": "{case}", "note": "{note}", "PSNR": "{psnr:.1f}", "least": "{least:.1f}"}
+    heads |= {"recovered": "{recovered} of {images}", "labels": "{labels}", "CPU s": "{seconds:.2f}"}
+    report(heads, [row], words=2)
 
 
 def _cases(text: str) -> list[str]:

@@ -11,8 +11,6 @@ repeats. With one thread it is CPU time; with more it is time by the clock, on a
 loop has as many threads or one, whichever is faster.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import options, save, show
+from benchmarks.measure import cpu_seconds, in_turns, medians, options, report, save, seconds
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.models import model_settings
@@ -30,6 +28,7 @@ from fedpriv.robustness.noise import drawing, noise_layers
 from fedpriv.robustness.norms import FirstLayer, layer_norms
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.robustness.votes import SmoothedNetwork
+from studies.arguments import listed, whole
 
 _SHAPE, _CLASSES, _REPEATS = (1, 28, 28), 10, 5
 _BATCHES = (8, 32, 128, 256, 512)
@@ -44,19 +43,17 @@ _MODELS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    parser = options(__doc__)
-    parser.add_argument("--votes", type=int, default=1000)
-    parser.add_argument("--images", type=int, default=5)
-    parser.add_argument("--models", default=",".join(_MODELS), help="networks, by commas")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    with cpu_threads(arguments.threads):
-        rows = list(_measured(arguments.models.split(","), arguments.votes, arguments.images))
-    words, figures = ("model", "place"), ("batched", "loop", "ratio", "rest", "normals", "at most", "norms")
-    show(
-        (*words, *figures), [(*(row[key] for key in words), *(f"{row[key]:.1f}" for key in figures)) for row in rows], 2
-    )
-    save(arguments.json, votes=arguments.votes, images=arguments.images, rows=rows)
+    parser = options("certify", __doc__)
+    parser.add_argument("--votes", type=whole(1), default=1000)
+    parser.add_argument("--images", type=whole(1), default=5)
+    parser.add_argument("--models", type=listed(_MODELS), default=tuple(_MODELS), help="networks, by commas")
+    parser.add_argument("--threads", type=whole(1), default=1)
+    with parser.parsed() as asked:
+        with cpu_threads(asked.threads):
+            rows = list(_measured(asked.models, asked.votes, asked.images))
+        figures = ("batched", "loop", "ratio", "rest", "normals", "at most", "norms")
+        report({"model": "{model}", "place": "{place}", **{name: f"{{{name}:.1f}}" for name in figures}}, rows, words=2)
+        save(asked.json, votes=asked.votes, images=asked.images, rows=rows)
 
 
 def _measured(names: Sequence[str], votes: int, count: int) -> Iterator[dict[str, Any]]:
@@ -81,12 +78,9 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
         ways += [partial(_normals, deviations.new_empty(size, *deviations.shape), votes // size) for size in sizes]
         for way in ways:
             way()
-        # Side by side, so that whatever else the machine does to its caches is in all of them.
-        taken = [[_taken(way) for way in ways] for _ in range(_REPEATS)]
+        taken = medians(in_turns({place: partial(_taken, way) for place, way in enumerate(ways)}, _REPEATS))
     asked = [votes * len(images), few, few, *(votes // size * size for size in sizes * 2)]
-    together, *loops_and_parts = (
-        1e6 * statistics.median(times) / count for times, count in zip(zip(*taken, strict=True), asked, strict=True)
-    )
+    together, *loops_and_parts = (1e6 * time / count for time, count in zip(taken.values(), asked, strict=True))
     single, parts = min(loops_and_parts[:2]), loops_and_parts[2:]
     rest, normals = min(parts[: len(sizes)]), min(parts[len(sizes) :])
     return {
@@ -102,10 +96,7 @@ def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int
 
 def _taken(call: Callable[[], object]) -> float:
     """Seconds: of CPU where this process has one thread, else by the clock."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    began = clock()
-    call()
-    return clock() - began
+    return (cpu_seconds if torch.get_num_threads() == 1 else seconds)(call)
 
 
 def _loop(model: SmoothedNetwork, images: Tensor, votes: int, threads: int) -> None:

@@ -13,6 +13,7 @@ from benchmarks.measure import options, save, seconds
 from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.sweep.record import Reconstruction, TrialRecord
 from fedpriv.sweep.report import write_comparison
+from studies.arguments import whole
 
 KINDS = (("none", None), ("gaussian", None), ("vmf", "whole"), ("vmf", "layer"), ("vmf", "size:16"))
 MODELS = ("lenet", "mlp")
@@ -22,17 +23,16 @@ MEMBERSHIPS = {"attack-p": 0.05, "attack-r": 0.02, "lira-online": 0.0, "lira-off
 
 def main() -> None:
     """Measure and print."""
-    parser = options(__doc__)
-    parser.add_argument("--trials", type=int, default=1000)
-    asked = parser.parse_args()
-    records = synthetic_records(asked.trials)
-    with tempfile.TemporaryDirectory() as folder:
+    parser = options("comparison", __doc__)
+    parser.add_argument("--trials", type=whole(1), default=1000)
+    with parser.parsed() as asked, tempfile.TemporaryDirectory() as folder:
+        records = synthetic_records(asked.trials)
         path = Path(folder) / "report.html"
         write_comparison(records[:10], path, title="warm-up")
         taken = seconds(lambda: write_comparison(records, path, title="benchmark"))
         size = path.stat().st_size
-    print(f"{asked.trials} trials: {taken:.2f} s, {size / 1e6:.2f} MB")
-    save(asked.json, trials=asked.trials, seconds=taken, bytes=size)
+        print(f"{asked.trials} trials: {taken:.2f} s, {size / 1e6:.2f} MB")
+        save(asked.json, trials=asked.trials, seconds=taken, bytes=size)
 
 
 def synthetic_records(count: int, seeds: int = 1) -> list[TrialRecord]:
@@ -74,13 +74,10 @@ def _record(number: int, setting: int, rng: np.random.Generator) -> TrialRecord:
 
 
 def _reconstructions(upload: str, mse: float) -> tuple[Reconstruction, ...]:
-    attacks = [
-        Reconstruction(
-            attack=name, upload=upload, victims=4, recovered=1, mse=mse, mse_low=mse / 2, mse_high=2 * mse, psnr=12.0
-        )
-        for name in ("iga",)
-    ]
-    return (*attacks, Reconstruction(attack="guess-mean", upload="none", victims=4, recovered=0, mse=0.08))
+    attack = Reconstruction(
+        attack="iga", upload=upload, victims=4, recovered=1, mse=mse, mse_low=mse / 2, mse_high=2 * mse, psnr=12.0
+    )
+    return attack, Reconstruction(attack="guess-mean", upload="none", victims=4, recovered=0, mse=0.08)
 
 
 def _membership(name: str, auc: float) -> MembershipFigures:

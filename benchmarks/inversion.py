@@ -17,12 +17,12 @@ turns, because the machine may be busy with something else in any one of them.
 
 import argparse
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure import options, save, show
+from benchmarks.measure import in_turns, medians, options, save, show
 from fedpriv import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
@@ -42,13 +42,14 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
+from studies.arguments import whole
 
 SHORT, LONG, TURNS = 20, 100, 5
 ADAPTER = Path(__file__).with_name("inversion_adapter.py")
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Gradient:
     """What both attack: a network, and the gradient of a batch; images (B, C, H, W) on [0, 1]."""
 
     dataset: Dataset
@@ -59,24 +60,7 @@ class Case:
     seed: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the result; milliseconds of processor time a step."""
-
-    batch: int
-    seed: int
-    steps: int
-    ours: str
-    psnr: float
-    ssim: float
-    ms: float
-    theirs: str
-    their_psnr: float
-    their_ssim: float
-    their_ms: float
-
-
-def make_case(batch: int, seed: int) -> Case:
+def make_case(batch: int, seed: int) -> Gradient:
     """Return the case of a batch size."""
     dataset = load_dataset(DataConfig(name="cifar10"), 0)
     rows = [int((dataset.y_train == label).nonzero()[0]) for label in range(batch)]
@@ -85,10 +69,10 @@ def make_case(batch: int, seed: int) -> Case:
     names, parameters = zip(*model.named_parameters(), strict=True)
     loss = F.cross_entropy(model(dataset.normalise(images)), labels)
     gradient = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-    return Case(dataset, model, images.float() / 255, labels, gradient, seed)
+    return Gradient(dataset, model, images.float() / 255, labels, gradient, seed)
 
 
-def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
+def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
     """Return our images, and the milliseconds of the run divided by its steps."""
     public = PublicSettings(
         model={"name": "convnet"}, shape=case.dataset.shape, classes=case.dataset.classes, mean=case.dataset.mean,
@@ -104,7 +88,7 @@ def run_ours(case: Case, attack: str, steps: int) -> tuple[Tensor, float]:
     return reconstruction.images, 1e3 * (time.process_time() - began) / steps
 
 
-def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
+def run_theirs(case: Gradient, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
     """Return the images and the milliseconds a step of breaching, which runs under another python."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "case.npz", Path(folder) / "images.npz"
@@ -121,17 +105,18 @@ def run_theirs(case: Case, attack: str, steps: int, python: str) -> tuple[Tensor
             return torch.from_numpy(result["images"]), float(result["milliseconds"])
 
 
-def compare(case: Case, ours: str, theirs: str, steps: int, python: str) -> Row:
-    """Run both and score them."""
+def compare(case: Gradient, ours: str, theirs: str, steps: int, python: str) -> dict[str, Any]:
+    """Run both and score them; milliseconds are those of processor time a step."""
     images, _ = run_ours(case, ours, steps)
     others, _ = run_theirs(case, theirs, steps, python)
-    turns = [
-        (_step(lambda n: run_ours(case, ours, n)[1]), _step(lambda n: run_theirs(case, theirs, n, python)[1]))
-        for _ in range(TURNS)
-    ]
-    ms, their_ms = (statistics.median(column) for column in zip(*turns, strict=True))
-    figures = [_figures(case, result) for result in (images, others)]
-    return Row(len(case.images), case.seed, steps, ours, *figures[0], ms, theirs, *figures[1], their_ms)
+    ways = {
+        "ms": partial(_step, lambda n: run_ours(case, ours, n)[1]),
+        "their_ms": partial(_step, lambda n: run_theirs(case, theirs, n, python)[1]),
+    }
+    (psnr, ssim), (their_psnr, their_ssim) = (_figures(case, result) for result in (images, others))
+    row = {"batch": len(case.images), "seed": case.seed, "steps": steps, "ours": ours, "psnr": psnr, "ssim": ssim}
+    row |= {"theirs": theirs, "their_psnr": their_psnr, "their_ssim": their_ssim}
+    return row | medians(in_turns(ways, TURNS))
 
 
 def _step(mean: Callable[[int], float]) -> float:
@@ -139,41 +124,39 @@ def _step(mean: Callable[[int], float]) -> float:
     return (LONG * mean(LONG) - SHORT * mean(SHORT)) / (LONG - SHORT)
 
 
-def _figures(case: Case, images: Tensor) -> tuple[float, float]:
+def _figures(case: Gradient, images: Tensor) -> tuple[float, float]:
     matched = images.clamp(0, 1)[metrics.match(case.images, images.clamp(0, 1))]
     return float(metrics.psnr(case.images, matched).mean()), float(metrics.ssim(case.images, matched).mean())
 
 
 def main() -> None:
     """Compare and print a table."""
-    arguments = _arguments()
-    torch.set_num_threads(1)
-    rows = []
-    for batch, seed, steps in product(arguments.batches, arguments.seeds, arguments.steps):
-        case = make_case(batch, seed)
-        for pair in arguments.pairs:
-            ours, _, theirs = pair.partition(":")
-            rows.append(compare(case, ours, theirs, steps, arguments.python))
-            print(rows[-1], flush=True)
-    show(
-        ("images", "seed", "steps", "ours", "theirs", "PSNR, dB", "breaching", "SSIM", "breaching", "time of a step"),
-        [
-            (row.batch, row.seed, row.steps, row.ours, row.theirs, f"{row.psnr:.1f}", f"{row.their_psnr:.1f}",
-             f"{row.ssim:.3f}", f"{row.their_ssim:.3f}", f"{row.ms / row.their_ms:.2f} of theirs")
-            for row in rows
-        ],
-    )  # fmt: skip
-    save(arguments.json, rows=[asdict(row) for row in rows])
-
-
-def _arguments() -> argparse.Namespace:
-    parser = options(__doc__)
+    parser = options("inversion", __doc__)
     parser.add_argument("--python", required=True, type=_program, help="of the environment that has breaching")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8], help="images, at most one a class")
-    parser.add_argument("--steps", type=int, nargs="+", default=[300])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 8], help="images, at most one a class")
+    parser.add_argument("--steps", type=whole(1), nargs="+", default=[300])
+    parser.add_argument("--seeds", type=whole(0), nargs="+", default=[0])
     parser.add_argument("--pairs", type=_pair, nargs="+", default=["iga:invertinggradients", "iga_modern:modern"])
-    return parser.parse_args()
+    with parser.parsed() as asked:
+        torch.set_num_threads(1)
+        rows = []
+        for batch, seed, steps in product(asked.batches, asked.seeds, asked.steps):
+            case = make_case(batch, seed)
+            for pair in asked.pairs:
+                ours, _, theirs = pair.partition(":")
+                rows.append(compare(case, ours, theirs, steps, asked.python))
+                print(rows[-1], flush=True)
+        heads = ("images", "seed", "steps", "ours", "theirs", "PSNR, dB", "breaching", "SSIM", "breaching")
+        show(
+            (*heads, "time of a step"),
+            [
+                (row["batch"], row["seed"], row["steps"], row["ours"], row["theirs"], f"{row['psnr']:.1f}",
+                 f"{row['their_psnr']:.1f}", f"{row['ssim']:.3f}", f"{row['their_ssim']:.3f}",
+                 f"{row['ms'] / row['their_ms']:.2f} of theirs")
+                for row in rows
+            ],
+        )  # fmt: skip
+        save(asked.json, rows=rows)
 
 
 def _named(attack: str) -> tuple[str, dict[str, str]]:

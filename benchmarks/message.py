@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.measure import options, save, seconds, show
+from benchmarks.measure import options, report, save, seconds
 from fedpriv.clients.app import client_app
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import DataConfig, Experiment, FederationConfig, TrainingConfig
@@ -59,20 +59,18 @@ def measure(world: World) -> dict[str, float]:
 
 def main() -> None:
     """Measure two sizes of model with and without a mechanism and print a table."""
-    arguments = options(__doc__).parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for hidden in ((256, 160), (1024, 896)):
-        for mechanism in (mechanism_settings({}), mechanism_settings({"name": "vmf", "epsilon": 100.0})):
-            world = build_world(_experiment(hidden, mechanism))
-            parameters = sum(value.numel() for value in world.initial.parameters.values())
-            rows.append({"parameters": parameters, "mechanism": mechanism.name, **measure(world)})
-    keys = ("exchange_ms", "training_ms", "overhead_ms")
-    show(
-        ("mechanism", "parameters", *keys),
-        [(row["mechanism"], row["parameters"], *(f"{row[key]:.3f}" for key in keys)) for row in rows],
-    )
-    save(arguments.json, rows=rows)
+    with options("message", __doc__).parsed() as asked:
+        torch.set_num_threads(1)
+        rows = []
+        for hidden in ((256, 160), (1024, 896)):
+            for mechanism in (mechanism_settings({}), mechanism_settings({"name": "vmf", "epsilon": 100.0})):
+                world = build_world(_experiment(hidden, mechanism))
+                parameters = sum(value.numel() for value in world.initial.parameters.values())
+                rows.append({"parameters": parameters, "mechanism": mechanism.name, **measure(world)})
+        keys = ("exchange_ms", "training_ms", "overhead_ms")
+        columns = {"mechanism": "{mechanism}", "parameters": "{parameters}", **{key: f"{{{key}:.3f}}" for key in keys}}
+        report(columns, rows)
+        save(asked.json, rows=rows)
 
 
 if __name__ == "__main__":

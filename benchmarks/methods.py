@@ -46,7 +46,7 @@ TEXTS = SequenceShape(length=64, vocabulary=259, tokenizer="byte", classes=259, 
 
 
 @dataclass(frozen=True)
-class Setting:
+class NetworkSetting:
     """A network and the shape (C, H, W) of its images, or the sequences that it takes."""
 
     config: ModelSettings
@@ -55,22 +55,22 @@ class Setting:
 
 
 MODELS = {
-    "lenet": Setting(LenetSettings(), (3, 32, 32)),
-    "mlp(1024,1024)": Setting(MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
-    "mlp(128)": Setting(MlpSettings(hidden=(128,)), (1, 28, 28)),
-    "convnet": Setting(ConvnetSettings(), (3, 32, 32)),
-    "gpt(4,256)": Setting(GptSettings(width=256), (1, 1, 64), TEXTS),
-    "gpt(4,256), lora": Setting(GptSettings(width=256, lora_rank=4), (1, 1, 64), TEXTS),
+    "lenet": NetworkSetting(LenetSettings(), (3, 32, 32)),
+    "mlp(1024,1024)": NetworkSetting(MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
+    "mlp(128)": NetworkSetting(MlpSettings(hidden=(128,)), (1, 28, 28)),
+    "convnet": NetworkSetting(ConvnetSettings(), (3, 32, 32)),
+    "gpt(4,256)": NetworkSetting(GptSettings(width=256), (1, 1, 64), TEXTS),
+    "gpt(4,256), lora": NetworkSetting(GptSettings(width=256, lora_rank=4), (1, 1, 64), TEXTS),
 }
 
 
-def network(setting: Setting) -> nn.Module:
+def network(setting: NetworkSetting) -> nn.Module:
     """Return the network of a setting."""
     classes = CLASSES if setting.sequences is None else setting.sequences.classes
     return build_model(setting.config, setting.shape, classes, seed=0, sequences=setting.sequences)
 
 
-def random_batch(setting: Setting, batch: int) -> tuple[Tensor, Tensor]:
+def random_batch(setting: NetworkSetting, batch: int) -> tuple[Tensor, Tensor]:
     """Return random images that look like normalised ones, and labels; or tokens, and those that follow them."""
     generator = torch_stream(0, "benchmark batch", batch)
     if setting.sequences is not None:
@@ -99,7 +99,7 @@ def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def _releasing(setting: Setting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
+def _releasing(setting: NetworkSetting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
     """A step along what is released of the model's gradients at a batch."""
     model, (x, y) = network(setting), random_batch(setting, batch)
     optimizer, parameters = _optimizer(model), dict(model.named_parameters())
@@ -113,12 +113,12 @@ def _releasing(setting: Setting, batch: int, release: Callable[[nn.Module, Tenso
     return step
 
 
-def _sgd(setting: Setting, batch: int) -> Step:
+def _sgd(setting: NetworkSetting, batch: int) -> Step:
     model, (x, y) = network(setting), random_batch(setting, batch)
     return _stepping(_optimizer(model), lambda: _mean_loss(model(x), y))
 
 
-def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
+def _ghost(mechanism: Mechanism, setting: NetworkSetting, batch: int) -> Step:
     """What a client of fedpriv does in a step."""
     noise = Secret.of_seed(0).stream("benchmark noise")
     route = find_route(network(setting), LOSS, *random_batch(setting, batch))
@@ -129,7 +129,7 @@ def _ghost(mechanism: Mechanism, setting: Setting, batch: int) -> Step:
     return _releasing(setting, batch, release)
 
 
-def _vmf_dense(setting: Setting, batch: int) -> Step:
+def _vmf_dense(setting: NetworkSetting, batch: int) -> Step:
     """The way of every implementation known to us: B gradients of K numbers, and a draw of K numbers for each."""
     draws = torch_stream(0, "benchmark noise"), numpy_stream(0, "benchmark noise")
     return _releasing(
@@ -161,13 +161,13 @@ def _inner(left: Vector, right: Vector) -> float:
     return sum(float(torch.dot(value.flatten(), right[name].flatten())) for name, value in left.items())
 
 
-def _opacus_hooks(setting: Setting, batch: int) -> Step:
+def _opacus_hooks(setting: NetworkSetting, batch: int) -> Step:
     model, (x, y) = GradSampleModule(network(setting)), random_batch(setting, batch)
     optimizer = DPOptimizer(_optimizer(model), **_noise_of_opacus(batch))
     return _stepping(optimizer, lambda: _mean_loss(model(x), y))
 
 
-def _opacus_ghost(setting: Setting, batch: int) -> Step:
+def _opacus_ghost(setting: NetworkSetting, batch: int) -> Step:
     x, y = random_batch(setting, batch)
     accepted = _accepted_by_opacus(network(setting))
     model = GradSampleModuleFastGradientClipping(accepted, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
@@ -204,7 +204,7 @@ def _noise_of_opacus(batch: int) -> dict[str, Any]:
     }
 
 
-METHODS: dict[str, Callable[[Setting, int], Step]] = {
+METHODS: dict[str, Callable[[NetworkSetting, int], Step]] = {
     "sgd": _sgd,
     "gaussian-ghost": partial(_ghost, GaussianMechanism(SIGMA, CLIP_NORM)),
     "vmf-ghost": partial(_ghost, VmfMechanism(KAPPA)),

@@ -17,14 +17,11 @@ turns. One thread.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import options, save, show
+from benchmarks.measure import cpu_seconds, in_turns, medians, options, report, save
 from fedpriv.clients.app import client_app
 from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.plan import participants
@@ -48,6 +45,7 @@ from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
 from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
 from fedpriv.server.rules.mean import mean_upload
+from studies.arguments import whole
 
 TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
 SETUPS = ("small", "flute", "pfl")
@@ -60,40 +58,32 @@ MECHANISMS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a set-up took."""
-
-    setup: str  # its name
-    ways: dict[str, float]  # way -> median CPU seconds of a turn
-    ratios: dict[str, float]  # way -> median over turns of what it took over what the first way took in the same turn
-
-
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    parser = options(__doc__)
+    parser = options("scale", __doc__)
     parser.add_argument("--only", nargs="+", choices=SETUPS, default=SETUPS, help="set-ups to measure")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of every way")
+    parser.add_argument("--repeats", type=whole(1), default=5, help="turns of every way")
     parser.add_argument("--pfl", type=Path, help="folder that pfl is installed in")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows: list[Row] = []
-    if "small" in arguments.only:
-        rows += [small(model, mechanism, arguments.repeats) for model in MODELS for mechanism in MECHANISMS]
-    if "flute" in arguments.only:
-        rows.append(flute(arguments.repeats))
-    if "pfl" in arguments.only:
-        rows.append(pfl(arguments.pfl, arguments.repeats))
-    lines = [
-        (row.setup, way, f"{taken:.3f}", f"{row.ratios[way]:.2f}", f"{1 / row.ratios[way]:.2f}")
-        for row in rows
-        for way, taken in row.ways.items()
-    ]
-    show(("set-up", "way", "CPU s", "of the first way", "times as fast"), lines, words=2)
-    save(arguments.json, rows=[vars(row) for row in rows], torch=torch.__version__)
+    with parser.parsed() as asked:
+        torch.set_num_threads(1)
+        rows: list[dict[str, Any]] = []
+        if "small" in asked.only:
+            rows += [small(model, mechanism, asked.repeats) for model in MODELS for mechanism in MECHANISMS]
+        if "flute" in asked.only:
+            rows.append(flute(asked.repeats))
+        if "pfl" in asked.only:
+            rows.append(pfl(asked.pfl, asked.repeats))
+        lines = [
+            {"setup": row["setup"], "way": way, "taken": taken, "ratio": ratio, "fast": 1 / ratio}
+            for row in rows
+            for (way, taken), ratio in zip(row["ways"].items(), row["ratios"].values(), strict=True)
+        ]
+        columns = {"set-up": "{setup}", "way": "{way}", "CPU s": "{taken:.3f}", "of the first way": "{ratio:.2f}"}
+        report({**columns, "times as fast": "{fast:.2f}"}, lines, words=2)
+        save(asked.json, rows=rows, torch=torch.__version__)
 
 
-def small(model: str, mechanism: str, repeats: int) -> Row:
+def small(model: str, mechanism: str, repeats: int) -> dict[str, Any]:
     """The exchange of a round with 100 clients, inline and stacked."""
     world = build_world(
         _experiment(
@@ -108,7 +98,7 @@ def small(model: str, mechanism: str, repeats: int) -> Row:
     return _turns(f"{model}, {mechanism}", ways, repeats)
 
 
-def flute(repeats: int) -> Row:
+def flute(repeats: int) -> dict[str, Any]:
     """A whole run of FLUTE's set-up: as it was, and stacked with an evaluation every 20 rounds."""
     sections: dict[str, Any] = {
         "data": {"name": "mnist"},
@@ -121,13 +111,13 @@ def flute(repeats: int) -> Row:
         for name, extra in (("inline", {}), ("stacked", {"evaluate_every": 20}))
     )
     ways = {
-        "inline, tested every round": partial(_timed, partial(_run, every)),
-        "stacked, every 20": partial(_timed, partial(_run, seldom)),
+        "inline, tested every round": partial(cpu_seconds, partial(_run, every)),
+        "stacked, every 20": partial(cpu_seconds, partial(_run, seldom)),
     }
     return _turns("FLUTE, 100 rounds", ways, min(repeats, 3), warm=False)
 
 
-def pfl(folder: Path | None, repeats: int) -> Row:
+def pfl(folder: Path | None, repeats: int) -> dict[str, Any]:
     """A round of pfl-research's set-up by pfl itself, where it is there, and by ours."""
     name = "cifar10-complete" if _is_here("cifar10-complete") else "cifar10"
     users = len(load_dataset(DataConfig(name=name), 1).x_train) // 50
@@ -148,17 +138,14 @@ def _is_here(name: str) -> bool:
     return any(status.available for status in list_datasets("") if status.name == name)
 
 
-def _turns(setup: str, ways: Mapping[str, Callable[[], float]], repeats: int, *, warm: bool = True) -> Row:
-    """Do all ways in turns, each of which returns what it took; the first turn of each is not counted if ``warm``."""
-    for call in ways.values() if warm else ():
-        call()
-    times = [{name: call() for name, call in ways.items()} for _ in range(repeats)]
-    first = next(iter(ways))
-    return Row(
-        setup,
-        {name: statistics.median(turn[name] for turn in times) for name in ways},
-        {name: statistics.median(turn[name] / turn[first] for turn in times) for name in ways},
-    )
+def _turns(setup: str, ways: Mapping[str, Callable[[], float]], repeats: int, *, warm: bool = True) -> dict[str, Any]:
+    """Medians of what each way takes, and of that over what the first way took in the same turn."""
+    if warm:
+        in_turns(ways, 1)
+    times = in_turns(ways, repeats)
+    first = next(iter(times.values()))
+    ratios = {name: [mine / other for mine, other in zip(taken, first, strict=True)] for name, taken in times.items()}
+    return {"setup": setup, "ways": medians(times), "ratios": medians(ratios)}
 
 
 def _experiment(**sections: Any) -> Experiment:
@@ -180,14 +167,7 @@ def _rounds(world: World, grid: InlineGrid) -> Callable[[], float]:
         )
         optimizer.step(mean_upload(replies.uploads, world.experiment.federation.weighting))
 
-    return partial(_timed, round_)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    """Call, and return the CPU seconds that it took."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
+    return partial(cpu_seconds, round_)
 
 
 def _run(world: World) -> None:

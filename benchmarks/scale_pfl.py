@@ -32,7 +32,7 @@ A_ROUND = 50
 TOLD = "scale: "
 
 
-class Rounds(TrainingProcessCallback):
+class RoundsOnRequest(TrainingProcessCallback):
     """Waits before each round for a line of input, and prints what the round took."""
 
     def on_train_begin(self, *, model: Any) -> Any:
@@ -86,7 +86,7 @@ def main() -> None:
         model=model,
         model_train_params=NNTrainHyperParams(local_learning_rate=0.1, local_num_epochs=1, local_batch_size=10),
         model_eval_params=NNEvalHyperParams(local_batch_size=10_000),
-        callbacks=[Rounds()],
+        callbacks=[RoundsOnRequest()],
     )
 
 

@@ -11,6 +11,7 @@ Before that one question after the other is asked in this process under several 
 the scores takes, of charging, which waits for the disk, and of all the rest.
 """
 
+import argparse
 import asyncio
 import io
 import json
@@ -26,13 +27,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.measure import options, save, show
+from benchmarks.measure import options, save, seconds, show
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
@@ -40,6 +42,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.service.ledger import OWNER, Request
 from fedpriv.service.opening import add_user, open_service
 from fedpriv.service.settings import ServiceConfig
+from studies.arguments import whole
 
 _BUDGET = 1_000_000
 _SHAPE = (1, 8, 8)
@@ -185,12 +188,7 @@ def cost(experiment: Experiment, method: str) -> tuple[str, ...]:
 
 
 def _median(timed: Callable[[int], object]) -> float:
-    taken = []
-    for at in range(_TIMED):
-        began = time.perf_counter()
-        timed(at)
-        taken.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(taken)
+    return statistics.median(1e3 * seconds(partial(timed, at)) for at in range(_TIMED))
 
 
 def wrong(folder: Path, users: list[User]) -> list[str]:
@@ -216,12 +214,16 @@ def wrong(folder: Path, users: list[User]) -> list[str]:
 
 def main() -> None:
     """Measure, check, and print a table."""
-    parser = options(__doc__)
-    parser.add_argument("--users", type=int, default=200)
+    parser = options("service", __doc__)
+    parser.add_argument("--users", type=whole(1), default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=whole(0), default=10)
     parser.add_argument("--method", choices=_POLICIES, default="none")
-    arguments = parser.parse_args()
+    with parser.parsed() as asked:
+        _measure(asked)
+
+
+def _measure(arguments: argparse.Namespace) -> None:
     experiment = Experiment.model_validate(
         {"model": {"name": "mlp"}, "mechanism": {"name": "none"}, "adversary": {"attacks": []}}
     )

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.measure import options, save, seconds, show
+from benchmarks.measure import in_turns, medians, options, report, save, seconds
 from fedpriv.attacks.references import Pool, Reference, train_references, usual_schedule
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
@@ -32,6 +32,7 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.gradients import Route, Vector, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.models.machinery.build import build_model
+from studies.arguments import whole
 
 STEPS = 96
 RATE = 0.1
@@ -43,18 +44,21 @@ MECHANISMS: dict[str, dict[str, object]] = {
 
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    arguments = _arguments()
-    rows = [_row(batch, mechanism, arguments) for mechanism in arguments.mechanisms for batch in arguments.batches]
-    _show(rows, arguments.models)
-    save(
-        arguments.json,
-        rows=rows,
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        torch=torch.__version__,
-        cores=os.cpu_count(),
-        models=arguments.models,
-        threads=arguments.threads,
-    )
+    parser = options("shadow", __doc__)
+    parser.add_argument("--models", type=whole(1), default=32)
+    parser.add_argument("--batches", nargs="+", type=whole(1), default=[4, 8, 32])
+    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--repeats", type=whole(1), default=5)
+    parser.add_argument("--threads", nargs="+", type=whole(1), default=sorted({1, os.cpu_count() or 1}))
+    with parser.parsed() as asked:
+        rows = [_row(batch, mechanism, asked) for mechanism in asked.mechanisms for batch in asked.batches]
+        print(f"MLP(128), {asked.models} models, microseconds a step of one model:")
+        figures = {name: f"{{{name}_us:.0f}}" for name in ("loop", "client", "stacked", "floor", "draw")}
+        ratios = {"x loop": "{ratio_to_loop:.1f}", "x client": "{ratio_to_client:.1f}"}
+        columns = {"mechanism": "{mechanism}", "batch": "{batch}", **figures, **ratios}
+        report({**columns, "difference": "{largest_difference:.1g}"}, rows)
+        about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "torch": torch.__version__, "cores": os.cpu_count()}
+        save(asked.json, rows=rows, **about, models=asked.models, threads=asked.threads)
 
 
 def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -66,14 +70,12 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "client": partial(_as_clients, world, references),
     }
     trained = {name: way() for name, way in ways.items()}
-    times: dict[tuple[str, int], list[float]] = {}
-    for _ in range(arguments.repeats):
-        for threads in arguments.threads:
-            torch.set_num_threads(threads)
-            for name, way in ways.items():
-                times.setdefault((name, threads), []).append(seconds(way))
+    times = in_turns(
+        {(name, threads): partial(_timed, way, threads) for threads in arguments.threads for name, way in ways.items()},
+        arguments.repeats,
+    )
     steps = arguments.models * world.plans[0].steps_per_round
-    us = {key: 1e6 * statistics.median(taken) / steps for key, taken in times.items()}
+    us = {key: 1e6 * taken / steps for key, taken in medians(times).items()}
     best = {name: min(us[name, threads] for threads in arguments.threads) for name in ways}
     torch.set_num_threads(max(arguments.threads))
     return {
@@ -87,6 +89,11 @@ def _row(batch: int, mechanism: str, arguments: argparse.Namespace) -> dict[str,
         "ratio_to_client": best["client"] / best["stacked"],
         "largest_difference": max(_difference(trained["stacked"], trained[name]) for name in ("loop", "client")),
     }
+
+
+def _timed(way: Callable[[], object], threads: int) -> float:
+    torch.set_num_threads(threads)
+    return seconds(way)
 
 
 def _world(batch: int, mechanism: str) -> World:
@@ -191,27 +198,6 @@ def _draw_us(world: World) -> float:
 def _difference(left: list[Vector], right: list[Vector]) -> float:
     pairs = zip(left, right, strict=True)
     return max(float((ours[name] - theirs[name]).abs().max()) for ours, theirs in pairs for name in ours)
-
-
-def _show(rows: Sequence[dict[str, Any]], models: int) -> None:
-    print(f"MLP(128), {models} models, microseconds a step of one model:")
-    columns = ("loop", "client", "stacked", "floor", "draw")
-    lines = []
-    for row in rows:
-        figures = [f"{row[f'{name}_us']:.0f}" for name in columns]
-        ratios = [f"{row['ratio_to_loop']:.1f}", f"{row['ratio_to_client']:.1f}", f"{row['largest_difference']:.1g}"]
-        lines.append((row["mechanism"], row["batch"], *figures, *ratios))
-    show(("mechanism", "batch", *columns, "x loop", "x client", "difference"), lines)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = options(__doc__)
-    parser.add_argument("--models", type=int, default=32)
-    parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 32])
-    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, os.cpu_count() or 1}))
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks.measure import cpu_seconds, in_own_process, options, peak_mib, reset_peak, save, show
-from benchmarks.methods import LOSS, METHODS, MODELS, Setting, network, random_batch
+from benchmarks.measure import cpu_seconds, in_own_process, medians, options, peak_mib, report, reset_peak, save
+from benchmarks.methods import LOSS, METHODS, MODELS, NetworkSetting, network, random_batch
 from fedpriv.core.randomness import Secret
 from fedpriv.gradients import per_example_gradients
+from studies.arguments import whole
 
 BATCHES = (64, 256)
 SLOW_SECONDS = 1.0
@@ -37,50 +39,54 @@ LARGEST_GIB = 12.0
 
 def main() -> None:
     """Measure, print a table, and write the rows."""
-    arguments = _arguments()
-    torch.set_num_threads(arguments.threads)
-    # Opacus' hooks fire in another order at a first layer, whose input needs no gradient; torch says so at every call.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    parser = options("step", __doc__)
+    images = [name for name, setting in MODELS.items() if setting.sequences is None]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of images")
+    parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--repeats", type=whole(1), default=30, help="rounds in which every method takes a step")
+    parser.add_argument("--threads", type=whole(1), default=1, help="CPU threads, as engine.threads of clients")
+    with parser.parsed() as asked:
+        torch.set_num_threads(asked.threads)
+        # Opacus' hooks fire in another order at a first layer, whose input needs no gradient; torch says so each time.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        _measure(asked)
+
+
+def _measure(asked: argparse.Namespace) -> None:
     console = Console(stderr=True)
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     floors = []
-    for name in arguments.models:
-        for batch in arguments.batches:
-            console.print(f"{name}, batch {batch}", style="dim")
-            methods = [method for method in arguments.methods if _fits(MODELS[name], batch, method)]
-            skipped += [
-                {"model": name, "batch": batch, "method": method, "reason": f"needs more than {LARGEST_GIB:g} GiB"}
-                for method in arguments.methods
-                if method not in methods
-            ]
-            times = median_ms(MODELS[name], batch, methods, arguments.repeats)
-            floors.append({"model": name, "batch": batch, **floor_ms(MODELS[name], batch, arguments.repeats)})
-            rows += [
-                {
-                    "model": name,
-                    "batch": batch,
-                    "method": method,
-                    "ms": ms,
-                    "ratio": ms / times["sgd"] if "sgd" in times else None,
-                    "peak_mib": _peak_in_own_process(name, batch, method, arguments.threads),
-                }
-                for method, ms in times.items()
-            ]
-    _show(rows, floors, skipped)
-    save(
-        arguments.json,
-        rows=rows,
-        floors=floors,
-        skipped=skipped,
-        date=f"{datetime.now(UTC):%Y-%m-%d}",
-        threads=arguments.threads,
-        torch=torch.__version__,
-        opacus=version("opacus"),
-    )
+    for name, batch in product(asked.models, asked.batches):
+        console.print(f"{name}, batch {batch}", style="dim")
+        methods = [method for method in asked.methods if _fits(MODELS[name], batch, method)]
+        reason = f"needs more than {LARGEST_GIB:g} GiB"
+        skipped += [
+            {"model": name, "batch": batch, "method": method, "reason": reason}
+            for method in asked.methods
+            if method not in methods
+        ]
+        times = median_ms(MODELS[name], batch, methods, asked.repeats)
+        floors.append({"model": name, "batch": batch, **floor_ms(MODELS[name], batch, asked.repeats)})
+        for method, ms in times.items():
+            ratio = ms / times["sgd"] if "sgd" in times else None
+            peak = _peak_in_own_process(name, batch, method, asked.threads)
+            row = {"model": name, "batch": batch, "method": method, "ms": ms, "ratio": ratio, "peak_mib": peak}
+            rows.append(row)
+    shown = [{**row, "times": "" if row["ratio"] is None else f"{row['ratio']:.2f}"} for row in rows]
+    columns = {"model": "{model}", "method": "{method}", "batch": "{batch}", "ms": "{ms:.2f}", "x SGD": "{times}"}
+    report({**columns, "peak MiB": "{peak_mib:.0f}"}, shown, words=2)
+    print("\nParts of a directional step, ms each alone:")
+    parts = {part: f"{{{part}_ms:.2f}}" for part in ("gradients", "gram", "draw", "dot", "combine")}
+    report({"model": "{model}", "batch": "{batch}", **parts}, floors)
+    for row in skipped:
+        print("left out: {model}, batch {batch}, {method}: {reason}".format(**row))
+    about = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "threads": asked.threads, "torch": torch.__version__}
+    save(asked.json, rows=rows, floors=floors, skipped=skipped, **about, opacus=version("opacus"))
 
 
-def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
+def median_ms(setting: NetworkSetting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
     """Median milliseconds of one step of each method, alternating; slow ones take part in fewer rounds."""
     steps = {method: METHODS[method](setting, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
@@ -93,10 +99,10 @@ def median_ms(setting: Setting, batch: int, methods: Sequence[str], repeats: int
             slow = number > 0 and statistics.median(times[method]) > SLOW_SECONDS
             if not slow or number < SLOW_REPEATS:
                 times[method].append(cpu_seconds(step))
-    return {method: 1e3 * statistics.median(taken) for method, taken in times.items()}
+    return {method: 1e3 * taken for method, taken in medians(times).items()}
 
 
-def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
+def floor_ms(setting: NetworkSetting, batch: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of what the directional mechanism cannot do without, each alone."""
     stream = Secret.of_seed(0).stream("benchmark")
     compute = partial(per_example_gradients, network(setting), LOSS, *random_batch(setting, batch))
@@ -109,7 +115,7 @@ def floor_ms(setting: Setting, batch: int, repeats: int) -> dict[str, float]:
         parts["gram"].append(cpu_seconds(gradients.gram))
         parts["dot"].append(cpu_seconds(partial(gradients.dot, noise)))
         parts["combine"].append(cpu_seconds(partial(gradients.combine, torch.ones(batch))))
-    return {f"{part}_ms": 1e3 * statistics.median(taken) for part, taken in parts.items()}
+    return {f"{part}_ms": 1e3 * taken for part, taken in medians(parts).items()}
 
 
 def peak_of(model: str, batch: int, method: str, threads: int) -> float:
@@ -132,37 +138,12 @@ def _peak_in_own_process(model: str, batch: int, method: str, threads: int) -> f
     return in_own_process(peak_of, model, batch, method, threads)
 
 
-def _fits(setting: Setting, batch: int, method: str) -> bool:
+def _fits(setting: NetworkSetting, batch: int, method: str) -> bool:
     """Whether B gradients of K numbers, and the copies that are made of them, fit; asked of the dense ways only."""
     if method not in ("vmf-dense", "opacus-hooks"):
         return True
     numbers = batch * sum(value.numel() for value in network(setting).parameters() if value.requires_grad)
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
-
-
-def _show(rows: Sequence[dict[str, Any]], floors: Sequence[dict[str, Any]], skipped: Sequence[dict[str, Any]]) -> None:
-    lines = []
-    for row in rows:
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        lines.append((row["model"], row["method"], row["batch"], f"{row['ms']:.2f}", ratio, f"{row['peak_mib']:.0f}"))
-    show(("model", "method", "batch", "ms", "x SGD", "peak MiB"), lines, words=2)
-    print("\nParts of a directional step, ms each alone:")
-    parts = ("gradients", "gram", "draw", "dot", "combine")
-    figures = [(row["model"], row["batch"], *(f"{row[f'{part}_ms']:.2f}" for part in parts)) for row in floors]
-    show(("model", "batch", *parts), figures)
-    for row in skipped:
-        print(f"left out: {row['model']}, batch {row['batch']}, {row['method']}: {row['reason']}")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = options(__doc__)
-    images = [name for name, setting in MODELS.items() if setting.sequences is None]
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of images")
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--repeats", type=int, default=30, help="rounds in which every method takes a step")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; clients use engine.threads, by default 1")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ gradients of its steps, mechanism included, with the batches' images; what is le
 evaluation, ledger and files.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -14,18 +13,23 @@ from unittest.mock import patch
 
 from benchmarks.measure import show
 from fedpriv.clients import training
-from fedpriv.core.config import load_experiment
+from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
+from studies.arguments import StudyParser
 
 
 def main() -> None:
-    """Run once and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Read the experiment, and run it."""
+    parser = StudyParser("benchmarks.trial", __doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    asked = parser.parse_args()
-    experiment = load_experiment(asked.file, asked.set)
+    with parser.parsed() as asked:
+        measure(load_experiment(asked.file, asked.set))
+
+
+def measure(experiment: Experiment) -> None:
+    """Run once and print."""
     spent: list[float] = []
     original = training._gradient
 

@@ -20,6 +20,7 @@ from fedpriv.mechanisms.machinery.whole_numbers import flat, least_survivors, sp
 from fedpriv.server.aggregation import ServerOptimizer, noised_mean
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
+from studies.arguments import StudyParser
 
 SEEDS, CLIENTS = range(1, 21), 100
 
@@ -86,21 +87,27 @@ def interval(values: list[float]) -> str:
 
 def main() -> None:
     """Print each row's accuracy over the seeds, and how much it has less than central noise with the same seed."""
+    with StudyParser("benchmarks.trust", __doc__).parsed():
+        first: list[float] = []
+        for title, mechanism in rows().items():
+            shares = [accuracy(settings(seed, **mechanism)) for seed in SEEDS]
+            first = first or shares
+            less = [a - b for a, b in zip(first, shares, strict=True)]
+            print(f"{title}: {interval(shares)}{'' if shares is first else f'; less than central by {interval(less)}'}")
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """Return the mechanism of each row."""
     central, distributed = (build_world(settings(1, name)).plans[0].config for name in ("central", "distributed"))
     sigma = central.noise_on_mean(CLIENTS, CLIENTS) * CLIENTS / central.bound
     in_all = distributed.noise_on_mean(CLIENTS, CLIENTS) / central.noise_on_mean(CLIENTS, CLIENTS)
     least = least_survivors(CLIENTS)
-    rows: dict[str, dict[str, Any]] = {"central": {"name": "central"}}
+    found: dict[str, dict[str, Any]] = {"central": {"name": "central"}}
     for survivors in (least, 90, CLIENTS):
-        rows[f"distributed, {survivors} survivors"] = {"name": "distributed", "survivors": survivors}
+        found[f"distributed, {survivors} survivors"] = {"name": "distributed", "survivors": survivors}
     for times in (math.sqrt(CLIENTS / least), in_all):
-        rows[f"central, {times:.2f} sigma"] = {"name": "central", "sigma": times * sigma}
-    first: list[float] = []
-    for title, mechanism in rows.items():
-        shares = [accuracy(settings(seed, **mechanism)) for seed in SEEDS]
-        first = first or shares
-        less = [a - b for a, b in zip(first, shares, strict=True)]
-        print(f"{title}: {interval(shares)}{'' if shares is first else f'; less than central by {interval(less)}'}")
+        found[f"central, {times:.2f} sigma"] = {"name": "central", "sigma": times * sigma}
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Arguments of the studies: what is wrong with one, or with a file that it names, is one line and exit code 2."""
+"""Arguments of studies and benchmarks: a wrong one, or a wrong file that it names, is one line and exit code 2."""
 
 import argparse
 import re
@@ -15,12 +15,12 @@ _ROLE = re.compile(r":[a-z]+:`([^`]*)`|``([^`]*)``")
 
 
 class StudyParser(argparse.ArgumentParser):
-    """The parser of one study: ``with parser.parsed(arguments) as asked:`` around all its work."""
+    """The parser of a study or benchmark: ``with parser.parsed(arguments) as asked:`` around all its work."""
 
-    def __init__(self, study: str, about: str | None) -> None:
-        """Take the study's name, which is its module's, and its docstring, which ``--help`` tells."""
+    def __init__(self, module: str, about: str | None) -> None:
+        """Take the module's name, and its docstring, which ``--help`` tells."""
         super().__init__(
-            prog=f"python -m studies.{study}",
+            prog=f"python -m {module}",
             description=_ROLE.sub(lambda found: found[1] or found[2], about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -51,7 +51,7 @@ class Study:
 
 def main() -> None:
     """Print the tables, and draw the plot."""
-    parser = StudyParser("blocks", __doc__)
+    parser = StudyParser("studies.blocks", __doc__)
     parser.add_argument("sweeps", type=Path, nargs="+", help="folders of the three sweeps, or what is kept of them")
     parser.add_argument("--plot", type=Path)
     with parser.parsed() as asked:

@@ -35,7 +35,7 @@ CORPORA = ("sst2", "cola")
 
 def main() -> None:
     """Print one line for each corpus, vocabulary and batch."""
-    parser = StudyParser("dager", __doc__)
+    parser = StudyParser("studies.dager", __doc__)
     parser.add_argument("--model", choices=("gpt", "encoder"), default="gpt")
     parser.add_argument("--corpora", type=listed(CORPORA), default=CORPORA)
     parser.add_argument("--vocabularies", type=wholes, default=(512, 8000))

@@ -25,7 +25,7 @@ COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 def main() -> None:
     """Print the table in Markdown, and draw it if asked."""
-    parser = StudyParser("equal_privacy", __doc__)
+    parser = StudyParser("studies.equal_privacy", __doc__)
     parser.add_argument("kept", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     with parser.parsed() as asked:

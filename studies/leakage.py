@@ -820,7 +820,7 @@ def _no_picture(*_: object) -> None:
 
 
 def _parser() -> StudyParser:
-    parser = StudyParser("leakage", __doc__)
+    parser = StudyParser("studies.leakage", __doc__)
     parser.add_argument("--json", type=Path, help="of lines; read, then added to")
     parser.add_argument("--page", type=Path, help="Markdown file with the two marks")
     parser.add_argument("--pictures", type=Path, help="folder for pictures (none of faces)")

@@ -108,7 +108,7 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each method and case."""
-    parser = StudyParser("noise", __doc__)
+    parser = StudyParser("studies.noise", __doc__)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "convnet"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024])

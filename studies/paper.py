@@ -46,7 +46,7 @@ class TableRow(NamedTuple):
 
 def main() -> None:
     """Print one table."""
-    parser = StudyParser("paper", __doc__)
+    parser = StudyParser("studies.paper", __doc__)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("folder", type=Path, nargs="+", help="of the sweep, or a file of what is kept of it")
     parser.add_argument(

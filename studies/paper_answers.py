@@ -34,7 +34,7 @@ EXAMPLES, POOLED, REGULARISATION, REPLACED, RISKS = 10_000, 14, 0.01, 6, (1.0, 5
 
 def main() -> None:
     """Print the table of a sweep, or the tilted loss's."""
-    parser = StudyParser("paper_answers", __doc__)
+    parser = StudyParser("studies.paper_answers", __doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("folder", nargs="?", type=Path)
     what.add_argument("--tilted", action="store_true")

@@ -94,7 +94,7 @@ class TrialRow:
 
 def main() -> None:
     """Print the tables of one sweep."""
-    parser = StudyParser("paper_robustness", __doc__)
+    parser = StudyParser("studies.paper_robustness", __doc__)
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:
         folder = asked.folder
@@ -203,7 +203,7 @@ def claims(rows: Sequence[TrialRow], folder: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PixelClaim:
     """What the paper's scaling says of the attacked images at one size."""
 
     size: float  # largest change of a pixel
@@ -213,7 +213,7 @@ class Claim:
     proven: int  # certificates of right images by the sound norm
 
 
-def claims_of(run: RunFolder) -> list[Claim]:
+def claims_of(run: RunFolder) -> list[PixelClaim]:
     """Return the claims about a run that was certified and attacked in linf, size by size.
 
     A claim is the paper's margin (Theorem 2, Hoeffding) over the largest 1-norm of a row of W, in units of the noise:
@@ -234,7 +234,7 @@ def claims_of(run: RunFolder) -> list[Claim]:
         claimed = {each.image for each in here if size < radii[each.image]}
         fallen = {each.image for each in here if not each.right}
         sound = {each.image for each in here if size < proven[each.image]}
-        claims.append(Claim(size, evasion.victims, len(claimed), len(claimed & fallen), len(sound)))
+        claims.append(PixelClaim(size, evasion.victims, len(claimed), len(claimed & fallen), len(sound)))
     return claims
 
 

@@ -47,7 +47,7 @@ class SeedResult:
 
 def main() -> None:
     """Print one line a seed, and the means."""
-    parser = StudyParser("pate", __doc__)
+    parser = StudyParser("studies.pate", __doc__)
     parser.add_argument("--seeds", type=whole(1), default=5)
     parser.add_argument("--set", action="append", default=[], help="override a key of the configuration")
     with parser.parsed() as asked:

@@ -74,7 +74,7 @@ def certified(row: str, out: Path, config: CertifyConfig, seed: int, passes: int
 
 def main() -> None:
     """Print what each row certifies."""
-    parser = StudyParser("robustness", __doc__)
+    parser = StudyParser("studies.robustness", __doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", type=listed(ROWS), default=tuple(ROWS))
     parser.add_argument("--examples", type=whole(1), default=500)

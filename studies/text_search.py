@@ -34,7 +34,7 @@ TOKENS = 16
 
 def main() -> None:
     """Print a line for each kind of noise, and one for each guess."""
-    parser = StudyParser("text_search", __doc__)
+    parser = StudyParser("studies.text_search", __doc__)
     parser.add_argument("--attack", choices=tuple(ATTACKS), default="text_map")
     parser.add_argument("--set", nargs="*", type=_pair, default=[], help="KEY=VALUE of the attack")
     parser.add_argument("--batch", type=whole(1), default=1)

@@ -18,7 +18,7 @@ from studies.tables import markdown
 
 def main() -> None:
     """Print one row for each place of the noise and listener, all seeds together."""
-    parser = StudyParser("trust", __doc__)
+    parser = StudyParser("studies.trust", __doc__)
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:
         print("\n".join(_table(asked.folder)))

@@ -98,7 +98,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line for each weight."""
-    parser = StudyParser("unroll", __doc__)
+    parser = StudyParser("studies.unroll", __doc__)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga"])
     parser.add_argument("--model", default="lenet")

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedpriv.core import cli
 
-__all__ = ["Started", "fedpriv", "python", "spent"]
+__all__ = ["Started", "fedpriv", "flower", "never_synced", "python", "spent"]
 
 # What commands import, and what they import when they need it.
 IMPORTED = [
@@ -70,6 +70,11 @@ def fedpriv(
 def python(script: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, as ``python SCRIPT`` does it there; ``changes`` to the environment."""
     return Started(script, cwd=cwd, main=_run_script, **changes).ended()
+
+
+def flower(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run Flower's own command ``flwr``."""
+    return Started(*arguments, cwd=cwd, main=_run_flower, **changes).ended()
 
 
 def never_synced() -> None:
@@ -130,6 +135,12 @@ def _timed(times: Path, *command: Any) -> None:
         _run(*command)
     finally:
         os.write(file, str(sum(os.times()[:4])).encode())
+
+
+def _run_flower() -> None:
+    from flwr.cli.app import app
+
+    app()
 
 
 def _run_script() -> None:

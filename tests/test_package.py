@@ -16,8 +16,8 @@ from fedpriv.clients.app import app as client_app
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.flower import server_app as flower
-from tests.command_line import fedpriv
+from fedpriv.flower import server_app
+from tests.command_line import fedpriv, flower
 
 HOME = Path(__file__).parents[1]
 ROOMS = ("clients", "server", "attacks")
@@ -29,7 +29,7 @@ SMALL = (
     "adversary.victims=1",
     "engine.name=inline",
 )
-WHERE = "import fedpriv.attacks, fedpriv.clients, fedpriv.server as s; print(s.__file__)"
+WHERE = "from importlib.util import find_spec; print(find_spec('fedpriv.server').origin)"
 EXAMPLE = """
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ def test_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The app as Flower packs it from a clone and unpacks it."""
     folder = tmp_path_factory.mktemp("packed")
-    done = python("-m", "flwr.cli.app", "build", "--app", str(HOME), cwd=folder, FLWR_HOME=str(folder / "home"))
+    done = flower("build", "--app", str(HOME), cwd=folder, FLWR_HOME=str(folder / "home"))
     (path,) = folder.glob("*.fab") or pytest.fail(done.stdout + done.stderr)
     with zipfile.ZipFile(path) as content:
         content.extractall(folder / "app")
@@ -159,7 +159,7 @@ def test_too_few_supernodes_are_a_failure(
     context = Context(run_id=5, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     said = "clients = 8, but 5 SuperNodes are connected; a run needs one for each client"
     with pytest.raises(RunFailedError, match=said):
-        flower.app(grid, context)
+        server_app.app(grid, context)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err == "waiting for SuperNodes: 5 of 8 are connected\n"
 
@@ -173,7 +173,7 @@ def test_where_flower_simulates_too_few_the_servers_process_answers(
 ) -> None:
     """Two SuperNodes are Flower's default; the parameters are those of a run with one for each client."""
     monkeypatch.setattr("fedpriv.server.app._TELL_SECONDS", 0.05)
-    monkeypatch.setattr(flower, "_report", lambda folder: None)
+    monkeypatch.setattr(server_app, "_report", lambda folder: None)
     monkeypatch.chdir(tmp_path)
     config = {
         "experiment": "configs/quickstart.toml",
@@ -182,7 +182,7 @@ def test_where_flower_simulates_too_few_the_servers_process_answers(
     }
     for run, nodes in ((5, 2), (6, 3)):
         context = Context(run_id=run, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-        flower.app(Simulated(client_app, nodes), context)
+        server_app.app(Simulated(client_app, nodes), context)
     few, enough = (tmp_path / "runs" / f"run-{run}" / "checkpoint" / "server.safetensors" for run in (5, 6))
     assert few.read_bytes() == enough.read_bytes()
     said = capsys.readouterr().err

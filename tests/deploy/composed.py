@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from deployments import free_ports
 
+from fedpriv.deploy.folder import is_free
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +160,7 @@ class Composed:
         deadline = time.monotonic() + _SECONDS
         while not self._is(name, condition):
             assert time.monotonic() < deadline, f"{name} is not {condition}: {self.log(name)}"
-            time.sleep(2)  # a look is a process
+            time.sleep(0.5)
 
     def _is(self, name: str, condition: str) -> bool:
         alive = is_alive(self.started[name])
@@ -173,6 +174,9 @@ class Composed:
         kind, *test = self.services[name]["healthcheck"]["test"]
         assert kind == "CMD"
         command = self.command(name, test)
+        (port,) = re.findall(r"(?:localhost|127\.0\.0\.1):(\d+)", " ".join(command))
+        if is_free(int(port)):  # a look is a process
+            return False
         done = subprocess.run(command, env=self._environment(name), capture_output=True, timeout=60)
         self._healthy |= {name} if done.returncode == 0 else set()
         return done.returncode == 0

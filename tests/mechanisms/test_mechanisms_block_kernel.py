@@ -54,6 +54,12 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def _one_program(monkeypatch: pytest.MonkeyPatch, blocks: int, length: int) -> None:
+    """No larger than it has to be."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(block_kernel, "NUMBERS", blocks * triton.next_power_of_2(max(16, length)))
+
+
 @triton.jit
 def _write_words(out, key, row, example, part, call, ROUNDS: tl.constexpr):
     rows = row + tl.arange(0, 1)
@@ -156,9 +162,10 @@ def released(rows: Floats, kappa: float, length: int, seed: int, chunk_bytes: in
 
 @pytest.mark.parametrize("length", [2, 3, 5, 16, 17, 256])
 @in_one_test("kappa", [0.0, 0.5, 25.0, 1e6])
-def test_cosines_and_directions(kappa: float, length: int) -> None:
+def test_cosines_and_directions(kappa: float, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One example: the angle to its direction, and the first coordinate across it, whose laws are known."""
     count = 4096 if length < 256 else 1024
+    _one_program(monkeypatch, count, length)
     direction = gradients("independent", 1, length)[0]
     direction /= np.linalg.norm(direction)
     drawn = released(np.tile(direction, count)[None], kappa, length, 80).reshape(count, length)
@@ -180,8 +187,9 @@ def test_cosines_and_directions(kappa: float, length: int) -> None:
     ("case", "examples", "length"),
     [("independent", 3, 4), ("duplicates", 4, 5), ("opposite", 4, 3), ("zeros", 4, 6), ("all-zero", 3, 3)],
 )
-def test_agrees_with_adding_up(case: str, examples: int, length: int) -> None:
+def test_agrees_with_adding_up(case: str, examples: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     count, kappa = 1000, 4.0
+    _one_program(monkeypatch, 1024, length)
     rows = gradients(case, examples, length)
     drawn = released(np.tile(rows, count), kappa, length, 82).reshape(count, length)
     expected = draw_sums(rows, kappa, 10 * count, np.random.default_rng(83))

@@ -1,4 +1,4 @@
-"""Bad input ends a study with 2 and one line that names it."""
+"""Bad input ends a study or a benchmark with 2 and one line that names it."""
 
 import os
 import zipfile
@@ -14,8 +14,11 @@ from studies.arguments import StudyParser
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "docs" / "results").glob("*.csv.gz"))
 COMMANDS = [
-    path.stem for path in sorted((ROOT / "studies").glob("*.py")) if "__main__" in path.read_text(encoding="utf-8")
+    f"{path.parent.name}.{path.stem}"
+    for path in sorted((*(ROOT / "studies").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")))
+    if "StudyParser(" in path.read_text(encoding="utf-8") or "options(" in path.read_text(encoding="utf-8")
 ]
+COMMANDS = [name for name in COMMANDS if name not in ("studies.arguments", "benchmarks.measure")]
 NO_SWEEP = "missing is not the folder of a sweep: it has no sweep.json"
 NO_FILE = "missing: no such file or folder"
 
@@ -23,9 +26,12 @@ NO_FILE = "missing: no such file or folder"
 @pytest.mark.parametrize("study", COMMANDS)
 def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"paper": ["table2", "a"], "kept": ["a", "b"], "smollm2": ["a", "b"]}
-    options = {"leakage", "dager", "noise", "unroll", "pate", "text_search"}
-    given = [] if study in options else places.get(study, ["a"])
-    assert "unrecognized arguments: --frobnicate" in refused(study, [*given, "--frobnicate"], capsys)
+    one = ("blocks", "equal_privacy", "paper_answers", "paper_robustness", "robustness", "trial")
+    places |= {name: ["a"] for name in one}
+    package, _, name = study.partition(".")
+    given = ["a"] if study == "studies.trust" else places.get(name, [])
+    given += ["--python", "python3"] if name == "inversion" else []
+    assert "unrecognized arguments: --frobnicate" in refused(name, [*given, "--frobnicate"], capsys, package)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +157,14 @@ def _closed(device: str | None) -> TextIO:
     return os.fdopen(theirs, "w")
 
 
-def refused(study: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(study: str, arguments: list[str], capsys: pytest.CaptureFixture[str], package: str = "studies") -> str:
     """What the study says of bad arguments: one line that begins with its command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", [study, *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"studies.{study}").main()
+            import_module(f"{package}.{study}").main()
     told = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told.startswith(f"python -m studies.{study}: ")
+    assert told.startswith(f"python -m {package}.{study}: ")
     assert told.count("\n") == 1
     return told
