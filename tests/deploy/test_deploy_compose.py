@@ -16,9 +16,10 @@ from composed import COMPOSE, ROOT, Composed, image_environment, interpolated, s
 from deployments import SMALL, fedpriv, light
 from packaging.requirements import Requirement
 
-from fedpriv.deploy.commands import Command, executor, listener, superlink, supernode
-from fedpriv.deploy.containers import KEYS, NODE_KEY, keys_in
+from fedpriv.deploy.commands import Command, KeyFiles, executor, listener, superlink, supernode
+from fedpriv.deploy.containers import NODE_KEY
 
+KEYS = Posix("/keys")  # where a container sees its party's folder
 PROFILES = ("three", "eight", "gpu", "wiretap")
 NODES = {"three": 3, "eight": 8, "gpu": 3, "wiretap": 3}
 SECURE = ("three", "eight", "gpu")
@@ -56,6 +57,11 @@ def spoil(content: dict[str, Any], where: tuple[str, ...], value: object) -> Non
     for key in where[:-1]:
         content = content[key]
     content[where[-1]] = value
+
+
+def keys_in(folder: Posix) -> KeyFiles:
+    """Where a party's files are in its folder."""
+    return KeyFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
 
 
 def expected(name: str, nodes: int) -> Command:
