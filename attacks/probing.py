@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedpriv.attacks.access import Access
 from fedpriv.core.figure import CurvePoint, Figure
 from fedpriv.core.records.reading import Record
-from fedpriv.core.settings import Section
+from fedpriv.core.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class ProbeOutcome:
     pictures: "Mapping[str, Tensor]" = field(default_factory=dict)  # name of a file -> image (C, H, W) on [0, 1]
 
 
-class ModelAttack(Section):
+class ModelAttack(Settings):
     """An attack and its settings; a subclass with a name, entered in ``PROBES``, is one."""
 
     name: ClassVar[str]  # on the command line

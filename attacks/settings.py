@@ -10,7 +10,7 @@ from pydantic import Field
 from fedpriv.attacks.access import Access
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, suggestion
-from fedpriv.core.settings import Count, Section
+from fedpriv.core.settings import Count, Settings
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob
@@ -26,7 +26,7 @@ Runs = Callable[..., "Outcome"]
 """What runs an attack on a chunk of rows: (scene, rows, images, logits, settings, report) -> Outcome."""
 
 
-class AttackSettings(Section):
+class AttackSettings(Settings):
     """The section ``[adversary.NAME]``; an attack is a subclass with a name, entered in ``ATTACKS``.
 
     Attributes:

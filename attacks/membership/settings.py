@@ -3,10 +3,10 @@
 from pydantic import Field, field_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Count, Section
+from fedpriv.core.settings import Count, Settings
 
 
-class AuditConfig(Section):
+class AuditConfig(Settings):
     """Membership inference on every trial, as ``fedpriv audit`` does it."""
 
     references: Count = Field(32, description="reference models to train for each trial; an even number from 6")

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import KEYS, SECTIONS
-from fedpriv.core.settings import Section, absent
+from fedpriv.core.settings import Settings, absent
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +47,7 @@ class ForwardNoise(Protocol):
         """Share the noise out and scale it, from the initial parameters and public images."""
 
 
-class ExperimentSection(Section):
+class ExperimentSection(Settings):
     """A section that an experiment has where its file has it.
 
     Attributes:
@@ -111,16 +111,16 @@ class AddedKeys:
     """
 
     name: ClassVar[str]
-    sections: ClassVar[Mapping[str, type[Section]]]
+    sections: ClassVar[Mapping[str, type[Settings]]]
 
 
-def added_keys(section: str) -> Iterator[tuple[type[Section], str, FieldInfo]]:
+def added_keys(section: str) -> Iterator[tuple[type[Settings], str, FieldInfo]]:
     """Return for each key that is added to a section of the core the class that adds it, the key and its field."""
     for added in (kind.sections[section] for kind in KEYS.values() if section in kind.sections):
         yield from ((added, key, field) for key, field in added.model_fields.items())
 
 
-def added_value(section: Section, key: str) -> Any:
+def added_value(section: Settings, key: str) -> Any:
     """Return the value of a key that was added to a section."""
     return getattr(section, key)
 

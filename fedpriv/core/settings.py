@@ -34,7 +34,7 @@ def absent(value: Any) -> bool:
     return value is None
 
 
-class Section(BaseModel):
+class Settings(BaseModel):
     """Settings: frozen, a key that nothing reads is an error, and what is written into a file can be read back.
 
     Other packages have sections of their own: what their validators raise is an error of the settings, too.
@@ -65,10 +65,10 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, (bool, int, str, PurePath, Section))
+    return value is None or isinstance(value, (bool, int, str, PurePath, Settings))
 
 
-Chosen = TypeVar("Chosen", bound=Section)
+Chosen = TypeVar("Chosen", bound=Settings)
 
 
 def _not_bool(value: Any) -> Any:
@@ -210,7 +210,7 @@ class After:
         self.key = key
 
 
-class Extensible(Section):
+class Extensible(Settings):
     """A section that has further keys from registered things, which are imported when settings are first read."""
 
     @classmethod

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedpriv.core.config import read_toml, validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Section
+from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Settings
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 
 FILE = "fedpriv.toml"
@@ -21,7 +21,7 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Side = Annotated[Integer, Field(ge=1)]
 
 
-class TapSettings(Section):
+class TapSettings(Settings):
     """The section ``[tap]``; what is not set is what the tap saw PyTorch do."""
 
     model: ImportPath = Field(description="class or function that returns the network, 'package.module:Name'")
@@ -42,7 +42,7 @@ class TapSettings(Section):
     momentum: Momentum | None = Field(None, description="of the local SGD")
 
 
-class PrivatiseSettings(Section):
+class PrivatiseSettings(Settings):
     """The section ``[privatise]``."""
 
     folder: Path | None = Field(
@@ -69,7 +69,7 @@ def _no_mechanism() -> MechanismSettings:
     return mechanism_settings({"unit": "update"})
 
 
-class FlowerSettings(Section):
+class FlowerSettings(Settings):
     """The whole file."""
 
     tap: TapSettings | None = None

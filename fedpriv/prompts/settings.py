@@ -17,12 +17,12 @@ from fedpriv.core.config.file import FileKind, override, parse_override, read_to
 from fedpriv.core.config.sections import MOST_MASKED
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import FILES
-from fedpriv.core.settings import Count, Epsilon, Integer, Real, Section
+from fedpriv.core.settings import Count, Epsilon, Integer, Real, Settings
 
 _MOST_LEVELS = 20
 
 
-class TextConfig(Section):
+class TextConfig(Settings):
     """Which texts, where they lie, and how they look in a prompt."""
 
     name: Literal["sst2", "agnews", "rotten_tomatoes", "sms_spam", "csv"] = Field(
@@ -45,7 +45,7 @@ class TextConfig(Section):
         return self
 
 
-class LanguageConfig(Section):
+class LanguageConfig(Settings):
     """Which language model is prompted."""
 
     name: Literal["counting", "stories", "folder", "http"] = Field(
@@ -80,7 +80,7 @@ class LanguageConfig(Section):
         return self
 
 
-class IclConfig(Section):
+class IclConfig(Settings):
     """How prompts are made of private examples, and what is released."""
 
     mode: Literal["classify", "generate"] = Field(
@@ -145,7 +145,7 @@ class IclConfig(Section):
         return tuple(sorted({self.target_epsilon, *self.compare}))
 
 
-class LeaksConfig(Section):
+class LeaksConfig(Settings):
     """Attacks on the prompts."""
 
     pairs: Annotated[Integer, Field(ge=0, le=1_000_000)] = Field(
@@ -157,7 +157,7 @@ class LeaksConfig(Section):
     tokens: Annotated[Integer, Field(ge=1, le=1000)] = Field(40, description="of an answer that repeats")
 
 
-class Prompting(Section):
+class Prompting(Settings):
     """One file of ``fedpriv icl``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field("icl", description="names the run")
@@ -212,7 +212,7 @@ class PromptFiles(FileKind):
 
     name: ClassVar[str] = "icl"
     command: ClassVar[str] = "fedpriv icl"
-    settings: ClassVar[type[Section]] = Prompting
+    settings: ClassVar[type[Settings]] = Prompting
     kept_as: ClassVar[str] = "icl.toml"
     report: ClassVar[str] = "fedpriv.prompts.report:write_icl_report"
 

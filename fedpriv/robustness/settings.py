@@ -10,7 +10,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection, ForwardNoise, NoiseInPass
-from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Section
+from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 Sizes = Annotated[tuple[Positive, ...], AfterValidator(_ascending)]
 
 
-class CertifyConfig(Section):
+class CertifyConfig(Settings):
     """What ``fedpriv certify`` does where its options do not say otherwise."""
 
     examples: Count = Field(500, description="test images that are certified")
@@ -63,7 +63,7 @@ class CertifyConfig(Section):
 _ATTACKED = {"l2": (0.25, 0.5, 1.0, 1.5), "linf": (0.05, 0.1, 0.2, 0.3)}
 
 
-class EvadeConfig(Section):
+class EvadeConfig(Settings):
     """What ``fedpriv probe`` does to images where its options do not say otherwise."""
 
     attacks: Annotated[

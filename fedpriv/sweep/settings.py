@@ -51,7 +51,7 @@ from fedpriv.core.config.file import FileKind
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import findings
 from fedpriv.core.registry import FILES
-from fedpriv.core.settings import Integer, NonNegative, Positive, Section
+from fedpriv.core.settings import Integer, NonNegative, Positive, Settings
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 from fedpriv.sweep.trial import Trial
@@ -185,7 +185,7 @@ class SweepFiles(FileKind):
 
     @staticmethod
     @overriding
-    def load(path: Path, overrides: Sequence[str] = ()) -> Section:
+    def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
         raise InputError(f"{path} is a sweep, no experiment; run fedpriv sweep {path}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.settings import Section
+from fedpriv.core.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CoordinateRule", "Rule"]
 
 
-class Rule(Section):
+class Rule(Settings):
     """The keys of ``[federation]`` that one rule reads; a rule is a subclass with a name, entered in ``RULES``."""
 
     name: ClassVar[str]  # as in `federation.aggregation`

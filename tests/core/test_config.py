@@ -16,7 +16,7 @@ from fedpriv.core.config import AdversaryConfig, Experiment, describe, load_expe
 from fedpriv.core.config.file import kind_of_file
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, MECHANISMS
-from fedpriv.core.settings import Section, enumerated
+from fedpriv.core.settings import Settings, enumerated
 from fedpriv.mechanisms import NoisySettings, mechanism_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -416,7 +416,7 @@ def test_the_shipped_experiments_are_valid(path: Path) -> None:
     load_experiment(path)
 
 
-class Foreign(Section):
+class Foreign(Settings):
     """Settings as other packages may have them."""
 
     value: Any = None

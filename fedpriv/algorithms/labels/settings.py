@@ -8,13 +8,13 @@ from pydantic import Field
 from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON
 from fedpriv.core.registry import KEYS
 from fedpriv.core.sections import AddedKeys, added_value
-from fedpriv.core.settings import After, Real, Section
+from fedpriv.core.settings import After, Real, Settings
 
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment
 
 
-class _DataKeys(Section):
+class _DataKeys(Settings):
     label_epsilon: Annotated[
         Annotated[Real, Field(ge=LEAST_LABEL_EPSILON, le=MOST_LABEL_EPSILON)] | None, After("groups")
     ] = Field(
@@ -24,7 +24,7 @@ class _DataKeys(Section):
     )
 
 
-class _TrainingKeys(Section):
+class _TrainingKeys(Settings):
     label_correction: Literal["none", "forward"] = Field(
         "none",
         # Settings that correct no labels have the bytes that they had before labels were changed.
@@ -40,7 +40,7 @@ class LabelKeys(AddedKeys):
     """What experiments say of changed labels."""
 
     name: ClassVar[str] = "labels"
-    sections: ClassVar[Mapping[str, type[Section]]] = {"data": _DataKeys, "training": _TrainingKeys}
+    sections: ClassVar[Mapping[str, type[Settings]]] = {"data": _DataKeys, "training": _TrainingKeys}
 
 
 class LabelSettings(NamedTuple):

@@ -38,7 +38,7 @@ from fedpriv.core.config.file import kind_of_file
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
 from fedpriv.core.files import is_disk, stopped, writing
 from fedpriv.core.registry import FILES
-from fedpriv.core.settings import Section
+from fedpriv.core.settings import Settings
 from fedpriv.core.verb import Options, Verb, verbs, with_options
 
 _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
@@ -142,7 +142,7 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
         out.print(Padding(Text(f"{meaning}{usual}", style="dim"), (0, 0, 0, 4)))
 
 
-def _settings(file: Path, overrides: list[str] | None) -> Section:
+def _settings(file: Path, overrides: list[str] | None) -> Settings:
     """An experiment, or what another kind of files says."""
     kind = kind_of_file(read_toml(file))
     return load_experiment(file, overrides or ()) if kind is None else kind.load(file, overrides or ())

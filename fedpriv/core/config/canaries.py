@@ -5,13 +5,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Integer, Section
+from fedpriv.core.settings import Integer, Settings
 
 _Copies = Annotated[Integer, Field(ge=1, le=100_000)]
 _MOST_BITS = 256  # of a secret: its exposure is a number of bits
 
 
-class CanaryConfig(Section):
+class CanaryConfig(Settings):
     """Random sequences in the training data, after Carlini et al. 2019 (The Secret Sharer).
 
     Attributes:

@@ -5,10 +5,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Count, Integer, Real, Section
+from fedpriv.core.settings import Count, Integer, Real, Settings
 
 
-class CorpusConfig(Section):
+class CorpusConfig(Settings):
     """How texts are read, cut into tokens and laid into sequences."""
 
     task: Literal["classify", "next"] | None = Field(

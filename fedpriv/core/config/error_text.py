@@ -16,10 +16,10 @@ from fedpriv.core.settings import Choice, allowed_words, enumerated, wrong_key
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
 
-Section = TypeVar("Section", bound=BaseModel)
+S = TypeVar("S", bound=BaseModel)
 
 
-def validated(kind: type[Section], tree: Mapping[str, Any], source: str) -> Section:
+def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
     """Make settings of one kind from nested tables.
 
     Args:

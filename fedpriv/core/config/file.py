@@ -11,7 +11,7 @@ from fedpriv.core.config.error_text import validated
 from fedpriv.core.config.experiment import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import FILES, MECHANISMS
-from fedpriv.core.settings import Choice, Section, enumerated
+from fedpriv.core.settings import Choice, Settings, enumerated
 from fedpriv.mechanisms import MECHANISM, noise_keys
 from fedpriv.models import MODEL
 
@@ -42,7 +42,7 @@ class FileKind(ABC):
 
     name: ClassVar[str]  # of the section or key by which such files are told from experiments
     command: ClassVar[str]  # that reads them
-    settings: ClassVar[type[Section] | None] = None  # what they say; `None`: only their command reads it
+    settings: ClassVar[type[Settings] | None] = None  # what they say; `None`: only their command reads it
     kept_as: ClassVar[str]  # the name under which the resolved settings lie in the folder of a run
     preview: ClassVar[str] = "fedpriv config show {}"  # the command that says what a file does, with {} for the file
     results: ClassVar[str] = "runs/"  # the folder that holds the folders of runs
@@ -50,7 +50,7 @@ class FileKind(ABC):
 
     @staticmethod
     @abstractmethod
-    def load(path: Path, overrides: Sequence[str] = ()) -> Section:
+    def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
         """Read a file of this kind and apply ``key=value`` overrides."""
 
     @classmethod

@@ -21,7 +21,7 @@ from fedpriv.core.settings import (
     Positive,
     Real,
     Registered,
-    Section,
+    Settings,
 )
 
 MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
@@ -272,7 +272,7 @@ class AdversaryConfig(Extensible):
             yield kind, name, FieldInfo(annotation=kind, default_factory=kind)
 
 
-class EngineConfig(Section):
+class EngineConfig(Settings):
     """Where the clients run."""
 
     name: Literal["auto", "inline", "ray", "stacked"] = Field(
@@ -304,7 +304,7 @@ class EngineConfig(Section):
         return self.gradient_memory << 20
 
 
-class ReportConfig(Section):
+class ReportConfig(Settings):
     """What the report shows."""
 
     title: str = Field("", description="heading; empty: the experiment's name")

@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.settings import Epsilon, Real, Section, absent
+from fedpriv.core.settings import Epsilon, Real, Settings, absent
 
 _SHARE = Annotated[Real, Field(gt=0, lt=1)]
 
 
-class ColumnConfig(Section):
+class ColumnConfig(Settings):
     """One column, ``[[data.table.columns]]``; what is not told is inferred."""
 
     name: str = Field(description="as in the file's header")
@@ -39,7 +39,7 @@ class ColumnConfig(Section):
         return self
 
 
-class TableConfig(Section):
+class TableConfig(Settings):
     """How rows of a CSV or Parquet file become numbers."""
 
     label: str = Field(description="the column that is predicted")

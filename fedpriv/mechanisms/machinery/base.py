@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, UnitName
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.core.settings import Choice, Epsilon, Real, Section, enumerated
+from fedpriv.core.settings import Choice, Epsilon, Real, Settings, enumerated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -240,7 +240,7 @@ Contender = tuple[str, tuple[int, ...]]
 """A label and the dimensions of the blocks, for ``fedpriv account compare``."""
 
 
-class MechanismSettings(Section):
+class MechanismSettings(Settings):
     """The section ``[mechanism]``; a mechanism is a subclass with a default ``name``, entered in ``MECHANISMS``.
 
     Attributes:

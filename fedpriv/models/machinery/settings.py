@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS
-from fedpriv.core.settings import Choice, Integer, Positive, Section
+from fedpriv.core.settings import Choice, Integer, Positive, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ class SequenceShape:
     folder: Path = Path("data")  # of the data sets, where pretrained weights lie
 
 
-class ModelSettings(Section):
+class ModelSettings(Settings):
     """The section ``[model]``; a network is a subclass with a default ``name``, entered in ``MODELS``.
 
     Attributes:

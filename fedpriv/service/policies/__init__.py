@@ -15,7 +15,7 @@ from fedpriv.attacks.questions import Answers
 from fedpriv.convex import softmax
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry
-from fedpriv.core.settings import Epsilon, Positive, Real, Section, wrong_value
+from fedpriv.core.settings import Epsilon, Positive, Real, Settings, wrong_value
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ POLICIES = Registry(
 )
 
 
-class AnswerPolicy(Section):
+class AnswerPolicy(Settings):
     """The keys of ``[service]`` that one policy reads; a subclass with a name, entered in ``POLICIES``, is one."""
 
     name: ClassVar[str]  # as in `service.method`
@@ -239,7 +239,7 @@ def _known_features(features: str) -> str:
     return features
 
 
-class HeadKeys(Section):
+class HeadKeys(Settings):
     """The keys of convex heads."""
 
     features: Annotated[str, AfterValidator(_known_features)] = Field(
