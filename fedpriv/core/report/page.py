@@ -16,7 +16,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
-from fedpriv.core.finding import Found, Section, findings
+from fedpriv.core.finding import Found, Picture, Section, findings
 from fedpriv.core.records import Failure, LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
@@ -349,7 +349,8 @@ class _Uploads:
     @property
     def _smallest(self) -> int:
         """The shortest side of a picture; 0: there is none."""
-        pictures = [victim.original for victim in self.view.victims if victim.original]
+        originals = (victim.original for victim in self.view.victims)
+        pictures = [original for original in originals if isinstance(original, Picture)]
         return min((min(each.width, each.height) for each in pictures), default=0)
 
     @property

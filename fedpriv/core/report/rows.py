@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedpriv.core.numbers import percent
 from fedpriv.core.records import NUMBER_TOLERANCE, AttackResult, RowScore
-from fedpriv.core.report.view import ShownResult, ShownVictim
+from fedpriv.core.report.view import Content, ShownResult, ShownVictim
 
 MOST_COLUMNS = 40  # that are shown of one row
 
@@ -31,11 +31,13 @@ class RowTable:
 
 
 def row_table(victim: ShownVictim) -> RowTable:
-    """Return what the report shows of an attacked row; it has cells."""
-    true = victim.cells or {}
-    shown = tuple(candidate for candidate in victim.candidates if candidate.cells is not None)
+    """Return what the report shows of an attacked row."""
+    shown = tuple(candidate for candidate in victim.candidates if candidate.content is not None)
     guess = next((candidate.score.cells for candidate in shown if candidate.upload == "none" and candidate.score), None)
-    lines = [(name, text, tuple(_cell(candidate, name, guess) for candidate in shown)) for name, text in true.items()]
+    lines = [
+        (name, text, tuple(_cell(candidate, name, guess) for candidate in shown))
+        for name, text in _cells(victim.original).items()
+    ]
     kept = lines
     if len(lines) > MOST_COLUMNS:
         order = sorted(range(len(lines)), key=lambda place: (all(_is_read(cell) for cell in lines[place][2]), place))
@@ -52,12 +54,16 @@ def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]
     return named + [(name, [f"± {percent(rows.numbers[name])}" for rows in scored]) for name in scored[0].numbers]
 
 
+def _cells(content: Content | None) -> Mapping[str, str]:
+    return content if isinstance(content, Mapping) else {}
+
+
 def _is_read(cell: ShownCell) -> bool:
     return cell.state in ("read", "right")
 
 
 def _cell(candidate: ShownResult, name: str, guess: RowScore | None) -> ShownCell:
-    text = (candidate.cells or {}).get(name, "n/a")
+    text = _cells(candidate.content).get(name, "n/a")
     scores = candidate.score.cells if candidate.score else None
     if scores is None:
         return ShownCell(text, "")

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from fedpriv.core.numbers import decimal, percent
+from fedpriv.core.records import Sentence
 from fedpriv.core.report.view import ShownResult, ShownVictim
 
 
@@ -29,7 +30,7 @@ class SentenceLine:
 
 def sentence_lines(victim: ShownVictim) -> list[SentenceLine]:
     """Return what was read of an attacked sentence; attacks that read nothing of it have a line, too."""
-    true = victim.sentence.tokens if victim.sentence else []
+    true = victim.original.tokens if isinstance(victim.original, Sentence) else []
     return [_line(candidate, true) for candidate in victim.candidates]
 
 
@@ -40,8 +41,8 @@ def _line(candidate: ShownResult, true: Sequence[int]) -> SentenceLine:
         share = words.right / words.tokens if words.tokens else 0.0
         rouge = (("ROUGE-1", words.rouge1), ("ROUGE-2", words.rouge2), ("ROUGE-L", words.rouge_l))
         figures = (*((name, decimal(value)) for name, value in rouge), ("in their places", percent(share)))
-    sentence = candidate.sentence
-    if sentence is None:
+    sentence = candidate.content
+    if not isinstance(sentence, Sentence):
         return SentenceLine(candidate, (), figures)
     states = _states(true, sentence.tokens)
     parts = groupby(zip(states, sentence.pieces, strict=True), key=lambda pair: pair[0])

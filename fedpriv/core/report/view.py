@@ -18,25 +18,18 @@ from fedpriv.core.finding import Found, Picture, RunView, all_found, read_pictur
 from fedpriv.core.records import Score, Sentence, kind_of, read_file
 from fedpriv.core.runs import RunFolder, picture_name
 
+Content = Picture | Sentence | Mapping[str, str]
+"""What a file in reconstructions/ holds: a picture, a sentence, or the text of each cell of a row."""
+
 
 @dataclass(frozen=True)
 class ShownResult:
-    """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good.
-
-    Of a row of a table ``cells`` has the text of each column, of a text ``sentence`` its tokens.
-    """
+    """One attempt at a victim's image: by which attack, from which upload (protected, unprotected, none), how good."""
 
     attack: str
     upload: str
     score: Score | None
-    picture: Picture | None
-    cells: Mapping[str, str] | None = None
-    sentence: Sentence | None = None
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether there is something to show."""
-        return any(part is not None for part in (self.picture, self.cells, self.sentence))
+    content: Content | None
 
 
 @dataclass(frozen=True)
@@ -46,11 +39,9 @@ class ShownVictim:
     round: int
     client: int
     image: int
-    original: Picture | None
+    original: Content | None
     true_label: int | None
     candidates: tuple[ShownResult, ...]
-    cells: Mapping[str, str] | None = None
-    sentence: Sentence | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,10 @@ class View(RunView):
         """What was attacked: image, row or sentence."""
         if self.experiment.data.is_text:
             return "sentence"
-        return "row" if any(victim.cells is not None for victim in self.victims) else kind_of(self.scores)
+        shown = [
+            content for each in self.victims for content in (each.original, *(one.content for one in each.candidates))
+        ]
+        return "row" if any(isinstance(content, Mapping) for content in shown) else kind_of(self.scores)
 
 
 def load_view(folder: Path) -> View:
@@ -147,21 +141,15 @@ def _victim(key: _Key, scores: Iterable[Score], pictures: _Pictures, attacks: tu
     possible += [(guess, "none") for guess in _COMMON_GUESSES]
     pictured = [pair for pair in possible if _find(pictures, key, _stem(*pair))]
     tried = sorted(dict.fromkeys([*scored, *pictured]), key=lambda pair: _rank(pair, attacks))
-    candidates = []
-    for attack, upload in tried:
-        picture, row, read = _load(_find(pictures, key, _stem(attack, upload)))
-        candidates.append(ShownResult(attack, upload, scored.get((attack, upload)), picture, row, read))
-    guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.is_shown]
-    original, cells, sentence = _load(_find(pictures, key, "original"))
+    candidates = [ShownResult(*pair, scored.get(pair), _load(_find(pictures, key, _stem(*pair)))) for pair in tried]
+    guesses = [candidate for candidate in candidates if candidate.upload == "none" and candidate.content is not None]
     return ShownVictim(
         round=key[0],
         client=key[1],
         image=key[2],
-        original=original,
+        original=_load(_find(pictures, key, "original")),
         true_label=mine[0].true_label if mine else None,
         candidates=(*(each for each in candidates if each.upload != "none"), *sorted(guesses, key=_error)[:1]),
-        cells=cells,
-        sentence=sentence,
     )
 
 
@@ -185,9 +173,7 @@ def _stem(attack: str, upload: str) -> str:
     return attack if upload == "none" else f"{attack}-{upload}"
 
 
-def _load(path: Path | None) -> tuple[Picture | None, Mapping[str, str] | None, Sentence | None]:
-    """A picture, the cells of a row, or a sentence."""
-    if path is None or path.suffix == ".png":
-        return None if path is None else read_picture(path), None, None
-    found = read_file(path, _TEXTS)
-    return (None, None, found) if isinstance(found, Sentence) else (None, found, None)
+def _load(path: Path | None) -> Content | None:
+    if path is None:
+        return None
+    return read_picture(path) if path.suffix == ".png" else read_file(path, _TEXTS)

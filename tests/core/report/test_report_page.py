@@ -21,6 +21,7 @@ from fedpriv import metrics
 from fedpriv.core import numbers
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError
+from fedpriv.core.finding import Picture
 from fedpriv.core.records import members_text
 from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
 from fedpriv.core.report.citations import PAPERS
@@ -265,8 +266,8 @@ def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
                 "MSE": numbers.figure(score["mse"], 3),
                 "LPIPS": f"{score['lpips']:.3f}",
             } | ({} if candidate.upload == "none" else {"Label": f"{score['label']}, true {score['true_label']}"})
-            assert candidate.picture is not None
-            assert decode(shot.find("img")[0].attributes["src"] or "")[1] == candidate.picture.png
+            assert isinstance(candidate.content, Picture)
+            assert decode(shot.find("img")[0].attributes["src"] or "")[1] == candidate.content.png
             if candidate.upload == "none":
                 assert not shot.find("p", "badge")
             else:

@@ -9,6 +9,7 @@ import pytest
 from example_runs import read_json, write_json
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.finding import Picture
 from fedpriv.core.report import load_view, write_report
 
 MakeRun = Callable[..., Path]
@@ -26,7 +27,7 @@ def test_victims_come_with_their_candidates_in_order(make_run: MakeRun) -> None:
     ]
     for victim in view.victims:
         assert [(one.attack, one.upload) for one in victim.candidates] == expected
-        assert all(one.picture and one.score for one in victim.candidates)
+        assert all(one.content and one.score for one in victim.candidates)
 
 
 def test_the_chosen_restart_is_shown(make_run: MakeRun) -> None:
@@ -42,12 +43,12 @@ def test_a_batch_has_one_victim_an_image_each_with_its_own_picture(make_run: Mak
     assert [(v.client, v.image) for v in view.victims] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     for victim in view.victims:
         stem = f"0001-{victim.client:04d}"
-        assert victim.original is not None
+        assert isinstance(victim.original, Picture)
         assert victim.original.png == (folder / f"reconstructions/{stem}-original-{victim.image}.png").read_bytes()
         found = next(one for one in victim.candidates if (one.attack, one.upload) == ("dlg", "protected"))
-        assert found.picture is not None
+        assert isinstance(found.content, Picture)
         path = folder / f"reconstructions/{stem}-dlg-protected-{victim.image}.png"
-        assert found.picture.png == path.read_bytes()
+        assert found.content.png == path.read_bytes()
 
 
 def test_the_guess_shown_is_the_better_one(make_run: MakeRun) -> None:
@@ -71,7 +72,7 @@ def test_pictures_without_scores_are_found(make_run: MakeRun) -> None:
     (folder / "reconstructions/scores.jsonl").unlink()
     view = load_view(folder)
     assert len(view.victims) == 2
-    assert all(one.score is None and one.picture for victim in view.victims for one in victim.candidates)
+    assert all(one.score is None and one.content for victim in view.victims for one in victim.candidates)
     assert [one.attack for one in view.victims[0].candidates] == ["dlg", "iga", "dlg", "iga", "guess-mean"]
 
 
