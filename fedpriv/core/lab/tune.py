@@ -144,7 +144,8 @@ def tune_attack(
     refusal = threat_model(experiment.adversary).refusal(f"tuning {name}", (*attack.needs, Access.PUBLIC_DATA))
     if refusal is not None:
         raise InputError(refusal)
-    configs = _configs(attack, experiment.adversary.settings(name), _parsed(attack, grid))
+    values = _parsed(attack, grid)
+    configs = _configs(attack, experiment.adversary.settings(name), values)
     world = build_world(experiment)
     for text in attack_warnings(world, [name]):
         progress.warn(text)
@@ -157,10 +158,9 @@ def tune_attack(
         rehearsed = _rehearse(world, before, victims)
         public = guesses(unit_scale(world.dataset.x_test), columns=world.dataset.columns)
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
-        trials = tuple(_trial(world, attack, config, keys, rehearsed, public, progress) for keys, config in configs)
+        trials = tuple(_trial(world, attack, config, list(values), rehearsed, public, progress) for config in configs)
         guess = _guess_mse(rehearsed, public, world)
-    keys = tuple(configs[0][0])
-    tuning = Tuning(name, keys, trials, guess, ())
+    tuning = Tuning(name, tuple(values), trials, guess, ())
     return replace(tuning, remarks=_remarks(tuning))
 
 
@@ -184,21 +184,16 @@ def _parsed(attack: type[AttackSettings], grid: Sequence[str]) -> dict[str, tupl
     return values
 
 
-def _configs(
-    attack: type[AttackSettings], usual: BaseModel, values: dict[str, tuple[str, ...]]
-) -> list[tuple[tuple[str, ...], BaseModel]]:
+def _configs(attack: type[AttackSettings], usual: BaseModel, values: dict[str, tuple[str, ...]]) -> list[BaseModel]:
     """Every combination of the values as settings of the attack."""
     combinations = list(itertools.product(*values.values()))
     if len(combinations) > MOST_TRIALS:
         raise InputError(f"--grid: {len(combinations)} combinations; at most {MOST_TRIALS} are allowed")
-    configs: list[tuple[tuple[str, ...], BaseModel]] = []
-    for combination in combinations:
-        chosen = dict(zip(values, combination, strict=True))
-        try:
-            configs.append((tuple(values), attack.model_validate({**usual.model_dump(), **chosen})))
-        except ValidationError as error:
-            raise wrong_value(error.errors()[0], attack.name).replaced(where="--grid") from None
-    return configs
+    trees = [{**usual.model_dump(), **dict(zip(values, chosen, strict=True))} for chosen in combinations]
+    try:
+        return [attack.model_validate(tree) for tree in trees]
+    except ValidationError as error:
+        raise wrong_value(error.errors()[0], attack.name).replaced(where="--grid") from None
 
 
 def _parameters(world: World, source: Path) -> State:
@@ -322,8 +317,8 @@ def _remarks(tuning: Tuning) -> tuple[str, ...]:
             f"{lines[0]} No setting does better: with this mechanism and so many iterations the attack finds nothing "
             "that the weights could bring out.",
         )
-    for key, values in zip(tuning.keys, zip(*(trial.values for trial in tuning.trials), strict=True), strict=True):
-        value = best.values[tuning.keys.index(key)]
+    tried = zip(*(trial.values for trial in tuning.trials), strict=True)
+    for key, value, values in zip(tuning.keys, best.values, tried, strict=True):
         if value == max(values) and len(set(values)) > 1:
             lines.append(f"{key} = {value:g} is the largest value tried; a larger one may do better (--grid).")
         if value == min(values) > 0 and len(set(values)) > 1:
