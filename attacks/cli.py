@@ -216,7 +216,7 @@ def _trials(tuning: "Tuning") -> Table:
 
 
 def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
-    from fedpriv.core.config.texts import text_sets
+    from fedpriv.core.config.rules import text_sets
 
     lines: list[str | Text] = [attack.reference]
     if attack.is_text:

@@ -21,7 +21,7 @@ from fedpriv.attacks.texts.referee import pairs, sentence_guesses, sentence_scor
 from fedpriv.attacks.truth import bare
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.records.texts import SentenceResult, sentence_result
+from fedpriv.core.records.attacks import SentenceResult, sentence_result
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
 from fedpriv.data.texts import text_root

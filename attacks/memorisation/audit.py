@@ -25,7 +25,7 @@ from fedpriv.attacks.memorisation.exposure import Network, exposures
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
 from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, Extraction, Memorisation
 from fedpriv.core.config.canaries import CanaryConfig
-from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, rebuilt_world

@@ -2,7 +2,7 @@
 
 from fedpriv.core.asked_log import check_data
 from fedpriv.core.config import Experiment
-from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import COMPLETED, Summary
 from fedpriv.core.runs import Checkpoint, RunFolder

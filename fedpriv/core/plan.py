@@ -23,7 +23,7 @@ from fedpriv.accounting import (
 from fedpriv.accounting.skellam import LEVELS
 from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
-from fedpriv.core.config.trust import noise_places
+from fedpriv.core.config.rules import noise_places
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling

@@ -74,7 +74,7 @@ ALLOWED = {
     "lenet": {"fedpriv/models/machinery/settings.py"},
     "strided": {"attacks/endpoint/probes/cloak.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
-    "mean": {"fedpriv/core/config/sections.py", "fedpriv/core/config/trust.py", "attacks/own_model.py"},
+    "mean": {"fedpriv/core/config/sections.py", "fedpriv/core/config/rules.py", "attacks/own_model.py"},
     "dlg": {"fedpriv/core/config/sections.py"},
     "iga": {
         "fedpriv/core/config/sections.py",

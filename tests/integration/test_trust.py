@@ -17,7 +17,7 @@ from fedpriv.clients.app import client_app
 from fedpriv.core.asked_log import released_rounds, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
-from fedpriv.core.config.trust import check_trust
+from fedpriv.core.config.rules import check_trust
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.plan import Plan, participants

@@ -13,8 +13,16 @@ from pydantic_core import to_json
 from typing_extensions import override
 
 from fedpriv.core.algorithm import algorithm_of
-from fedpriv.core.config.algorithms import check_algorithm, check_preparations, with_own_section
 from fedpriv.core.config.data import DataConfig
+from fedpriv.core.config.rules import (
+    check_algorithm,
+    check_preparations,
+    check_texts,
+    check_trust,
+    with_own_section,
+    with_usual_sums,
+    without_attacks,
+)
 from fedpriv.core.config.sections import (
     SUM_LISTENERS,
     AdversaryConfig,
@@ -23,8 +31,6 @@ from fedpriv.core.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.core.config.texts import check_texts, without_attacks
-from fedpriv.core.config.trust import check_trust, with_usual_sums
 from fedpriv.core.errors import InputError
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.registry import SECTIONS

@@ -16,7 +16,7 @@ from fedpriv.attacks.observation import list_observations
 from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import Experiment, load_run
-from fedpriv.core.config.texts import unsuited
+from fedpriv.core.config.rules import unsuited
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.files import is_empty, locked, target_error, writing

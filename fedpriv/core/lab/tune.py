@@ -29,7 +29,7 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import load_experiment, load_run
-from fedpriv.core.config.texts import refuse_texts
+from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.preflight import attack_warnings
 from fedpriv.core.lab.random_uploads import simulation_check

@@ -6,15 +6,22 @@
 
 from fedpriv.core.figure import CONFIDENCE, Interval
 from fedpriv.core.records.attacks import (
+    NUMBER_TOLERANCE,
     AttackResult,
     LeakageRate,
     Recovered,
+    RowResult,
+    RowScore,
     Score,
+    Sentence,
+    SentenceResult,
+    SentenceScore,
     ThreatRecord,
     best_rates,
     best_rows,
     kind_of,
     recovered,
+    sentence_result,
 )
 from fedpriv.core.records.ledger import (
     Ceiling,
@@ -40,9 +47,7 @@ from fedpriv.core.records.rounds import (
     RoundRecord,
     last_evaluated,
 )
-from fedpriv.core.records.rows import NUMBER_TOLERANCE, RowResult, RowScore
 from fedpriv.core.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
-from fedpriv.core.records.texts import Sentence, SentenceResult, SentenceScore, sentence_result
 
 __all__ = [
     "COMPLETED",

@@ -1,4 +1,4 @@
-"""The records of attacks on uploads: each reconstruction's scores, an attack's figures, and the threat model."""
+"""The records of attacks on uploads: scores of images, rows and sentences, figures, and the threat model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,8 +8,137 @@ from pydantic import model_validator
 
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.records.reading import Record
-from fedpriv.core.records.rows import RowResult, RowScore
-from fedpriv.core.records.texts import SentenceResult, SentenceScore
+
+NUMBER_TOLERANCE = 0.01
+"""By how much of its column's range a number may be off in a row that counts as recovered."""
+
+
+@dataclass(frozen=True)
+class RowScore(Record):
+    """How well the cells of one row of a table were read.
+
+    Attributes:
+        categories: name of a column of categories -> whether its value is right.
+        numbers: name of a column of numbers -> the error as a share of the column's range, from 0 to 1; 1 where a
+            number is told and there is none, or the other way round.
+    """
+
+    categories: dict[str, bool]
+    numbers: dict[str, float]
+
+    @property
+    def share_right(self) -> float | None:
+        """Of the categories."""
+        return sum(self.categories.values()) / len(self.categories) if self.categories else None
+
+    @property
+    def mean_error(self) -> float | None:
+        """Of the numbers."""
+        return sum(self.numbers.values()) / len(self.numbers) if self.numbers else None
+
+    @property
+    def is_recovered(self) -> bool:
+        """Whether every category is right, and every number within :data:`NUMBER_TOLERANCE` of its column's range."""
+        return all(self.categories.values()) and all(error <= NUMBER_TOLERANCE for error in self.numbers.values())
+
+
+@dataclass(frozen=True)
+class RowResult(Record):
+    """What an attack read of all rows, column by column.
+
+    Attributes:
+        categories: name of a column of categories -> the share of rows in which its value is right.
+        numbers: name of a column of numbers -> the median error as a share of the column's range.
+        share_right: of all categories of all rows; ``None`` where there are none.
+        median_error: of the rows' mean errors; ``None`` where there are no numbers.
+    """
+
+    categories: dict[str, float]
+    numbers: dict[str, float]
+    share_right: float | None
+    median_error: float | None
+
+
+@dataclass(frozen=True)
+class Sentence(Record):
+    """A sentence as a file in reconstructions/ has it.
+
+    Attributes:
+        text: as the tokenizer writes it.
+        tokens: without those that begin, end or pad it.
+        pieces: the text of each token by itself.
+    """
+
+    text: str
+    tokens: list[int]
+    pieces: list[str]
+
+    def joined(self, pieces: Sequence[str]) -> str:
+        """Put pieces of it together, with spaces between them where its tokens are words."""
+        return (" " if " ".join(self.pieces) == self.text else "").join(pieces)
+
+
+@dataclass(frozen=True)
+class SentenceScore(Record):
+    """How well one sentence was read; tokens that begin, end or pad a text do not count.
+
+    Attributes:
+        rouge1: F-measure of the tokens that both have (ROUGE-1, Lin 2004), from 0 to 1.
+        rouge2: the same of pairs of neighbouring tokens; of sentences of one token 0.
+        rouge_l: the same of the longest common subsequence.
+        right: tokens of the true sentence that stand at their own place.
+        tokens: of the true sentence.
+        exact: whether both are the same, token by token.
+    """
+
+    rouge1: float
+    rouge2: float
+    rouge_l: float
+    right: int
+    tokens: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class SentenceResult(Record):
+    """What an attack read of all sentences.
+
+    Attributes:
+        rouge1: mean over the sentences; those for which nothing was offered count with 0.
+        rouge2: likewise.
+        rouge_l: likewise.
+        exact: sentences that were read whole.
+        right: tokens at their own place, of all sentences.
+        tokens: of all sentences.
+    """
+
+    rouge1: float
+    rouge2: float
+    rouge_l: float
+    exact: int
+    right: int
+    tokens: int
+
+    @property
+    def share_right(self) -> float:
+        """Of the tokens."""
+        return self.right / self.tokens if self.tokens else 0.0
+
+
+def sentence_result(scores: Iterable[SentenceScore | None]) -> SentenceResult | None:
+    """Return what was read of all sentences; ``None``: none were attacked."""
+    read = [score for score in scores if score is not None]
+    if not read:
+        return None
+    return SentenceResult(
+        rouge1=sum(score.rouge1 for score in read) / len(read),
+        rouge2=sum(score.rouge2 for score in read) / len(read),
+        rouge_l=sum(score.rouge_l for score in read) / len(read),
+        exact=sum(score.exact for score in read),
+        right=sum(score.right for score in read),
+        tokens=sum(score.tokens for score in read),
+    )
+
 
 _OF_IMAGES = ("psnr", "ssim", "lpips")
 _OF_NUMBERS = ("mse", "mse_normalised")

@@ -22,8 +22,7 @@ from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
 from fedpriv.core.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
 from fedpriv.core.report.filters import fragment, plain, template
-from fedpriv.core.report.rows import column_table, row_table
-from fedpriv.core.report.sentences import sentence_lines
+from fedpriv.core.report.readings import column_table, row_table, sentence_lines
 from fedpriv.core.report.tiles import mechanism_name, tiles
 from fedpriv.core.report.view import ShownResult, View, load_view
 from fedpriv.core.runs import RunFolder

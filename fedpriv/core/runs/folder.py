@@ -17,9 +17,19 @@ from fedpriv.core.config import Experiment, load_run, read_toml
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, drop_cut_line, is_empty, remove_parts, sync, write_whole, writing_to
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import Asked, Deployed, Ledger, RoundRecord, Summary, read_file
+from fedpriv.core.records import (
+    Asked,
+    Deployed,
+    LabelCeiling,
+    Ledger,
+    Partition,
+    RoundRecord,
+    Score,
+    Summary,
+    read_file,
+)
 from fedpriv.core.registry import FINDINGS
-from fedpriv.core.runs.findings import Findings
+from fedpriv.core.runs.files import Files
 
 T = TypeVar("T")
 
@@ -29,6 +39,12 @@ DEPLOYMENT = "deployment.json"
 _ROUND, _ASKED, _SUMMARY = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Summary)
 _DEPLOYED = TypeAdapter(Deployed)
 _SECRET = "secret.key"
+_SCORES = "reconstructions/scores.jsonl"
+# What only the referee may know: exact figures of clients' data.
+_CEILINGS, _HOLDINGS = "referee/ceilings.json", "referee/partition.json"
+
+_LEDGER, _SCORE, _LABEL_CEILINGS = TypeAdapter(Ledger), TypeAdapter(Score), TypeAdapter(tuple[LabelCeiling, ...])
+_PARTITION = TypeAdapter(Partition)
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ def picture_name(round_number: int, client: int, what: str, image: int | None = 
     return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ending
 
 
-class RunFolder(Findings):
+class RunFolder(Files):
     """The folder of one run.
 
     Use :meth:`create` for a new one and :meth:`open` for one that exists.
@@ -279,3 +295,33 @@ class RunFolder(Findings):
                 return Checkpoint(int(metadata["round"]), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise InputError(f"{self._checkpoint} is damaged: {error}") from None
+
+    def ledger(self) -> Ledger | None:
+        """What is proven; ``None`` until a run ends."""
+        return read_file(self.path / "ledger.json", _LEDGER)
+
+    def write_label_ceilings(self, ceilings: Sequence[LabelCeiling]) -> None:
+        """Write referee/ceilings.json."""
+        self.write_private(_CEILINGS, [asdict(line) for line in ceilings])
+
+    def label_ceilings(self) -> tuple[LabelCeiling, ...]:
+        """How often any attack names labels at most; nothing until a run ends, and in runs of earlier versions."""
+        return read_file(self.path / _CEILINGS, _LABEL_CEILINGS) or ()
+
+    def write_partition(self, partition: Partition) -> None:
+        """Write referee/partition.json; earlier versions left it in the open."""
+        self.write_private(_HOLDINGS, asdict(partition))
+        (self.path / "partition.json").unlink(missing_ok=True)
+
+    def partition(self) -> Partition | None:
+        """How the data are shared; ``None`` if the run ended before they were."""
+        known = read_file(self.path / _HOLDINGS, _PARTITION)
+        return read_file(self.path / "partition.json", _PARTITION) if known is None else known
+
+    def scores(self) -> tuple[Score, ...]:
+        """The lines of scores.jsonl, for every reconstruction and guess so far."""
+        return self.whole_lines(_SCORES, _SCORE)
+
+    def write_scores(self, scores: Sequence[Score]) -> None:
+        """Write scores.jsonl."""
+        self.write_jsonl(_SCORES, [score.to_json() for score in scores])

@@ -15,8 +15,9 @@ from fedpriv.attacks.referee import missed
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.lab import attack_run, rates, start_run
-from fedpriv.core.lab.rates import leakage_rates, recovery_rates
+from fedpriv.core.lab import attack_run, start_run
+from fedpriv.core.lab import results as rates
+from fedpriv.core.lab.results import leakage_rates, recovery_rates
 from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Ceiling, LeakageRate, Score

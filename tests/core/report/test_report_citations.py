@@ -10,7 +10,7 @@ import pytest
 
 from fedpriv import accounting
 from fedpriv.accounting import Release, guarantee
-from fedpriv.core.report.citations import PAPERS, cited
+from fedpriv.core.report.filters import PAPERS, cited
 
 NOISE: dict[str, dict[str, Any]] = {
     "gaussian": {"noise": 1.5},

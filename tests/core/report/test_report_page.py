@@ -24,7 +24,7 @@ from fedpriv.core.files import WriteError
 from fedpriv.core.finding import Picture
 from fedpriv.core.records import members_text
 from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
-from fedpriv.core.report.citations import PAPERS
+from fedpriv.core.report.filters import PAPERS
 from fedpriv.core.runs import RunFolder
 
 MakeRun = Callable[..., Path]

@@ -1,0 +1,168 @@
+"""Rules that bind one section of an experiment to another: of algorithms, of texts, and of noise on sums.
+
+Each check raises an error that says what was given and what is allowed.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.core.algorithm import Algorithm, ModelRelease, algorithm_of
+from fedpriv.core.errors import InputError
+from fedpriv.core.registry import ALGORITHMS, ATTACKS, DATASETS, MECHANISMS, PREPARATIONS
+from fedpriv.core.sections import given_sections
+from fedpriv.core.settings import enumerated
+
+if TYPE_CHECKING:
+    from fedpriv.core.config.experiment import Experiment
+    from fedpriv.mechanisms.machinery.base import NoiseAt
+
+
+def with_own_section(tree: Any) -> Any:
+    """Return settings in which the section that only this algorithm reads has its defaults, where there is none."""
+    federation = tree.get("federation") if isinstance(tree, Mapping) else None
+    algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
+    own = ALGORITHMS[algorithm].settings if isinstance(algorithm, str) and algorithm in ALGORITHMS else None
+    return tree if own is None or tree.get(own.name) is not None else {**tree, own.name: {}}
+
+
+def check_algorithm(experiment: "Experiment") -> None:
+    """Refuse what the algorithm, or a section that a capability added, has no proof for or no meaning with."""
+    for name, kind in ALGORITHMS.items():
+        if name != experiment.federation.algorithm and kind.settings is not None and kind.settings.of(experiment):
+            raise InputError(
+                f"the section [{kind.settings.name}] is read with federation.algorithm = {name!r} only; leave it out"
+            )
+    algorithm = algorithm_of(experiment)
+    if algorithm.rounds is not None and experiment.federation.rounds != algorithm.rounds:
+        raise InputError(
+            key="federation.rounds",
+            given=experiment.federation.rounds,
+            allowed=f"{algorithm.name} has one round",
+            hint="set it to 1",
+        )
+    _check_mechanism(experiment, algorithm)
+    algorithm.conflicts(experiment)
+    for section in given_sections(experiment).values():
+        section.conflicts(experiment)
+
+
+def _check_mechanism(experiment: "Experiment", algorithm: Algorithm) -> None:
+    """Refuse noise on models where clients upload something else."""
+    mechanism = experiment.mechanism
+    if mechanism.on_gradients or isinstance(algorithm, ModelRelease):
+        return
+    known = enumerated([repr(name) for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)], "or")
+    raise InputError(
+        key="mechanism.name",
+        given=mechanism.name,
+        allowed=f"noise on a convex model, which clients train with federation.algorithm = {known} "
+        f"only (given: {algorithm.name!r})",
+    )
+
+
+def check_preparations(experiment: "Experiment") -> None:
+    """Refuse what goes with no preparation of data, or not with this one."""
+    for kind in PREPARATIONS.values():
+        kind().conflicts(experiment)
+
+
+def text_attacks() -> tuple[str, ...]:
+    """The attacks that read texts."""
+    return tuple(name for name, attack in ATTACKS.items() if attack.is_text)
+
+
+def text_sets() -> tuple[str, ...]:
+    """The data sets that are texts."""
+    return tuple(name for name, source in DATASETS.items() if source.is_text)
+
+
+def without_attacks(tree: Any) -> Any:
+    """Return settings in which nothing attacks texts, unless they name an attack: that is refused afterwards."""
+    data = tree.get("data") if isinstance(tree, Mapping) else None
+    if not isinstance(data, Mapping) or not (data.get("name") in text_sets() or data.get("text")):
+        return tree
+    adversary = tree.get("adversary", {})
+    if not isinstance(adversary, Mapping):
+        return tree
+    return {**tree, "adversary": {"attacks": [], **adversary}}
+
+
+def check_texts(experiment: "Experiment") -> None:
+    """Refuse what is for images or rows, where the data are texts; and attacks on texts, where they are not."""
+    for name in experiment.adversary.attacks:
+        if reason := unsuited(experiment, name):
+            raise InputError(f"adversary.attacks: {reason}")
+    if not experiment.data.is_text:
+        return
+    what = f"data.name = {experiment.data.name!r} are texts"
+    for name, section in given_sections(experiment).items():
+        if not section.reads_texts:
+            raise InputError(f"section [{name}] is for images and rows of tables, and {what}")
+
+
+def unsuited(experiment: "Experiment", attack: str) -> str | None:
+    """Say why an attack does not read such data, or return ``None``."""
+    reads_texts, data = bool(ATTACKS[attack].is_text), experiment.data
+    if reads_texts == data.is_text:
+        return None
+    if data.is_text:
+        known = ", ".join(text_attacks())
+        return f"{attack} reads images or rows of tables, and data.name = {data.name!r} are texts; allowed: {known}"
+    return f"{attack} reads texts, and data.name = {data.name!r} are none; allowed: {', '.join(text_sets())}"
+
+
+def refuse_texts(experiment: "Experiment", what: str) -> None:
+    """Refuse to look at a run on texts in a way that is for images and rows."""
+    if experiment.data.is_text:
+        raise InputError(f"data.name = {experiment.data.name!r} are texts, and {what} is for images and rows of tables")
+
+
+def noise_places(experiment: "Experiment") -> "tuple[NoiseAt, ...]":
+    """Return where an upload of this experiment gets noise: at the client, and under masks or at the server."""
+    return ("clients", "sum" if experiment.federation.secure_aggregation else "server")
+
+
+def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sections with what noise on a sum needs of the federation, where the experiment does not say it."""
+    mechanism, federation = tree.get("mechanism"), tree.get("federation", {})
+    name = mechanism.get("name") if isinstance(mechanism, Mapping) else None
+    if not isinstance(name, str) or name not in MECHANISMS or not isinstance(federation, Mapping):
+        return tree
+    where = MECHANISMS[name].noise_at
+    if where == "clients":
+        return tree
+    return {**tree, "federation": {"weighting": "uniform", "secure_aggregation": where == "sum", **federation}}
+
+
+def check_trust(experiment: "Experiment") -> None:
+    """Refuse settings under which noise on a round's sum proves nothing, or not what the ledger says."""
+    federation, mechanism = experiment.federation, experiment.mechanism
+    name, where = mechanism.name, mechanism.noise_at
+    if federation.client_sampling == "poisson" and where != "server":
+        raise InputError(
+            f"federation.client_sampling = 'poisson' with mechanism.name = {name!r}: a round that "
+            "asks nobody has no noise; allowed is mechanism.name = 'central'"
+        )
+    if where == "clients":
+        return
+    secure = where == "sum"
+    for key, given, allowed in (
+        ("mechanism.unit", mechanism.unit, "update"),
+        ("federation.weighting", federation.weighting, "uniform"),
+        ("federation.aggregation", federation.aggregation, "mean"),
+        ("federation.secure_aggregation", federation.secure_aggregation, secure),
+        ("federation.target_epsilon", federation.target_epsilon, None),
+        ("adversary.attacks: active ones", experiment.adversary.crafts, False),
+    ):
+        if given != allowed:
+            wanted = "unset" if allowed is None else repr(allowed).lower()
+            raise InputError(
+                f"mechanism.name = {name!r} puts noise on the sum of a round's updates, which needs "
+                f"{key} = {wanted} (given: {given!r})"
+            )
+    mechanism.require_noise_at(*noise_places(experiment))
+    some = mechanism.with_some_noise()
+    if not some.noise_on_mean(1, some.bound) > 0:
+        raise InputError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
+    if secure:
+        mechanism.shared_by(federation.asked)
