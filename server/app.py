@@ -86,18 +86,15 @@ def started_app(run: Callable[[StartedRun], None]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         settings = {key: str(context.run_config[key]) for key in ("experiment", "overrides", "seed")}
         overrides = [part for part in settings["overrides"].split(",") if part]
-        experiment = load_experiment(_packed_in() / settings["experiment"], overrides)
+        # Wherever Flower has put the app, its folder has the settings that it packed.
+        packed = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
+        experiment = load_experiment(packed / settings["experiment"], overrides)
         path = Path(os.environ.get("FEDPRIV_RUNS", "runs")) / f"run-{context.run_id}"
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items() if value)
         command = shlex.join(["flwr", "run", ".", "--stream", "--run-config", config])
         run(StartedRun(experiment, settings["seed"], path, command, grid))
 
     return bound
-
-
-def _packed_in() -> Path:
-    """Return the app's folder, wherever Flower has put it: the one with the settings that it packed."""
-    return next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
 
 
 def _serve(started: StartedRun) -> None:

@@ -1,5 +1,6 @@
 """Central evaluation of the global model on the test data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,16 +59,9 @@ def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[fl
     Of sequences both are means over all tokens that are predicted: nats per token, and the share that is the likeliest.
     Without ``rows`` (R,) all test examples count that the model has not learnt.
     """
-    model, dataset = world.model, world.dataset
-    x, y = _test_data(world, world.measured_rows if rows is None else rows)
-    state.load_into(model)
-    model.eval()
     loss, right, targets = 0.0, 0, 0
-    batch = _BATCH if dataset.text is None else max(1, _TOKENS // dataset.shape[-1])
     with torch.inference_mode():
-        for images, labels in zip(x.split(batch), y.split(batch), strict=True):
-            logits = model(world.network_input(images)).flatten(0, -2)
-            target = labels.to(world.device).flatten()
+        for logits, target in _outputs(world, state, world.measured_rows if rows is None else rows):
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
             right += int((logits.argmax(1) == target).sum())
             targets += int((target >= 0).sum())
@@ -81,19 +75,20 @@ def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> fl
     """
     if world.forward_noise is None:
         return None
-    model = world.model
-    x, y = _test_data(world, rows)
+    drawing = world.forward_noise.drawing(world.model, world.experiment.seed, number, evaluates=True)
+    with drawing, torch.inference_mode():
+        right = sum(int((logits.argmax(1) == target).sum()) for logits, target in _outputs(world, state, rows))
+    return right / len(rows)
+
+
+def _outputs(world: World, state: State, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits (n, K) of the model and labels (n,) of these test examples, a batch at a time."""
+    model, dataset = world.model, world.dataset
+    x, y = dataset.x_test, dataset.y_test
+    if len(rows) < len(y):  # all of them are not copied
+        x, y = x[rows], y[rows]
     state.load_into(model)
     model.eval()
-    drawing = world.forward_noise.drawing(model, world.experiment.seed, number, evaluates=True)
-    right = 0
-    with drawing, torch.inference_mode():
-        for images, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
-            right += int((model(world.network_input(images)).argmax(1).cpu() == labels).sum())
-    return right / len(y)
-
-
-def _test_data(world: World, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Test images and labels; all of them are not copied."""
-    x, y = world.dataset.x_test, world.dataset.y_test
-    return (x, y) if len(rows) == len(y) else (x[rows], y[rows])
+    batch = _BATCH if dataset.text is None else max(1, _TOKENS // dataset.shape[-1])
+    for images, labels in zip(x.split(batch), y.split(batch), strict=True):
+        yield model(world.network_input(images)).flatten(0, -2), labels.to(world.device).flatten()

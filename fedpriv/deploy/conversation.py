@@ -115,11 +115,7 @@ class Conversation:
             sent, got = self._request, self._reply
             complete.append(Spoken(sent.path, bytes(sent.body), got.status, bytes(got.body)))
             self._request, self._reply = _Half(), _Half()
-            self._take_turns()
+            if self._requests.our_state is h11.DONE and self._requests.their_state is h11.DONE:  # it is kept open
+                self._requests.start_next_cycle()
+                self._replies.start_next_cycle()
         return True
-
-    def _take_turns(self) -> None:
-        """Make both parsers ready for the next request, where the connection is kept open."""
-        if self._requests.our_state is h11.DONE and self._requests.their_state is h11.DONE:
-            self._requests.start_next_cycle()
-            self._replies.start_next_cycle()

@@ -90,7 +90,8 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         finally:
             _fetch(served.path, folder)
     if not status.is_completed:
-        raise RunFailedError(_reason(status))
+        said = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
+        raise RunFailedError(said or f"Flower says that run {status.run_id} is {status.status}")
 
 
 def _follow(
@@ -147,12 +148,6 @@ def _connect(deployment: DeploymentFolder, record: DeploymentRecord) -> None:
             f"the SuperLink of the containers, {record.server}, does not answer; look at: docker compose ps"
         )
     flower.connect(deployment, record)
-
-
-def _reason(status: flower.RunStatus) -> str:
-    """Why the server's part failed, in its own words."""
-    details = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
-    return details or f"Flower says that run {status.run_id} is {status.status}"
 
 
 def _stop(deployment: DeploymentFolder, run_id: str) -> None:

@@ -59,7 +59,9 @@ def up(
     """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected."""
     folder = DeploymentFolder(path)
     if folder.is_up():
-        _refuse_second(folder)
+        earlier = _own(folder, "docker compose down, and remove deployment.json; or another --dir")
+        state = "is up" if len(earlier.dead()) < len(earlier.processes) else "has died"
+        raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
     record = DeploymentRecord(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
     _check_ports(record)
     for name in (*LAUNCHED, "flower-superlink", "flower-supernode", "flower-superexec"):
@@ -159,12 +161,6 @@ def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = 
     )
 
 
-def _refuse_second(folder: DeploymentFolder) -> None:
-    record = _own(folder, "docker compose down, and remove deployment.json; or another --dir")
-    state = "is up" if len(record.dead()) < len(record.processes) else "has died"
-    raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
-
-
 def _check_ports(record: DeploymentRecord) -> None:
     wanted = record.ports
     if wanted[-1] > _LAST_PORT:
@@ -252,13 +248,12 @@ def _start_all(folder: DeploymentFolder, record: DeploymentRecord, tell: _Tell) 
     tell(f"starting {record.nodes} SuperNodes and the executors")
     for command in others:
         record = _add(folder, record, command)
-    failure, connected = "not all SuperNodes are connected", partial(_all_connected, folder, record)
-    _wait(folder, record, failure, connected, _LOOK_SECONDS)
+
+    def all_connected() -> bool:
+        return len(flower.online_nodes(folder)) >= record.nodes
+
+    _wait(folder, record, "not all SuperNodes are connected", all_connected, _LOOK_SECONDS)
     return record
-
-
-def _all_connected(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
-    return len(flower.online_nodes(folder)) >= record.nodes
 
 
 def _add(folder: DeploymentFolder, record: DeploymentRecord, command: Command) -> DeploymentRecord:

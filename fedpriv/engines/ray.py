@@ -227,14 +227,10 @@ def _knock(address: str, key: str) -> None:
 
 
 def _workers_environment() -> dict[str, str]:
-    """What workers take over from this process: where modules and data are looked for."""
-    data = os.environ.get("FEDPRIV_DATA")
-    return {"PYTHONPATH": _python_path(), **({"FEDPRIV_DATA": data} if data else {})}
-
-
-def _python_path() -> str:
-    """Workers look for the experiment's own modules where this process does."""
-    return os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """What workers take over from this process: where the experiment's own modules and data are looked for."""
+    data, modules = os.environ.get("FEDPRIV_DATA"), os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), modules]))
+    return {"PYTHONPATH": path, **({"FEDPRIV_DATA": data} if data else {})}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
@@ -26,13 +27,13 @@ from fedpriv.core.files import write_whole, writing
 from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
+from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
 from fedpriv.core.registry import ATTACKS
-from fedpriv.flower.folder import LEDGER, TRUTH, Tapped, TrainedOn, built, imported, read_line, read_tapped, read_truth
+from fedpriv.flower.folder import LEDGER, TRUTH, Tapped, TrainedOn, built, imported, read_tapped, read_truth
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.mechanisms import recorded_mechanism
 
-_RESULT = "attacks.json"
+_RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
 _NO_LPIPS = "not computed for a tap's pictures"
 
 
@@ -116,7 +117,7 @@ def _heard(folder: Path) -> tuple[_TappedUpload, ...]:
     uploads = []
     for path in list_observations(folder / "observations"):
         known = read_truth(folder / TRUTH / path.name)
-        line = read_line(folder / LEDGER / f"{path.stem}.json")
+        line = read_file(folder / LEDGER / f"{path.stem}.json", _LINE)
         uploads.append(_TappedUpload(read_observation(path), known, line))
     if not uploads:
         raise InputError(f"{folder} holds no observations: the clients' logs say why")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import write_whole
-from fedpriv.core.records import LedgerLine, read_file
+from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import Record
 from fedpriv.flower.watch import Seen
 
@@ -42,17 +42,12 @@ class TrainedOn:
     labels: Tensor  # int64 (N,), -1 where no label was seen
 
 
-_TAPPED, _LINE = TypeAdapter(Tapped), TypeAdapter(LedgerLine)
+_TAPPED = TypeAdapter(Tapped)
 
 
 def read_tapped(folder: Path) -> Tapped | None:
     """Return what ``tap.json`` says; ``None``: this is not the folder of a tap."""
     return read_file(folder / ABOUT, _TAPPED)
-
-
-def read_line(path: Path) -> LedgerLine | None:
-    """Return what was proven with an upload; ``None``: no mechanism of ours acted on it."""
-    return read_file(path, _LINE)
 
 
 def write_truth(path: Path, seen: Seen) -> None:

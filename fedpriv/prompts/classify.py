@@ -55,17 +55,14 @@ class Classifier:
         return named
 
     def _prompts(self, number: int, client: int) -> Iterator[list[Example]]:
-        examples, config, own = self.wording.texts.examples, self.config, self._shares[client]
+        examples, config, own = self.wording.texts.examples, self.config, self.shares[client]
         generator = self.secret.stream("icl-prompts", number, client).numpy()
         for rows in own[drawn(len(own), config.prompts, config.shots, generator)]:
             yield [examples[row] for row in rows]
 
     @cached_property
-    def _shares(self) -> list[NDArray[np.int64]]:
-        return self.shares()
-
     def shares(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of each client's examples; all of them together where examples are protected."""
+        """The numbers of each client's examples; all of them together where examples are protected."""
         count, clients = len(self.wording.texts.examples), self.config.clients
         if clients == 1:
             return [np.arange(count)]

@@ -8,7 +8,6 @@ sqrt(2) / M at most. Who draws a fixed number from all examples has replace-one,
 the paper claims Poisson draws. What was written serves any number of questions.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +39,9 @@ class Writer:
         for token in range(self.config.tokens):
             stream = self.secret.stream("icl-tokens", label, number, token)
             ending = f"{self._begun(label)}{written}"
-            candidates = _distinct(self.language.likeliest(public + ending, self.config.likeliest))
+            likeliest = self.language.likeliest(public + ending, self.config.likeliest)
+            # Tokens that differ as texts; bytes of a character do not.
+            candidates = tuple(dict.fromkeys(token for token in likeliest if "\ufffd" not in token))
             prefixes = [
                 public + "".join(f"{self._begun(label)} {self.wording.cut(own[row].text)}\n\n" for row in rows)
                 for rows in drawn(len(own), self.config.prompts, self.config.shots, stream.numpy())
@@ -77,8 +78,3 @@ def _decided(scores: Floats, sigma: float, generator: np.random.Generator) -> in
     """The candidate with the largest sum of probabilities after noise."""
     shares = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
     return int(np.argmax(shares.sum(axis=0) + generator.normal(0.0, sigma, shares.shape[1])))
-
-
-def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Tokens that differ as texts; bytes of a character do not."""
-    return tuple(dict.fromkeys(token for token in tokens if "\ufffd" not in token))

@@ -78,13 +78,15 @@ class Http(LanguageModel):
 
     def _ask(self, body: bytes) -> bytes:
         """What the endpoint answers: no proxy is used, and no redirection leads off the loopback."""
-        connection, late = self._connection(), Event()
+        address, late = urlsplit(self._url), Event()
+        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
+        connection = kind(address.hostname or "", address.port, timeout=self._config.timeout)
         with closing(connection), _ended(connection, self._config.timeout, late):
             try:
                 connection.connect()
                 if late.is_set():  # while there was no connection to end
                     raise TimeoutError
-                connection.request("POST", urlsplit(self._url).path, body, {"Content-Type": "application/json"})
+                connection.request("POST", address.path, body, {"Content-Type": "application/json"})
                 reply = connection.getresponse()
                 answer = reply.read(_LARGEST)
             except (OSError, HTTPException, UnicodeError) as error:
@@ -96,11 +98,6 @@ class Http(LanguageModel):
         if reply.status != 200:
             raise InputError(f"{self._url} refuses the question: HTTP {reply.status} {reply.reason}")
         return answer
-
-    def _connection(self) -> HTTPConnection:
-        address = urlsplit(self._url)
-        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-        return kind(address.hostname or "", address.port, timeout=self._config.timeout)
 
     def _too_late(self) -> InputError:
         return InputError(f"{self._url} does not answer: not within {self._config.timeout:g} s (model.timeout)")

@@ -191,7 +191,7 @@ def _release(bench: _Bench, folder: PromptFolder, said: NDArray[np.int64]) -> No
 
 
 def _ledger_of_clients(bench: _Bench, noise: VoteNoise) -> Ledger:
-    sizes = [len(share) for share in bench.classifier.shares()]
+    sizes = [len(share) for share in bench.classifier.shares]
     return _ledger(bench, [(number, size, noise) for number, size in enumerate(sizes)])
 
 

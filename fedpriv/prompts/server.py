@@ -22,7 +22,7 @@ _ROUND = 1
 def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float) -> NoisyCounts:
     """Have all clients vote on all questions, once."""
     labels, config = len(classifier.wording.texts.labels), classifier.config
-    sizes = tuple(len(share) for share in classifier.shares())
+    sizes = tuple(len(share) for share in classifier.shares)
 
     def votes(client: int, texts: Sequence[str]) -> torch.Tensor:
         named = [classifier.votes(number, text, client) for number, text in enumerate(texts)]

@@ -111,7 +111,7 @@ def test_each_question_has_draws_of_its_own() -> None:
 
 def test_clients_make_prompts_of_their_own_examples() -> None:
     answering = classifier(IclConfig(unit="client", clients=5, shots=2, prompts=3))
-    shares = answering.shares()
+    shares = answering.shares
     assert sorted(np.concatenate(shares).tolist()) == list(range(60))
     examples = answering.wording.texts.examples
     prompts = [prompt for client in range(5) for prompt in answering._prompts(0, client)]

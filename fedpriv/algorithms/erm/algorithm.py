@@ -1,5 +1,6 @@
 """Private empirical risk minimisation as an algorithm of a federation."""
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -101,9 +102,10 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
-        from fedpriv.algorithms.erm.ledger import erm_ledger
+        from fedpriv.algorithms.erm.ledger import model_noise, public_parameters
+        from fedpriv.algorithms.rounds.ledger import run_ledger
 
-        return erm_ledger(world, folder)
+        return run_ledger(world, folder, partial(model_noise, world), public_parameters(world))
 
     @override
     def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The command ``fedpriv account erm``."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,7 +59,9 @@ def erm(
         "Iyengar et al. 2019, Algorithm 1; normal noise: Balle and Wang 2018"
     )
     if as_json:
-        print_json(_values(problem, epsilon, delta, rows, theorem))
+        figures = {name.replace(" ", "_"): value for name, value, _ in rows}
+        asked = {**vars(problem), "epsilon": epsilon, "delta": delta, "adjacency": _ADJACENCY, "theorem": theorem}
+        print_json(asked | figures)
     else:
         setting = {"adjacency": _ADJACENCY, "classes": f"{classes:,}", "tolerance": f"{tolerance:g}"}
         print_figures(rows, setting, theorem, _NOTES)
@@ -95,13 +97,6 @@ def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str
         ("objective scale", terms.scale, "objective: of the noise b in <b, w> / n"),
         ("objective cover", terms.cover, "objective: of the noise on the weights, for the solver's error"),
     ]
-
-
-def _values(
-    problem: "Problem", epsilon: float, delta: float, rows: list[tuple[str, float | None, str]], theorem: str
-) -> dict[str, Any]:
-    asked = {**vars(problem), "epsilon": epsilon, "delta": delta, "adjacency": _ADJACENCY, "theorem": theorem}
-    return asked | {name.replace(" ", "_"): value for name, value, _ in rows}
 
 
 VERBS = (

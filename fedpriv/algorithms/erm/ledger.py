@@ -1,17 +1,13 @@
 """Runs of convex models (private ERM): what the ledger adds, what is warned of, and the result in words."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedpriv.accounting import Ledger
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.algorithms.erm.training import client_problem, feature_length
-from fedpriv.algorithms.rounds.ledger import run_ledger
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import RoundRecord
-from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
@@ -23,12 +19,7 @@ def model_noise(world: World, plan: Plan) -> float | None:
     return plan.config.scale(client_problem(world, plan.client))
 
 
-def erm_ledger(world: World, folder: RunFolder) -> Ledger:
-    """Account for the models that clients released."""
-    return run_ledger(world, folder, partial(model_noise, world), erm_parameters(world))
-
-
-def erm_parameters(world: World) -> dict[str, Any]:
+def public_parameters(world: World) -> dict[str, Any]:
     """Return public numbers that the noise on a model follows from; none where there is no noise."""
     erm = ErmConfig.required(world.experiment)
     if not world.experiment.mechanism.protects:
@@ -86,7 +77,5 @@ def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
     if last is None or last.accuracy is None or last.round == 0:
         return ()
     share = majority(world)
-    place = "below guessing the majority" if last.accuracy < share else "above guessing the majority"
-    if last.accuracy == share:
-        place = "as good as guessing the majority"
-    return (f"That is {place}: the most frequent class is {share:.1%} of the test data.",)
+    place = "as good as" if last.accuracy == share else "below" if last.accuracy < share else "above"
+    return (f"That is {place} guessing the majority: the most frequent class is {share:.1%} of the test data.",)

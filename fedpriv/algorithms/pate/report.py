@@ -1,6 +1,7 @@
 """PATE in summaries, reports and tables of sweeps. No figure depends on the votes, except a sanitised one."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,20 +21,6 @@ _AGGREGATORS = {
     "gnmax": "the class with the largest count after normal noise",
     "lnmax": "the class with the largest count after Laplace noise",
 }
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """How many answers name a class."""
-
-    label: int
-    answers: int
-
-
-def _class_rows(answers: Sequence[VotedAnswer]) -> list[ClassRow]:
-    """Return a row for each class that was an answer, ascending."""
-    labels = [answer.label for answer in answers if answer.label is not None]
-    return [ClassRow(label, labels.count(label)) for label in sorted(set(labels))]
 
 
 def _facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str]]:
@@ -140,7 +127,8 @@ class VotesFinding(Finding[VotedKnowledge]):
     @override
     def section(self, found: VotedKnowledge, view: RunView) -> Section:
         known = found.knowledge
-        values = {"facts_of": _facts(known, view.worst), "notes": _notes(known), "rows": _class_rows(found.answers)}
+        labels = Counter(answer.label for answer in found.answers if answer.label is not None)
+        values = {"facts_of": _facts(known, view.worst), "notes": _notes(known), "rows": sorted(labels.items())}
         return Section("knowledge", "Knowledge transfer", values)
 
     @override

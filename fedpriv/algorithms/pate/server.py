@@ -168,7 +168,10 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
             return Failure(client, "did not vote" if client in federation.nodes else "never connected")
         allowed = Allowed(int(world.sizes[client]), float("inf"), False)
         read = read_upload(answers[client], client, like, allowed)
-        if isinstance(read, Upload) and not _are_classes(read.state.parameters["votes"], world.dataset.classes):
+        if isinstance(read, Failure):
+            return read
+        voted = read.state.parameters["votes"]
+        if not ((voted >= 0) & (voted < world.dataset.classes)).all():
             return refusal(client, f"voted for a class that is none of {world.dataset.classes}")
         return read
 
@@ -189,10 +192,6 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     require_usable(Replies(votes.uploads, votes.failures, 0, 0), world.experiment.federation, _ROUND)
     none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)
     return Poll(none, np.array(votes.clients, dtype=np.int64), votes.counts, votes.failures, votes.bytes_up)
-
-
-def _are_classes(votes: torch.Tensor, classes: int) -> bool:
-    return bool(((votes >= 0) & (votes < classes)).all())
 
 
 def _student(world: World, answers: Sequence[VotedAnswer]) -> State:

@@ -91,40 +91,29 @@ def _proven(world: World, release: Release) -> Guarantee:
 def _kinds(
     world: World, lines: Sequence[Asked], noise_of: Callable[[Plan], float | None]
 ) -> dict[_ClientKind, list[int]]:
-    """The clients of each kind, ascending."""
+    """The clients of each kind."""
+    kinds: dict[_ClientKind, list[int]] = {}
+    for clients, rounds in _asked_alike(world, lines):
+        plan = world.plans[clients[0]]
+        kind = _ClientKind(plan.accounted(rounds), plan.sampling.examples, noise_of(plan), bool(rounds))
+        kinds.setdefault(kind, []).extend(clients)
+    return kinds
+
+
+def _asked_alike(world: World, lines: Sequence[Asked]) -> Iterator[tuple[list[int], Sequence[int]]]:
+    """Clients with the same plan, and the rounds in which they were asked; each asked client by itself.
+
+    Where nobody may know who was asked, every round counts for all.
+    """
     if world.experiment.hides_participants:
-        return _kinds_of_hidden(world, released_rounds(lines), noise_of)
-    kinds: dict[_ClientKind, list[int]] = {}
-    kind_of = partial(_kind, world, noise_of)
+        rounds = released_rounds(lines)
+        yield from ((clients, rounds) for clients in _alike(world.alike))
+        return
     asked = rounds_by_client(lines)
-    for client in sorted(asked):
-        kinds.setdefault(kind_of(client, asked[client]), []).append(client)
-    for clients in _never_asked(world, asked):
-        kinds.setdefault(kind_of(clients[0], ()), []).extend(clients)
-    return kinds
-
-
-def _kinds_of_hidden(
-    world: World, rounds: Sequence[int], noise_of: Callable[[Plan], float | None]
-) -> dict[_ClientKind, list[int]]:
-    """All clients with these rounds. No ceiling is proven of noise on a sum, so their examples need not be counted."""
-    kinds: dict[_ClientKind, list[int]] = {}
-    kind_of = partial(_kind, world, noise_of)
-    for clients in _alike(world.alike):
-        kinds.setdefault(kind_of(clients[0], rounds), []).extend(clients)
-    return kinds
-
-
-def _kind(world: World, noise_of: Callable[[Plan], float | None], client: int, rounds: Sequence[int]) -> _ClientKind:
-    plan = world.plans[client]
-    return _ClientKind(plan.accounted(rounds), plan.sampling.examples, noise_of(plan), bool(rounds))
-
-
-def _never_asked(world: World, asked: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """The clients that were never asked, those with the same plan together."""
-    left = world.alike.copy()
-    left[list(asked)] = -1
-    yield from (clients for clients in _alike(left) if left[clients[0]] >= 0)
+    yield from (([client], asked[client]) for client in sorted(asked))
+    never = world.alike.copy()
+    never[list(asked)] = -1
+    yield from ((clients, ()) for clients in _alike(never) if never[clients[0]] >= 0)
 
 
 def _alike(numbers: NDArray[np.int64]) -> Iterator[list[int]]:

@@ -78,10 +78,8 @@ def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
             f"they know of, holders of {known}, and readers of the files in the run's folder that list them or follow "
             f"from them: {', '.join(LISTS_PARTICIPANTS)}, and what audits and probes add there (ledger.json counts "
             f"every round for every client, whoever was asked); and {_SERVER}",
-            guarantee=_smaller(guarantee(release), plain),
+            guarantee=min(
+                guarantee(release), plain, key=lambda each: math.inf if each.epsilon is None else each.epsilon
+            ),
         ),
     )
-
-
-def _smaller(amplified: Guarantee, plain: Guarantee) -> Guarantee:
-    return min(amplified, plain, key=lambda each: math.inf if each.epsilon is None else each.epsilon)
