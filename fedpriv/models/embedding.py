@@ -4,7 +4,6 @@ The input is one-hot, so that a row's vector is a product: the same network as o
 example's gradient follows the rule of Linear layers, and which attacks can differentiate.
 """
 
-from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
@@ -40,17 +39,11 @@ class EmbeddingSettings(TableModelSettings):
         from torch import nn
 
         from fedpriv.models.machinery.embedded import Embedded
+        from fedpriv.models.machinery.layers import perceptron, sequence
 
         if not any(column.kind == "category" for column in columns):
             raise self.refusal("the data have no categories that could be embedded; use mlp")
         widths = [self.dimensions or min(ceil(column.width / 2), 50) for column in columns if column.kind == "category"]
         embedded = Embedded(columns, widths)
-        model = nn.Sequential()
-        model.add_module("flatten", nn.Flatten())
-        model.add_module("embedded", embedded)
-        every = (embedded.outputs, *self.hidden)
-        for number, (inputs, outputs) in enumerate(pairwise(every), start=1):
-            model.add_module(f"hidden{number}", nn.Linear(inputs, outputs))
-            model.add_module(f"activation{number}", nn.ReLU())
-        model.add_module("output", nn.Linear(every[-1], classes))
-        return model
+        layers = perceptron((embedded.outputs, *self.hidden, classes), nn.ReLU)
+        return sequence(flatten=nn.Flatten(), embedded=embedded, **layers)

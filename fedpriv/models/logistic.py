@@ -26,7 +26,6 @@ class LogisticSettings(ModelSettings):
     def network(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
-        model = nn.Sequential()
-        model.add_module("flatten", nn.Flatten())
-        model.add_module("output", nn.Linear(prod(shape), classes, bias=self.bias))
-        return model
+        from fedpriv.models.machinery.layers import sequence
+
+        return sequence(flatten=nn.Flatten(), output=nn.Linear(prod(shape), classes, bias=self.bias))

@@ -1,6 +1,6 @@
 """Linear layers of the given widths; without hidden layers, softmax regression."""
 
-from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -28,13 +28,8 @@ class MlpSettings(ModelSettings):
     def network(self, shape: Shape, classes: int) -> "nn.Module":
         from torch import nn
 
+        from fedpriv.models.machinery.layers import perceptron, sequence
+
         activation = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}[self.activation]
-        channels, height, width = shape
-        model = nn.Sequential()
-        model.add_module("flatten", nn.Flatten())
-        widths = (channels * height * width, *self.hidden)
-        for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
-            model.add_module(f"hidden{number}", nn.Linear(inputs, outputs))
-            model.add_module(f"activation{number}", activation())
-        model.add_module("output", nn.Linear(widths[-1], classes))
-        return model
+        widths = (prod(shape), *self.hidden, classes)
+        return sequence(flatten=nn.Flatten(), **perceptron(widths, activation))

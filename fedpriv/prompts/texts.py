@@ -8,8 +8,9 @@ import numpy as np
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.registry import DATASETS
 from fedpriv.data.source import home
-from fedpriv.data.texts import SPLITS, Columns, Row, check_splits, csv_wanted, read_texts, text_root
+from fedpriv.data.texts import SPLITS, Columns, Corpus, Row, check_splits, csv_wanted, read_texts, text_root
 from fedpriv.prompts.settings import TextConfig
 
 _TEST_SHARE = 0.2  # of files without a column "split"
@@ -35,31 +36,14 @@ class PromptTexts:
     label_word: str  # stands before a label in a prompt
 
 
-@dataclass(frozen=True)
-class _TextSet:
-    """A data set that is known by name: its file NAME.csv.gz, and public words for prompts."""
-
-    title: str
-    text: str
-    label: str
-    labels: Mapping[str, str]
-    text_word: str
-    label_word: str
-
-
-_SENTIMENT = {"0": "negative", "1": "positive"}, "Review", "Sentiment"
-
-_KNOWN: Mapping[str, _TextSet] = {
-    "sst2": _TextSet("SST-2, phrases of film reviews", "sentence", "label", *_SENTIMENT),
-    "rotten_tomatoes": _TextSet("Rotten Tomatoes, film reviews", "sentence", "label", *_SENTIMENT),
-    "agnews": _TextSet(
-        "AG News, topics of news", "text", "label",
-        {"0": "World", "1": "Sports", "2": "Business", "3": "Technology"}, "Article", "Topic",
-    ),
-    "sms_spam": _TextSet(
-        "SMS Spam Collection, text messages", "text", "label", {"ham": "ham", "spam": "spam"}, "Message", "Label"
-    ),
-}  # fmt: skip
+# What prompts call a text and a label of each data set.
+_WORDS = {
+    "sst2": ("Review", "Sentiment"),
+    "rotten_tomatoes": ("Review", "Sentiment"),
+    "agnews": ("Article", "Topic"),
+    "sms_spam": ("Message", "Label"),
+    "csv": ("Text", "Label"),
+}
 
 
 def load_texts(config: TextConfig, seed: int) -> PromptTexts:
@@ -69,20 +53,21 @@ def load_texts(config: TextConfig, seed: int) -> PromptTexts:
     may have others, which are left out. Without one a fifth of the rows, drawn by the seed, are questions. Which rows
     are private depends on no text, so neighbours have as many.
     """
-    known = _KNOWN.get(config.name)
-    path = home(config.path) if known is None else text_root(config.root) / f"{config.name}.csv.gz"
-    columns = (config.text, config.label) if known is None else (known.text, known.label)
+    known: type[Corpus] | None = None if config.name == "csv" else DATASETS[config.name]
+    path = home(config.path) if known is None else text_root(config.root) / known.file
+    columns = Columns(config.text, config.label) if known is None else known.columns
+    labels = None if known is None else dict(known.labels)
     if known is not None and not path.is_file():
         raise InputError(
             key="data.name",
             given=config.name,
             allowed=f"{path} is not there, and is not downloaded: {known.title}, as "
-            f"{csv_wanted(Columns(*columns), known.labels)}; a column split (train, test) may be missing",
+            f"{csv_wanted(columns, dict(known.labels))}; a column split (train, test) may be missing",
         )
-    rows = read_texts(path, Columns(*columns))
+    rows = read_texts(path, columns)
     if known is None:
         check_splits(path, rows)
-    spoken = _spoken(path, rows, known, config.labels)
+    spoken = _spoken(path, rows, labels, config.labels)
     numbers = {label: number for number, label in enumerate(spoken)}
     train, test = _parts([(Example(row.text, numbers[row.label or ""]), row.split) for row in rows], seed)
     if not train or not test:
@@ -94,14 +79,13 @@ def load_texts(config: TextConfig, seed: int) -> PromptTexts:
             )
         kept = np.sort(numpy_stream(seed, "icl-examples").choice(len(train), config.examples, replace=False))
         train = [train[number] for number in kept]
-    words = ("Text", "Label") if known is None else (known.text_word, known.label_word)
-    return PromptTexts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *words)
+    return PromptTexts(str(path), tuple(train), tuple(test), tuple(spoken.values()), *_WORDS[config.name])
 
 
-def _spoken(path: Path, rows: Sequence[Row], known: _TextSet | None, given: Sequence[str]) -> dict[str, str]:
+def _spoken(path: Path, rows: Sequence[Row], known: Mapping[str, str] | None, given: Sequence[str]) -> dict[str, str]:
     """What the model is to say for each label of the file."""
     present = sorted({row.label or "" for row in rows})
-    usual = {label: label for label in present} if known is None else dict(known.labels)
+    usual = {label: label for label in present} if known is None else dict(known)
     strange = [label for label in present if label not in usual]
     if strange:
         raise InputError(f"{path}: the label {strange[0]!r} is not known; allowed: {', '.join(usual)}")

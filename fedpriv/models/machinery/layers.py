@@ -1,6 +1,8 @@
 """Layers that several networks share: named layers, residual blocks, and the smallest image size."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,14 @@ SMALLEST_SIDE = 8  # of an image that is halved twice
 def sequence(**layers: nn.Module) -> nn.Sequential:
     """Return layers one after the other, under their names."""
     return nn.Sequential(OrderedDict(layers))
+
+
+def perceptron(widths: Sequence[int], activation: type[nn.Module]) -> dict[str, nn.Module]:
+    """Return Linear layers from each width to the next, an activation after each but the last, under their names."""
+    layers: dict[str, nn.Module] = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths[:-1]), start=1):
+        layers |= {f"hidden{number}": nn.Linear(inputs, outputs), f"activation{number}": activation()}
+    return {**layers, "output": nn.Linear(widths[-2], widths[-1])}
 
 
 def check_side(config: ModelSettings, height: int, width: int) -> None:
