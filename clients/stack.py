@@ -17,14 +17,14 @@ from fedpriv.clients.raising import unless_raised
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.checks import LOSS, random_examples
-from fedpriv.core.federated import batch_loss, example_losses, train_locally
+from fedpriv.core.federated import example_losses, stack_objective, train_stack
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, seeded_generators, torch_stream
 from fedpriv.core.world import State, World, trained_parameters
 from fedpriv.gradients import Vector, plain_gradient
 from fedpriv.gradients.ghost import TOLERANCE, Entangled
 from fedpriv.gradients.operator import first_line
-from fedpriv.gradients.stacked import StackedModel, stacked_model
+from fedpriv.gradients.stacked import Objective, StackedModel, stacked_model
 
 # Bytes of all models of a stack on a CPU, as far as a step works on them: what stays in its cache is not fetched anew.
 _CACHE_BYTES = 8 << 20
@@ -117,37 +117,31 @@ class _Group:
 
     def changes(self, before: State, round_number: int) -> Vector | None:
         """What leaves the clients, (M, *shape)."""
-        world, plan = self.stack.world, self.plans[0]
+        world = self.stack.world
         parameters = {
             name: value.to(world.device).expand(len(self.plans), *value.shape).clone()
             for name, value in before.parameters.items()
         }
-        steps = plan.steps(round_number)
-        step, descend = partial(self._step, parameters), partial(self._descend, parameters) if self._is_plain else None
         try:
-            updates = train_locally(world.experiment, steps, before.parameters, parameters, step, descend)
+            return train_stack(
+                world.experiment,
+                self.plans,
+                round_number,
+                (before.parameters, parameters),
+                partial(self._step, parameters),
+                partial(self._descend, parameters),
+                lambda row: self.secrets[row].stream("noise"),
+            )
         except _TakenApart:
             return None
-        return self._released(updates) if plan.config.protects_updates else updates
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a step is nothing but the gradient times the rate."""
-        training = self.stack.world.experiment.training
-        plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
-        return plain and not self._is_noisy
-
-    @property
-    def _is_noisy(self) -> bool:
-        """Whether each step's gradient goes through the mechanism."""
-        return bool(self.secrets) and not self.plans[0].config.protects_updates
 
     def _descend(self, parameters: Vector, step: int) -> None:
         """Take a plain step in place."""
         world, model = self.stack.world, self.stack.model
         x, y = self._examples(step)
-        objective = partial(_objective, world, len(self.plans))
-        model.descend(parameters, x, y, objective, world.experiment.training.learning_rate, self._generators(step))
+        model.descend(
+            parameters, x, y, _objective(world, x), world.experiment.training.learning_rate, self._generators(step)
+        )
 
     def _generators(self, step: int) -> list[torch.Generator]:
         """What each client's dropout is drawn from in a step; the same seeds as where it is trained alone."""
@@ -156,22 +150,13 @@ class _Group:
             return []
         return [torch_stream(own.seed, "model-noise", own.client, step, device=world.device) for own in self.plans]
 
-    def _released(self, updates: Vector) -> Vector:
-        """Whole updates after the mechanism, one client after the other."""
-        pairs = enumerate(zip(self.plans, self.secrets, strict=True))
-        released = [
-            plan.release_update({name: value[row] for name, value in updates.items()}, secret.stream("noise"))
-            for row, (plan, secret) in pairs
-        ]
-        return {name: torch.stack([vector[name] for vector in released]) for name in updates}
-
     def _step(self, parameters: Vector, step: int) -> Vector:
         """The clients' gradients of a step, privatised where that is done with examples."""
         world, plan, model = self.stack.world, self.plans[0], self.stack.model
         x, y = self._examples(step)
         generators = self._generators(step)
-        if not self._is_noisy:
-            return model.gradients(parameters, x, y, partial(_objective, world, len(self.plans)), generators)
+        if not plan.config.protects_examples:
+            return model.gradients(parameters, x, y, _objective(world, x), generators)
         loss, memory = partial(example_losses, forward=world.corrected), world.experiment.engine.gradient_bytes
         gradients = model.operator(parameters, x, y, loss, memory, generators)
         if isinstance(gradients, Entangled):
@@ -190,11 +175,10 @@ class _TakenApart(Exception):
     """The model cannot be taken apart layer by layer on these examples."""
 
 
-def _objective(world: World, models: int, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The sum over models of the objective of each one's batch."""
-    losses = example_losses(outputs, labels, world.corrected).view(models, -1)
-    weights = torch.full_like(losses.detach(), 1 / losses.shape[1])
-    return batch_loss(losses, weights, world.experiment.training.tilt).sum()
+def _objective(world: World, x: Tensor) -> Objective:
+    """The sum over models of the mean loss of each one's batch, of examples (M, B, ...)."""
+    weights = x.new_full(x.shape[:2], 1 / x.shape[1])
+    return partial(stack_objective, weights, world.experiment.training.tilt, world.corrected)
 
 
 def _tried(world: World, model: StackedModel) -> int | Entangled:

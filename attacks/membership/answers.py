@@ -18,7 +18,7 @@ from fedpriv.attacks.membership.game import draw_references
 from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
 from fedpriv.attacks.pairs import MembershipGame
 from fedpriv.attacks.questions import AnswerRule, Answers, Questions
-from fedpriv.attacks.references import Pool, StackedNetwork, train_references
+from fedpriv.attacks.references import Pool, mapped_network, train_references
 from fedpriv.attacks.scene import ProbeReferee, Rehearsal, probabilities, rounding_unit
 from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.convex import softmax
@@ -79,7 +79,7 @@ def reference_signals(
     Args:
         stack: of R models, name -> (R, *shape).
     """
-    network = StackedNetwork(rehearsal.world.model, rehearsal.world.experiment.engine.gradient_bytes)
+    network = mapped_network(rehearsal.world.model)
     chosen = torch.from_numpy(rows).to(pool.images.device)
     outputs = network.outputs(stack, pool.images[chosen]).double().cpu().numpy()
     labels = pool.labels[chosen].cpu().numpy()

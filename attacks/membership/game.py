@@ -19,7 +19,7 @@ from fedpriv.attacks.membership.attacks import ATTACKS
 from fedpriv.attacks.membership.records import MembershipAttack
 from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.pairs import MemberPairs
-from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references
+from fedpriv.attacks.references import Pool, Reference, mapped_network, train_references
 from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
@@ -65,7 +65,7 @@ def membership_signals(
     """Train the references and compute every signal once."""
     rounds = sorted(target)
     trained = train_references(world, pool, references, schedule, rounds)
-    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
+    network = mapped_network(world.model)
     own = {
         number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}
         for number in rounds

@@ -14,6 +14,8 @@ from torch.nn import functional
 from fedpriv.accounting.response import Response
 from fedpriv.core.config import Experiment
 from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.plan import Plan
+from fedpriv.core.randomness import NoiseStream
 from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Vector
 
@@ -106,6 +108,43 @@ def train_locally(
         else:
             descend(step)
     return {name: value.detach().to(before[name].device) - before[name] for name, value in parameters.items()}
+
+
+def train_stack(
+    experiment: Experiment,
+    plans: Sequence[Plan],
+    round_number: int,
+    parameters: tuple[Vector, Vector],
+    gradient: Callable[[int], Vector],
+    descend: Callable[[int], None],
+    noise: Callable[[int], NoiseStream],
+) -> Vector:
+    """Do the work of M clients that take the same steps, as :func:`train_locally`; return what leaves them (M, *shape).
+
+    ``parameters``: before, and those to be trained, (M, *shape); ``noise``: of a client's update.
+    """
+    training, config = experiment.training, plans[0].config
+    plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
+    plain = plain and not config.protects_examples
+    steps = plans[0].steps(round_number)
+    updates = train_locally(experiment, steps, *parameters, gradient, descend if plain else None)
+    if not config.protects_updates:
+        return updates
+    released = [
+        plan.release_update({name: value[row] for name, value in updates.items()}, noise(row))
+        for row, plan in enumerate(plans)
+    ]
+    return {name: torch.stack([update[name] for update in released]) for name in updates}
+
+
+def stack_objective(
+    weights: Tensor, tilt: float | None, forward: Response | None, outputs: Tensor, labels: Tensor
+) -> Tensor:
+    """Return the sum over M models of the objective of each one's batch, with weights (M, B), of outputs (M B, K)."""
+    losses = example_losses(outputs, labels, forward)
+    if tilt is None:
+        return torch.dot(losses, weights.flatten())
+    return batch_loss(losses.view(weights.shape), weights, tilt).sum()
 
 
 def decayed(gradient: Vector, parameters: Vector, decay: float) -> Vector:

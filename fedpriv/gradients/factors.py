@@ -7,6 +7,7 @@ of a Linear weight is the outer product of the output's gradient and the input, 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -676,8 +677,9 @@ class Rows(Factor):
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""
-        magnitudes = None if self._magnitudes is None else self._magnitudes[start:stop]
-        part = Rows(self.rows(start, stop), self._scratch, magnitudes, side=self._side)
+        part = copy(self)
+        part._examples, part._rows, part._grams = stop - start, self._rows[start:stop], {}
+        part._magnitudes = None if self._magnitudes is None else self._magnitudes[start:stop]
         part._norms = None if self._norms is None else self._norms[start:stop]
         return part
 

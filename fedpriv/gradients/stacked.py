@@ -7,19 +7,20 @@ an activation, a sum of two branches) treats examples separately, so it does the
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from typing_extensions import override
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, NoiseStreams
 from fedpriv.gradients.calls import Part, coupled_layers, dropout_layers, find_parts
-from fedpriv.gradients.dense import FactoredGradients, Loss
+from fedpriv.gradients.dense import DenseGradients, FactoredGradients, Loss
 from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, Route, gradients_of_parts, problem_of_model
 from fedpriv.gradients.normal import fill_normal
@@ -130,10 +131,11 @@ class StackedGradients(GradientOperator):
         self.flat = flat
         self.models = models
 
-    def each(self) -> Iterator[GradientOperator]:
-        """Return the gradients of one model after the other."""
-        for start in range(0, self.flat.examples, self.examples):
-            yield self.flat.part(start, start + self.examples)
+    def each(self, sizes: Sequence[int] | None = None) -> Iterator[GradientOperator]:
+        """Return the gradients of one model after the other; ``sizes`` (M,): of its first examples only."""
+        for number, start in enumerate(range(0, self.flat.examples, self.examples)):
+            size = self.examples if sizes is None else sizes[number]
+            yield self.flat.part(start, start + size) if size else _no_gradients(self)
 
     @override
     def norms(self, block: Block | None = None) -> Tensor:
@@ -201,12 +203,20 @@ class StackedGradients(GradientOperator):
         return values.view(self.models, -1)
 
 
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""(outputs (M B, ...), targets (M B,)) of M models -> the sum of what each minimises."""
+
+
 class _LinearCall(NamedTuple):
     """What a Linear layer was given, (M B, ..., in), and what it returned, as an edge of autograd's graph."""
 
-    part: Part
+    names: Mapping[str, str]  # of its trained parameters
     given: Tensor
     output: GradientEdge
+
+    def of_models(self, error: Tensor, models: int) -> tuple[Tensor, Tensor]:
+        """Return an error (M B, ..., out) of the output, and the input, as those of models, (M, N, numbers) each."""
+        return error.reshape(models, -1, error.shape[-1]), self.given.reshape(models, -1, self.given.shape[-1])
 
 
 class StackedModel:
@@ -217,8 +227,10 @@ class StackedModel:
         self._numbers: Vector = {}
         self._generators: tuple[torch.Generator, ...] = ()
         self._calls: list[_LinearCall] | None = None
+        others = (part for part in self._parts if type(part.module) is not nn.Linear)
+        self._others = [name for part in others for name in _names(part).values()]
         for part in self._parts:
-            _replace(part.module, partial(self._layer, part))
+            _replace(part.module, partial(self._layer, part, _names(part)))
         dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.p > 0]
         for layer in dropouts:
             _replace(layer, partial(self._dropout, layer))
@@ -238,22 +250,24 @@ class StackedModel:
         parameters: Vector,
         x: Tensor,  # (M, B, ...)
         y: Tensor,  # targets (M, B)
-        objective: Callable[[Tensor, Tensor], Tensor],
+        objective: Objective,
         generators: Sequence[torch.Generator] = (),
     ) -> Vector:
         """Return each model's gradient of the objective of its batch, name -> (M, *shape)."""
-        with torch.enable_grad():
-            tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            total = objective(self.outputs(tracked, x, generators), y.flatten())
-            gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(tracked, gradients, strict=True))
+        calls, found = self._backward(parameters, x, y, objective, generators)
+        for call, error in calls:
+            for local, name in call.names.items():
+                errors, given = call.of_models(error, len(parameters[name]))
+                own = torch.bmm(errors.mT, given) if local == "weight" else errors.sum(dim=1)
+                found[name] = found[name] + own if name in found else own
+        return {name: found[name] if name in found else torch.zeros_like(value) for name, value in parameters.items()}
 
     def descend(
         self,
         parameters: Vector,
         x: Tensor,
         y: Tensor,
-        objective: Callable[[Tensor, Tensor], Tensor],
+        objective: Objective,
         rate: float,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
@@ -262,29 +276,37 @@ class StackedModel:
         Weights of Linear layers are moved by the product itself: no gradient is written out and read again, which is
         what most of the time of a small network's step goes into.
         """
-        with torch.enable_grad(), self._noted() as calls:
-            tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            total = objective(self.outputs(tracked, x, generators), y.flatten())
-            direct = {call.part.full(local) for call in calls for local in call.part.trained}
-            others = [name for name in parameters if name not in direct]
-            wanted = [*(call.output for call in calls), *(get_gradient_edge(tracked[name]) for name in others)]
-            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-        with torch.no_grad():
-            for call, error in zip(calls, gradients, strict=False):
-                if error is not None:
-                    _descend(call, error, parameters, rate)
-            for name, gradient in zip(others, gradients[len(calls) :], strict=True):
-                if gradient is not None:
-                    parameters[name].sub_(gradient, alpha=rate)
+        calls, others = self._backward(parameters, x, y, objective, generators)
+        for call, error in calls:
+            for local, name in call.names.items():
+                errors, given = call.of_models(error, len(parameters[name]))
+                if local == "weight":
+                    parameters[name].baddbmm_(errors.mT, given, alpha=-rate)
+                else:
+                    parameters[name].sub_(errors.sum(dim=1), alpha=rate)
+        for name, gradient in others.items():
+            parameters[name].sub_(gradient, alpha=rate)
 
-    @contextmanager
-    def _noted(self) -> Iterator[list["_LinearCall"]]:
-        """Note the calls of Linear layers inside the block."""
-        self._calls = []
+    def _backward(
+        self, parameters: Vector, x: Tensor, y: Tensor, objective: Objective, generators: Sequence[torch.Generator]
+    ) -> tuple[list[tuple["_LinearCall", Tensor]], Vector]:
+        """Return the calls of Linear layers with the gradients of their outputs, and the other parameters' gradients.
+
+        As far as the objective depends on them.
+        """
+        calls: list[_LinearCall] = []
+        self._calls = calls
         try:
-            yield self._calls
+            with torch.enable_grad():
+                others = {name: parameters[name].detach().requires_grad_() for name in self._others}
+                total = objective(self.outputs(parameters | others, x, generators), y.flatten())
         finally:
             self._calls = None
+        wanted = [*(call.output for call in calls), *map(get_gradient_edge, others.values())]
+        gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+        of_calls = [pair for pair in zip(calls, gradients, strict=False) if pair[1] is not None]
+        of_others = zip(others, gradients[len(calls) :], strict=True)
+        return of_calls, {name: value for name, value in of_others if value is not None}
 
     def operator(
         self,
@@ -305,15 +327,25 @@ class StackedModel:
         flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, Route())
         return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
 
-    def _layer(self, part: Part, x: Tensor) -> Tensor:
-        first = next(iter(self._numbers.values()))
-        own = {
-            local: self._numbers[part.full(local)] if local in part.trained else value.expand(len(first), *value.shape)
-            for local, value in part.module.named_parameters()
-        }
+    def operators(
+        self, parameters: Vector, x: Tensor, y: Tensor, loss: Loss, chunk_bytes: int, sizes: Sequence[int]
+    ) -> Iterator[GradientOperator]:
+        """Return each model's per-example gradients, of as many of its first examples as ``sizes`` (M,) says."""
+        gradients = self.operator(parameters, x, y, loss, chunk_bytes)
+        if isinstance(gradients, Entangled):
+            raise InputError(gradients.reason)
+        return gradients.each(sizes)
+
+    def _layer(self, part: Part, names: Mapping[str, str], x: Tensor) -> Tensor:
+        own = {local: self._numbers[name] for local, name in names.items()}
+        if len(own) < len(part.module._parameters):
+            models = len(next(iter(own.values())))
+            frozen = ((local, value) for local, value in part.module.named_parameters() if local not in own)
+            own |= {local: value.expand(models, *value.shape) for local, value in frozen}
         value = STACKED_LAYERS[type(part.module)](part.module, x, own)
         if self._calls is not None and type(part.module) is nn.Linear:
-            self._calls.append(_LinearCall(part, x.detach(), get_gradient_edge(value)))
+            value = value if value.requires_grad else value.requires_grad_()
+            self._calls.append(_LinearCall(names, x.detach(), get_gradient_edge(value)))
         return value
 
     def _dropout(self, layer: nn.Dropout, x: Tensor) -> Tensor:
@@ -324,6 +356,72 @@ class StackedModel:
         for mask, generator in zip(masks.chunk(len(self._generators)), self._generators, strict=True):
             mask.bernoulli_(1 - layer.p, generator=generator)
         return x * masks.div_(1 - layer.p)
+
+
+class MappedModel:
+    """A network of any layers, whose numbers are given with every call, for M models at once (``torch.func.vmap``)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._base = copy.deepcopy(model).train()
+
+    def outputs(self, parameters: Vector, x: Tensor) -> Tensor:
+        """Return every model's outputs (M, B, classes) for the same inputs (B, ...)."""
+        with torch.no_grad():
+            outputs: Tensor = vmap(self._outputs, in_dims=(0, None))(parameters, x)
+        return outputs
+
+    def gradients(self, parameters: Vector, x: Tensor, y: Tensor, objective: Objective) -> Vector:
+        """As those of :class:`StackedModel`."""
+        tracked = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        total = objective(vmap(self._outputs)(tracked, x).flatten(0, 1), y.flatten())
+        gradients = torch.autograd.grad(total, tuple(tracked.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(tracked, gradients, strict=True))
+
+    def descend(self, parameters: Vector, x: Tensor, y: Tensor, objective: Objective, rate: float) -> None:
+        """Take one step of plain gradient descent in place."""
+        for name, value in self.gradients(parameters, x, y, objective).items():
+            parameters[name].sub_(value, alpha=rate)
+
+    def operators(
+        self, parameters: Vector, x: Tensor, y: Tensor, loss: Loss, chunk_bytes: int, sizes: Sequence[int]
+    ) -> Iterator[GradientOperator]:
+        """Return each model's per-example gradients, written out."""
+
+        def one_loss(numbers: Vector, image: Tensor, label: Tensor) -> Tensor:
+            return loss(self._outputs(numbers, image.unsqueeze(0)), label.unsqueeze(0)).squeeze(0)
+
+        rows = vmap(vmap(grad(one_loss), in_dims=(None, 0, 0)))(parameters, x, y)
+        for number, size in enumerate(sizes):
+            yield DenseGradients({name: value[number, :size] for name, value in rows.items()}, "stacked models")
+
+    def _outputs(self, parameters: Vector, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self._base, parameters, (x,))
+        return outputs
+
+
+# What acts on each number alone does so on a stack, too.
+_ELEMENTWISE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Tanh)
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Whether a network is nothing but Flatten, then Linear and elementwise layers, each with weights of its own.
+
+    A weight that is frozen, or shared by layers, makes it none: all that is trained has to be of one Linear layer each.
+    """
+    if type(model) is not nn.Sequential or any(_is_peculiar(module) for module in model.modules()):
+        return False
+    # Not named_children(), which leaves out a layer's second place.
+    layers = [(name, layer) for name, layer in model._modules.items() if layer is not None]
+    kinds = [type(layer) for _, layer in layers if type(layer) not in _ELEMENTWISE]
+    owned = [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()]
+    trained = [name for name, value in model.named_parameters() if value.requires_grad]
+    return len(kinds) > 1 and kinds == [nn.Flatten] + [nn.Linear] * (len(kinds) - 1) and owned == trained
+
+
+def _is_peculiar(module: nn.Module) -> bool:
+    """Whether a layer does more than its kind says, flattens otherwise, or writes over what its neighbour keeps."""
+    flattens = isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1)
+    return bool(flattens or module._forward_hooks or module._forward_pre_hooks or getattr(module, "inplace", False))
 
 
 def stacked_model(model: nn.Module) -> StackedModel | Entangled:
@@ -368,12 +466,11 @@ def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     object.__setattr__(layer, "forward", forward)
 
 
-def _descend(call: _LinearCall, error: Tensor, parameters: Vector, rate: float) -> None:
-    """Move a Linear layer's parameters against the gradient that the error (M B, ..., out) of its output makes."""
-    for local in call.part.trained:
-        value = parameters[call.part.full(local)]
-        errors = error.reshape(len(value), -1, error.shape[-1])
-        if local == "weight":
-            value.baddbmm_(errors.mT, call.given.reshape(len(value), -1, call.given.shape[-1]), alpha=-rate)
-        else:
-            value.sub_(errors.sum(dim=1), alpha=rate)
+def _names(part: Part) -> dict[str, str]:
+    """The names in the model of a layer's trained parameters."""
+    return {local: part.full(local) for local in part.trained}
+
+
+def _no_gradients(like: GradientOperator) -> DenseGradients:
+    empty = {name: torch.zeros(0, *shape, dtype=like.dtype, device=like.device) for name, shape in like.shapes.items()}
+    return DenseGradients(empty, "the batch is empty")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
-from fedpriv.attacks.references import StackedNetwork
+from fedpriv.attacks.references import mapped_network, trained_network
 from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.federated import stack_objective
 from fedpriv.core.names import Adjacency
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import numpy_stream
@@ -63,7 +65,7 @@ def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[T
             named: NDArray[np.int64] = (features(images) @ weights.transpose(0, 2, 1)).argmax(axis=2)
             return named
     else:
-        network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes)
+        network = mapped_network(world.model)
         stack = {name: torch.from_numpy(np.asarray(value)).to(world.device) for name, value in voters.stack.items()}
         first = next(iter(stack.values()))
 
@@ -106,7 +108,7 @@ def refuse_unsolvable_head(policy: HeadKeys, examples: int, features: int, class
 def _networks(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int64]]) -> Voters:
     """All at once, from the run's initial numbers; a shorter share is filled up with examples of weight 0."""
     training = world.experiment.training
-    network = StackedNetwork(world.model, world.experiment.engine.gradient_bytes, training.tilt)
+    network = trained_network(world.model)
     stack = {
         name: value.to(world.device).expand(len(shards), *value.shape).clone()
         for name, value in world.initial.parameters.items()
@@ -120,7 +122,7 @@ def _networks(world: World, policy: NoisyVotes, shards: Sequence[NDArray[np.int6
         order = numpy_stream(world.experiment.seed, "voter-batches", epoch).permutation(longest)
         for places in np.array_split(order, max(1, longest // size)):
             x, y, weights = _batch(world, rows[:, places], counted[:, places])
-            gradient = network.gradients(stack, x, y, weights)
+            gradient = network.gradients(stack, x, y, partial(stack_objective, weights, training.tilt, None))
             if training.weight_decay:
                 gradient = {name: value + training.weight_decay * stack[name] for name, value in gradient.items()}
             optimizer.step(stack, gradient)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedpriv.attacks.references import StackedNetwork
+from fedpriv.attacks.references import mapped_network
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
@@ -168,7 +168,7 @@ def _check(experiment: Experiment, trials: Sequence[Trial], *, audited: bool) ->
         for finding in findings():
             finding.check_trial(trial.experiment, world)
     if audited:
-        StackedNetwork(world.model, experiment.engine.gradient_memory * _MIB)
+        mapped_network(world.model)
     return (*warnings_for(world), *rehearse(world))
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,17 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 from torch.nn import functional
 
-from fedpriv.attacks.references import Pool, Reference, StackedNetwork, train_references, usual_schedule
+from fedpriv.attacks.references import (
+    Pool,
+    Reference,
+    mapped_network,
+    train_references,
+    trained_network,
+    usual_schedule,
+)
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.federated import stack_objective
 from fedpriv.core.lab import start_run
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
@@ -229,13 +238,14 @@ def test_gradients_and_operators_are_those_of_each_model(name: str) -> None:
         for value in model.parameters():
             nn.init.normal_(value, std=0.4)
     stack = {name: value.detach().clone() for name, value in stack_module_state(models)[0].items()}
-    network = StackedNetwork(models[0], 1 << 20)
     x, y, weights = torch.randn(3, 6, 1, 4, 4), torch.randint(4, (3, 6)), torch.rand(3, 6)
-    gradients = network.gradients(stack, x, y, weights)
+    network = trained_network(models[0])
+    objective = partial(stack_objective, weights, None, None)
+    gradients = network.gradients(stack, x, y, objective)
     moved = {name: value.clone() for name, value in stack.items()}
-    network.descend(moved, x, y, weights, 0.3)
+    network.descend(moved, x, y, objective, 0.3)
     sizes = [6, 0, 4]
-    operators = list(network.operators(stack, x, y, sizes))
+    operators = list(network.operators(stack, x, y, cross_entropies, 1 << 20, sizes))
     assert isinstance(operators[0], DenseGradients) == (name in OTHERS)
     for index, model in enumerate(models):
         loss = (weights[index] * cross_entropies(model(x[index]), y[index])).sum()
@@ -255,7 +265,7 @@ def test_gradients_and_operators_are_those_of_each_model(name: str) -> None:
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)])
 def test_networks_that_cannot_be_stacked_are_refused(layer: nn.Module) -> None:
     with pytest.raises(InputError, match="reference models"):
-        StackedNetwork(nn.Sequential(nn.Flatten(), layer, nn.Linear(16, 4)), 1 << 20)
+        mapped_network(nn.Sequential(nn.Flatten(), layer, nn.Linear(16, 4)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
