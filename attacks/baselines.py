@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from torch import Tensor
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.core.columns import Column, decode, slices
 from fedpriv.core.records import RowScore
 

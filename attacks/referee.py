@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.truth import Scores, Truth, odds, subject

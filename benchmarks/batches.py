@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import options, report, save
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.observation import Observation, PublicSettings

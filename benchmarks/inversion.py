@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import in_turns, medians, options, save, show
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.settings import known_attack

@@ -91,17 +91,17 @@ MUTANTS = (
     ),
     Mutant(
         "votes: the answer has half its noise",
-        "fedpriv/votes.py",
+        "fedpriv/accounting/aggregators.py",
         "generator.normal(0.0, self.sigma, len(known))",
         "generator.normal(0.0, 0.5 * self.sigma, len(known))",
-        "tests/test_votes.py tests/privacy/test_privacy_votes.py",
+        "tests/accounting/test_accounting_aggregators.py tests/privacy/test_privacy_votes.py",
     ),
     Mutant(
         "votes: a threshold costs nothing",
-        "fedpriv/votes.py",
+        "fedpriv/accounting/aggregators.py",
         "math.sqrt(asked / self.sigma1**2 + 2 * answered / self.sigma2**2)",
         "math.sqrt(2 * answered / self.sigma2**2)",
-        "tests/test_votes.py tests/privacy/test_privacy_votes.py",
+        "tests/accounting/test_accounting_aggregators.py tests/privacy/test_privacy_votes.py",
     ),
     Mutant(
         "votes: the smooth sensitivity is the local one",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.probing import Inverted
 from fedpriv.attacks.questions import Questions

@@ -21,12 +21,12 @@ from fedpriv.attacks.questions import AnswerRule, Answers, Questions
 from fedpriv.attacks.references import Pool, mapped_network, train_references
 from fedpriv.attacks.scene import ProbeReferee, Rehearsal, probabilities, rounding_unit
 from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
-from fedpriv.convex import softmax
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Interval
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
+from fedpriv.models.machinery.convex import softmax
 
 Array = NDArray[np.float64]
 _SMALLEST = 1e-30

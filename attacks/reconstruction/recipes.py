@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import most_frequent
 from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts

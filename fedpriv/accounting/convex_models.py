@@ -28,8 +28,10 @@ from typing_extensions import override
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
-from fedpriv.convex import MOST_STEPS, descent_steps
 from fedpriv.core.errors import InputError
+
+MOST_STEPS = 10_000_000
+"""Of gradient descent: a problem that may need more is not solved."""
 
 ModelLaw = Literal["gaussian", "laplace"]
 """Of noise on a model. gaussian: normal. laplace: of density exp(-length / scale), for pure epsilon."""
@@ -108,7 +110,7 @@ class Problem:
 
 
 def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
-    """Return a tolerance that the solver of :mod:`fedpriv.convex` reaches in float64 whatever the data.
+    """Return a tolerance that the solver of the convex model reaches in float64 whatever the data.
 
     The computed gradient is off by at most delta, to first order in the rounding error u of one operation (Higham 2002,
     Section 3.1): sums over n examples and K classes give (n + K) u L, logits d u |w| times the curvature c, the terms
@@ -127,7 +129,7 @@ def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
 
 
 def most_steps(problem: Problem, tilt: float = 0.0) -> float:
-    """Return how many steps of gradient descent the solver of :mod:`fedpriv.convex` may need, whatever the data.
+    """Return how many steps of gradient descent the solver of the convex model may need, whatever the data.
 
     Descent starts where the objective is no larger than at zero. There its excess over the minimum is at most
     log K + tilt^2 / (2 lambda), since losses are positive, and its gradient's square at most twice the smoothness times
@@ -291,3 +293,13 @@ def refuse_unsolvable(
         value = float(f"{1.2 * value:.1e}")
     way = f"set {section}.{key} to {value:.1e} or more" if value <= most else f"raise {section}.regularisation too"
     raise InputError(key=f"{section}.{key}", given=getattr(problem, key), allowed=f"{reason}, for {about}; {way}")
+
+
+def descent_steps(smoothness: float, regularisation: float, length: float, tolerance: float) -> float:
+    """Return how many steps of gradient descent are enough.
+
+    Each step takes 3 lambda / (4 smoothness) off F's excess at least (:func:`least_tolerance`), which starts below
+    length^2 / (2 lambda), and below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
+    """
+    ratio = smoothness / regularisation
+    return 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1

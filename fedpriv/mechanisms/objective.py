@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.convex import spread_noise
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights, length_of_noise
+from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights, length_of_noise, spread_noise
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.accounting.aggregators import SENSITIVITY, NoisyMax, SampledUse, least_sigma, votes_guarantee
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee
@@ -19,7 +20,6 @@ from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example
 from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
-from fedpriv.votes import SENSITIVITY, NoisyMax, SampledUse, least_sigma, votes_guarantee
 
 _CHANGED = "all examples of one client are replaced by any others"
 

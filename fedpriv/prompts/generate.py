@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedpriv.accounting.aggregators import SENSITIVITY, SampledUse
 from fedpriv.core.randomness import Secret
 from fedpriv.prompts.classify import VoteNoise
 from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example, PromptTexts
 from fedpriv.prompts.wording import Wording, check_enough, drawn
-from fedpriv.votes import SENSITIVITY, SampledUse
 
 _ENDS = ("\n", "")  # an example is one line
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.accounting.aggregators import ROUNDED
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, writing
@@ -31,7 +32,6 @@ from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.prompts.texts import Example, PromptTexts, load_texts
 from fedpriv.prompts.wording import Wording
-from fedpriv.votes import ROUNDED
 
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
 _SEEN = "The claim is against whoever sees what is released; the model, and whoever runs it, reads the examples."

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.convexified import ClaimedSensitivity
-from fedpriv.convex import Minimum, Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.world import World
+from fedpriv.models.machinery.convex import Minimum, Objective, minimised
 from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes

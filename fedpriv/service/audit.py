@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
 from fedpriv.attacks.unmasking import exact_logits
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.files import writing
@@ -27,6 +26,7 @@ from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.answer_sources import network_facts, service_facts
 from fedpriv.service.endpoint import network_scores
 from fedpriv.service.endpoint_files import made_service

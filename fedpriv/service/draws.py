@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeAliasType, override
 
-from fedpriv.convex import softmax, spread_noise
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.names import Adjacency
+from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.models.machinery.convex import softmax
 
 if TYPE_CHECKING:
     import numpy as np

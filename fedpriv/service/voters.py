@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
 from fedpriv.attacks.references import mapped_network, trained_network
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.federated import stack_objective
 from fedpriv.core.names import Adjacency
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.features import public_features
 from fedpriv.service.policies import HeadKeys, Scores
 from fedpriv.service.policies.votes import NoisyVotes

@@ -11,14 +11,22 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 from sklearn.linear_model import LogisticRegression
 
-from fedpriv.accounting.convex_models import Problem, least_tolerance, most_steps, objective_terms, output_scale
+from fedpriv.accounting.convex_models import (
+    Problem,
+    descent_steps,
+    least_tolerance,
+    most_steps,
+    objective_terms,
+    output_scale,
+)
 from fedpriv.accounting.gaussian import gaussian_delta
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.release import Release
 from fedpriv.algorithms.erm.training import _minimum, bounded_features, trained_parameters, usual_length
-from fedpriv.convex import Objective, descent_steps, spread_noise
 from fedpriv.core.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.models.machinery.convex import Objective
 from tests.cases import in_one_test
 
 Array = NDArray[np.float64]

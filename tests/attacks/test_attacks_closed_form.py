@@ -22,12 +22,12 @@ from torch import nn
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.metrics import match
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import load_dataset
-from fedpriv.metrics import match
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.mlp import MlpSettings
 

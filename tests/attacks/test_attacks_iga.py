@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from attack_victims import MEAN, STD, Headless, digits, errors, lenet, mlp, observe, observe_digits
 from torch import Tensor, nn
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from attack_victims import parameters_of
 from torch import Tensor, nn
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings

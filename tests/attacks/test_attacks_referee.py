@@ -8,7 +8,7 @@ import torch
 from attack_victims import digits
 from torch import Tensor
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Attempt, Reconstruction

@@ -45,7 +45,7 @@ NOISE_OF_ANSWERS = {
     "fedpriv/service/proof.py",
     "fedpriv/accounting/convex_models.py",
     "fedpriv/algorithms/erm/cli.py",
-    "fedpriv/convex.py",
+    "fedpriv/models/machinery/convex.py",
     "fedpriv/mechanisms/machinery/model_noise.py",
     "fedpriv/mechanisms/objective.py",
     "fedpriv/mechanisms/output.py",
@@ -88,7 +88,7 @@ ALLOWED = {
     "gaussian": {
         "attacks/methods/custom.py",
         "attacks/reconstruction/recipes.py",
-        "fedpriv/votes.py",
+        "fedpriv/accounting/aggregators.py",
         "server/tap.py",
     }
     | NOISE_OF_ANSWERS,

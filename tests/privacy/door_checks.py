@@ -40,7 +40,6 @@ from fedpriv.algorithms.pate.poll import Poll
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import questions
 from fedpriv.clients.app import app as deployed_app
-from fedpriv.convex import spread_noise
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
@@ -54,6 +53,7 @@ from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.flower import privatise
+from fedpriv.mechanisms.machinery.model_noise import spread_noise
 from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
@@ -449,7 +449,9 @@ def votes(aggregator: str) -> Callable[[Path, Patch], None]:
 
 def without_noise_on_votes(patch: Patch) -> None:
     for kind in ("NoisyMax", "ConfidentMax", "LaplaceMax"):
-        patch.setattr(f"fedpriv.votes.{kind}.decide", lambda own, counts, generator: int(np.argmax(counts)))
+        patch.setattr(
+            f"fedpriv.accounting.aggregators.{kind}.decide", lambda own, counts, generator: int(np.argmax(counts))
+        )
 
 
 def masked_votes(folder: Path, patch: Patch) -> None:

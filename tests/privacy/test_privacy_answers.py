@@ -13,8 +13,8 @@ from scipy import special
 
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.questions import Answers
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
 from fedpriv.service.proof import head_sensitivity
 

@@ -139,7 +139,7 @@ QUIET: dict[str, str] = {
         (f"network: fedpriv/deploy/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
     ),
     **dict.fromkeys(
-        ("network: fedpriv/data/torchvision_files.py", "network: fedpriv/metrics.py"), "downloads, and sends nothing"
+        ("network: fedpriv/data/torchvision_files.py", "network: attacks/metrics.py"), "downloads, and sends nothing"
     ),
     "network: fedpriv/prompts/remote.py": "sends prompts to the model's endpoint as they are: the ledger says that "
     "whoever runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",

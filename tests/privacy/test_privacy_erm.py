@@ -15,9 +15,8 @@ from fedpriv.accounting import gaussian_epsilon
 from fedpriv.accounting.convex_models import Problem, objective_terms
 from fedpriv.accounting.gaussian import analytic_sigma
 from fedpriv.algorithms.erm.settings import ErmConfig
-from fedpriv.convex import spread_noise
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights
+from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, Weights, spread_noise
 from tests.noise import stream
 from tests.privacy.bounds import DELTAS, Claims, Draw, Scores, play
 

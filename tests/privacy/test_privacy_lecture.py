@@ -12,8 +12,8 @@ from scipy import optimize
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.convex_models import Problem, output_scale
 from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, gaussian_delta, gaussian_epsilon
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
+from fedpriv.models.machinery.convex import Objective, minimised
 from tests.privacy.bounds import Scores, play
 
 DELTA = 1e-5

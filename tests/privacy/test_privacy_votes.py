@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting import gaussian_epsilon
-from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax, NoisyMax
+from fedpriv.accounting.aggregators import Aggregator, ConfidentMax, LaplaceMax, NoisyMax
 from tests.noise import stream
 from tests.privacy.bounds import DELTAS, Claims, Draw, Scores, play
 

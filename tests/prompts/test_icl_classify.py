@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedpriv.accounting.aggregators import NoisyMax, SampledUse
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.prompts.classify import SENSITIVITY, answers, noise_of, together
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.prompts.texts import Example
 from fedpriv.prompts.wording import Wording, drawn
-from fedpriv.votes import NoisyMax, SampledUse
 from tests.prompts.worlds import classifier, fruits
 
 # Wu et al. 2024's setting: ten prompts of four examples, 500 questions, delta 1e-4; as the specification prints it.

@@ -12,13 +12,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.audit import audit_answers
 from fedpriv.service.claims import claim_of
 from fedpriv.service.endpoint_files import made_service, referee_of

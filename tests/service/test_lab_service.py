@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 
 import fedpriv.service.opening as lab_service
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.endpoint_files import answered, known_service, made_service, referee_of, users

@@ -9,9 +9,9 @@ from scipy import special, stats
 
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.attacks.unmasking import exact_logits
-from fedpriv.convex import spread_noise
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
+from fedpriv.mechanisms.machinery.model_noise import spread_noise
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
 from fedpriv.service.proof import calibrated_level
 

@@ -41,9 +41,9 @@ class TwoAnswers(ModelAttack):
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.probing import ProbeResult
         from fedpriv.attacks.unmasking import exact_logits
-        from fedpriv.convex import softmax
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
+        from fedpriv.models.machinery.convex import softmax
 
         endpoint, public = scene.open(), scene.known_public()
         asked = public.images[: min(self.images, scene.budget // 2)]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
 from fedpriv.algorithms.erm.settings import ErmConfig
-from fedpriv.convex import Objective, minimised
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.plan import Plan
@@ -25,6 +24,7 @@ from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
+from fedpriv.models.machinery.convex import Objective, minimised
 
 _LOG = logging.getLogger(__name__)
 _PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by

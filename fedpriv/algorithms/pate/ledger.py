@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedpriv.accounting import Guarantee, Ledger, LedgerLine
+from fedpriv.accounting.aggregators import ROUNDED, LaplaceMax, most_answers, votes_guarantee
 from fedpriv.accounting.votes import is_smooth
 from fedpriv.algorithms.pate.records import read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
@@ -12,7 +13,6 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records import shown_epsilon
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
-from fedpriv.votes import ROUNDED, LaplaceMax, most_answers, votes_guarantee
 
 _CHANGED = "all data of one client are replaced by any others, and so one example is"
 _LEAST_TEACHERS = 100  # below, an epsilon of a few allows a handful of answers

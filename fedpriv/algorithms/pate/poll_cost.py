@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpriv.core.errors import InputError
-from fedpriv.core.names import Adjacency
-from fedpriv.votes import (
+from fedpriv.accounting.aggregators import (
     MOST_ANSWERS,
     Aggregator,
     ConfidentMax,
@@ -16,6 +14,8 @@ from fedpriv.votes import (
     least_sigma,
     most_answers,
 )
+from fedpriv.core.errors import InputError
+from fedpriv.core.names import Adjacency
 
 _ANY_THRESHOLD = 0.0  # no figure depends on it
 

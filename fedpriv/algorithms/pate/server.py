@@ -13,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedpriv.accounting.aggregators import Aggregator, ConfidentMax, LaplaceMax
 from fedpriv.accounting.votes import (
     noisy_max_cost,
     noisy_max_local_sensitivity,
@@ -38,7 +39,6 @@ from fedpriv.server.evaluation import evaluate
 from fedpriv.server.exchange import Clients, Federation, Replies, require_usable
 from fedpriv.server.rounds import take_up
 from fedpriv.server.uploads import Allowed, Upload, read_upload, refusal
-from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax
 
 _ROUND = 1
 

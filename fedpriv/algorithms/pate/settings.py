@@ -13,9 +13,9 @@ from fedpriv.core.sections import ExperimentSection
 from fedpriv.core.settings import Count, Epsilon, Positive, Real
 
 if TYPE_CHECKING:
+    from fedpriv.accounting.aggregators import Aggregator
     from fedpriv.accounting.proofs import Claim
     from fedpriv.accounting.sanitiser import Sanitiser
-    from fedpriv.votes import Aggregator
 
 _FILTER = (
     "and asking stops before the budget, which is what is claimed (Gaussian filters: Smith and Thakurta 2022; Koskela, "
@@ -95,7 +95,7 @@ class PateConfig(ExperimentSection):
 
     def aggregator_of(self, teachers: int) -> "Aggregator":
         """Return the aggregator of so many teachers, its noise in votes."""
-        from fedpriv.votes import ConfidentMax, LaplaceMax, NoisyMax
+        from fedpriv.accounting.aggregators import ConfidentMax, LaplaceMax, NoisyMax
 
         match self.aggregator:
             case "confident":

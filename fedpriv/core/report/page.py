@@ -27,7 +27,7 @@ from fedpriv.core.report.tiles import mechanism_name, tiles
 from fedpriv.core.report.view import ShownResult, View, load_view
 from fedpriv.core.runs import RunFolder
 
-# SSIM's window, and the side below which it shrinks (fedpriv.metrics).
+# SSIM's window, and the side below which it shrinks (fedpriv.attacks.metrics).
 SSIM_WINDOW = 11
 NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
 PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell

@@ -73,8 +73,22 @@ class ModelNoiseSettings(MechanismSettings):
         """Return a length that the weights exceed with probability ``tail`` at most."""
 
 
+def spread_noise(distribution: str, scale: float, shape: tuple[int, ...], generator: np.random.Generator) -> Weights:
+    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale).
+
+    The second has a uniform direction and a length of Gamma(dimension, scale).
+    """
+    import numpy as np
+
+    normal = generator.standard_normal(shape)
+    if distribution == "gaussian":
+        return scale * normal
+    noise: Weights = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
+    return noise
+
+
 def length_of_noise(distribution: str, scale: float, dimension: int, tail: float) -> float:
-    """Return a length that :func:`fedpriv.convex.spread_noise` exceeds with probability ``tail`` at most."""
+    """Return a length that :func:`spread_noise` exceeds with probability ``tail`` at most."""
     from scipy.special import gammainccinv
 
     from fedpriv.mechanisms.machinery.clipping import normal_norm

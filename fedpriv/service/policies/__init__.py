@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.convex import softmax
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry
 from fedpriv.core.settings import Epsilon, Positive, Real, Settings, wrong_value

@@ -65,7 +65,7 @@ class NoisyVotes(HeadKeys, DrawnPolicy):
 
     @override
     def unit(self, facts: Facts) -> float:
-        from fedpriv.votes import SENSITIVITY  # with scipy, which reading settings need not wait for
+        from fedpriv.accounting.aggregators import SENSITIVITY  # with scipy, which reading settings need not wait for
 
         return SENSITIVITY if self.law == "gaussian" else 2.0
 

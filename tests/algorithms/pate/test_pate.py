@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from scipy.stats import binomtest
 
 from fedpriv.accounting import gaussian_epsilon
+from fedpriv.accounting.aggregators import ConfidentMax
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
 from fedpriv.algorithms.pate.poll import kept_poll
@@ -39,7 +40,6 @@ from fedpriv.service.endpoint_files import referee_of
 from fedpriv.service.opening import open_service
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
-from fedpriv.votes import ConfidentMax
 from tests.integration.small import BASE, experiment, left_behind
 
 PATE = {

@@ -286,7 +286,7 @@ def test_each_room_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         "import sys\n"
         "def imported(*names): print([name for name in names if name in sys.modules])\n"
         "import fedpriv.accounting; imported('torch', 'dp_accounting', 'flwr')\n"
-        "import fedpriv.metrics; imported('torchvision', 'torchmetrics', 'lpips')\n"
+        "import fedpriv.attacks.metrics; imported('torchvision', 'torchmetrics', 'lpips')\n"
         f"from fedpriv.data.datasets import list_datasets; list_datasets({str(tmp_path)!r})\n"
         "imported('torchvision', 'sklearn', 'datasets', 'flwr_datasets')\n"
         "import fedpriv.attacks; imported('flwr', 'ray')\n"

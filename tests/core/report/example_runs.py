@@ -15,8 +15,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedpriv.accounting import Ledger, LedgerLine, Release, guarantee
+from fedpriv.attacks.metrics import mse, psnr, ssim
 from fedpriv.core.config import Experiment
-from fedpriv.metrics import mse, psnr, ssim
 
 LPIPS_REASON = "the weights of squeezenet are not in torch's hub folder"
 NOISE = {"none": None, "gaussian": "sigma", "vmf": "kappa"}

@@ -17,7 +17,7 @@ import pytest
 from example_runs import LPIPS_REASON, Recipe, png, read_json, write_json
 from PIL import Image
 
-from fedpriv import metrics
+from fedpriv.attacks import metrics
 from fedpriv.core import numbers
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError

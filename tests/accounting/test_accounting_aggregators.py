@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedpriv.accounting.aggregators import Aggregator, ConfidentMax, LaplaceMax, NoisyMax, most_answers
 from fedpriv.core.errors import InputError
-from fedpriv.votes import Aggregator, ConfidentMax, LaplaceMax, NoisyMax, most_answers
 from tests.cases import in_one_test
 from tests.noise import stream
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv import metrics
-from fedpriv.metrics import lpips_scores, match, mse, psnr, ssim
+from fedpriv.attacks import metrics
+from fedpriv.attacks.metrics import lpips_scores, match, mse, psnr, ssim
 from tests.cases import in_one_test
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 11, 11), (1, 28, 28), (3, 32, 32), (3, 9, 40), (1, 10, 10), (1, 2, 2), (1, 1, 1)]
@@ -293,7 +293,7 @@ def test_lpips_leaves_torch_as_it_was(capfd: pytest.CaptureFixture[str]) -> None
 def test_lpips_without_weights_or_network_in_a_fresh_process(tmp_path: Path) -> None:
     """An address that nobody answers at stands for no network; warnings would show on stderr."""
     program = (
-        "import torch; from fedpriv.metrics import lpips_scores\n"
+        "import torch; from fedpriv.attacks.metrics import lpips_scores\n"
         "x = torch.zeros(1, 3, 32, 32); result = lpips_scores(x, x)\n"
         "print(result.values, result.reason.endswith('the server that offers them cannot be reached'))"
     )

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 Array = TypeAliasType("Array", "NDArray[np.float64]")
 
-MOST_STEPS = 10_000_000
-"""Of gradient descent: a problem that may need more is not solved."""
-
 _NEWTON = 30
 # Arithmetic in float64 is not exact: training stops at half of the tolerance that is claimed.
 _STOP = 0.5
@@ -135,6 +132,8 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
     """Gradient descent to the end."""
     import numpy as np
 
+    from fedpriv.accounting.convex_models import MOST_STEPS, descent_steps
+
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
     length = float(np.linalg.norm(gradient))
@@ -153,17 +152,6 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
     return Minimum(weights, length)
 
 
-def descent_steps(smoothness: float, regularisation: float, length: float, tolerance: float) -> float:
-    """Return how many steps of gradient descent are enough.
-
-    Each step takes 3 lambda / (4 smoothness) off F's excess at least
-    (:func:`fedpriv.accounting.convex_models.least_tolerance`), which starts below length^2 / (2 lambda), and
-    below (tolerance / 4)^2 / (2 smoothness) the gradient is short enough.
-    """
-    ratio = smoothness / regularisation
-    return 1.5 * ratio * math.log(max(32 * ratio * (length / tolerance) ** 2, 32)) + 1
-
-
 def softmax(logits: Array) -> Array:
     """Return the probabilities of logits (n, classes), in float64 without overflow."""
     import numpy as np
@@ -171,19 +159,3 @@ def softmax(logits: Array) -> Array:
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: Array = shifted / shifted.sum(axis=1, keepdims=True)
     return probabilities
-
-
-def spread_noise(
-    distribution: str, scale: float, shape: tuple[int, ...], generator: np.random.Generator
-) -> NDArray[np.float64]:
-    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale).
-
-    The second has a uniform direction and a length of Gamma(dimension, scale).
-    """
-    import numpy as np
-
-    normal = generator.standard_normal(shape)
-    if distribution == "gaussian":
-        return scale * normal
-    noise: NDArray[np.float64] = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
-    return noise
