@@ -5,7 +5,7 @@
 
 from fedpriv.attacks.reconstruction.candidates import Optimum, best_decisions
 from fedpriv.attacks.reconstruction.engine import AttackJob, run_attack
-from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Reconstruction
+from fedpriv.attacks.reconstruction.results import AttackRefused, Reconstruction, Restart
 from fedpriv.attacks.reconstruction.scene import Progress
 from fedpriv.attacks.reconstruction.upload_model import (
     Heard,
@@ -19,12 +19,12 @@ from fedpriv.attacks.reconstruction.upload_model import (
 __all__ = [
     "AttackJob",
     "AttackRefused",
-    "Attempt",
     "Heard",
     "Optimum",
     "OtherBatches",
     "Progress",
     "Reconstruction",
+    "Restart",
     "best_decisions",
     "other_batches",
     "preflight",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.methods.candidate import CandidateSettings
 from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, soft_cross_entropy, twice_differentiable
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, chunks
+from fedpriv.attacks.reconstruction.matching import Compared, Matcher, chunks
 from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -65,7 +65,7 @@ def _compared(
     victim: Victim,
     images: Tensor,
     labels: Tensor,
-    objective: Callable[[Comparison], Tensor],
+    objective: Callable[[Compared], Tensor],
     *,
     written: bool,
 ) -> Tensor:

@@ -18,7 +18,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.matching import MEASURED, chunks
-from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Outcome, Reconstruction
+from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome, Reconstruction, Restart
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
 from fedpriv.attacks.reconstruction.upload_model import (
     Heard,
@@ -116,7 +116,7 @@ def _same_scene(settings: Sequence[PublicSettings]) -> None:
 
 def _run(
     attack: type[AttackSettings], scene: Scene, victims: Sequence[Victim], job: AttackJob
-) -> list[tuple[tuple[Attempt, ...], str]]:
+) -> list[tuple[tuple[Restart, ...], str]]:
     """Attack victims with the same number of examples; return each one's attempts and note."""
     restarts = int(job.config.restarts)
     owners = [number for number in range(len(victims)) for _ in range(restarts)]
@@ -127,7 +127,7 @@ def _run(
     starts = [scene.starts(job.seed, attack.name, victim, restarts) for victim in victims]
     images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
     trace = Trace(job.progress, job.config.iterations, owners)
-    attempts: dict[int, Attempt] = {}
+    attempts: dict[int, Restart] = {}
     notes: dict[int, str] = {}
     with _of_others(attack):
         runs = attack.runs()
@@ -191,7 +191,7 @@ def _check_tensor(
         raise AttackRefused(f"{attack.name} returned {what.split()[0]} as {given.dtype}, expected whole numbers")
 
 
-def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:
+def _attempts(scene: Scene, outcome: Outcome) -> list[Restart]:
     images = [scene.to_unit_scale(row) for row in outcome.images]
     labels = [row.cpu() for row in outcome.labels]
     losses: list[float] = outcome.losses.detach().cpu().double().tolist()
@@ -199,11 +199,11 @@ def _attempts(scene: Scene, outcome: Outcome) -> list[Attempt]:
     return [_attempt(images[row], labels[row], losses[row], iterations[row]) for row in range(len(losses))]
 
 
-def _attempt(images: Tensor, labels: Tensor, loss: float, iterations: int) -> Attempt:
-    return Attempt(images.clone(), labels.clone(), loss if math.isfinite(loss) else None, iterations)
+def _attempt(images: Tensor, labels: Tensor, loss: float, iterations: int) -> Restart:
+    return Restart(images.clone(), labels.clone(), loss if math.isfinite(loss) else None, iterations)
 
 
-def _result(name: str, victim: Victim, attempts: tuple[Attempt, ...], note: str, seconds: float) -> Reconstruction:
+def _result(name: str, victim: Victim, attempts: tuple[Restart, ...], note: str, seconds: float) -> Reconstruction:
     """Choose the restart by the attack's own loss; the truth is not known here."""
     losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
     chosen = min(range(len(losses)), key=losses.__getitem__)

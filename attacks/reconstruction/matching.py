@@ -24,7 +24,7 @@ Precision = Literal["bfloat16", "float32", "float64"]
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Compared:
     """What N rows' dummies are expected to send, with what was heard; all in gradient space.
 
     Where a mechanism's noise differs between coordinates, both are divided by its standard deviation (hgm). Numbers are
@@ -53,7 +53,7 @@ class Comparison:
         return self.targets.rows()
 
 
-Objective = Callable[[Comparison], Tensor]
+Objective = Callable[[Compared], Tensor]
 """What an attack minimises: one number a row, (N,)."""
 
 
@@ -81,7 +81,7 @@ class Matcher:
         self._dtype = torch.float64 if given == "float64" else torch.float32
         self._network = network.cast(self._dtype)
         self._objective = objective
-        self._groups = [_Group.of(members, self._dtype, often) for members in _alike(rows)]
+        self._groups = [_VictimGroup.of(members, self._dtype, often) for members in _alike(rows)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mismatch (N,) of images (N, B, C, H, W) with label probabilities (N, B, classes)."""
@@ -106,7 +106,7 @@ class Matcher:
         chosen._groups = [group for group in groups if len(group.targets)]
         return chosen
 
-    def _compare(self, group: "_Group", images: Tensor, labels: Tensor) -> Comparison:
+    def _compare(self, group: "_VictimGroup", images: Tensor, labels: Tensor) -> Compared:
         if group.model.training is not None:
             return group.written(group.model.trained(self._network, group.parameters, images, labels))
         gradients = dummy_gradients(
@@ -116,7 +116,7 @@ class Matcher:
 
 
 @dataclass(frozen=True, eq=False)
-class _Group:
+class _VictimGroup:
     """Rows with the same parameters and upload model."""
 
     index: Tensor  # the rows' numbers in the matcher
@@ -128,7 +128,7 @@ class _Group:
     scales: Mapping[str, float] | None  # the mechanism's, of the tensors
 
     @staticmethod
-    def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype, often: bool) -> "_Group":
+    def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype, often: bool) -> "_VictimGroup":
         """Prepare the rows of one parameter set and upload model."""
         victims = {id(victim): victim for _, victim in members}
         place = {key: number for number, key in enumerate(victims)}
@@ -140,19 +140,19 @@ class _Group:
         device = next(iter(first.parameters.values())).device
         index = torch.tensor([number for number, _ in members], device=device)
         scales = first.model.mechanism.scales(tuple(first.parameters))
-        return _Group(index, _cast(first.parameters, dtype), first.model, targets, heard, blocks, scales)
+        return _VictimGroup(index, _cast(first.parameters, dtype), first.model, targets, heard, blocks, scales)
 
-    def select(self, wanted: Sequence[int]) -> "_Group":
+    def select(self, wanted: Sequence[int]) -> "_VictimGroup":
         """Keep some of the matcher's rows, and number them anew."""
         mine = {number: position for position, number in enumerate(self.index.tolist())}
         chosen = [(position, mine[number]) for position, number in enumerate(wanted) if number in mine]
         index = torch.tensor([position for position, _ in chosen], dtype=torch.long, device=self.index.device)
         rows = [row for _, row in chosen]
-        return _Group(
+        return _VictimGroup(
             index, self.parameters, self.model, self.targets.select(rows), self.heard[rows], self.blocks, self.scales
         )
 
-    def compare(self, gradients: DummyGradients) -> Comparison:
+    def compare(self, gradients: DummyGradients) -> Compared:
         """Compare the dummies' gradients with what was heard, without writing them out where that can be done."""
         if self.scales is None:
             return self._written(gradients)
@@ -174,7 +174,7 @@ class _Group:
 
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), write)
 
-    def _written(self, gradients: DummyGradients) -> Comparison:
+    def _written(self, gradients: DummyGradients) -> Compared:
         rows = gradients.rows()
         if not self.model.needs_examples:
             rows = self.model.expected({name: value[:, 0] for name, value in rows.items()})
@@ -182,15 +182,15 @@ class _Group:
             rows = self.model.expected_of_examples(rows)
         return self.written(rows)
 
-    def written(self, rows: Vector) -> Comparison:
+    def written(self, rows: Vector) -> Compared:
         """Compare expected uploads (N, *shape) that are written out with what was heard."""
         expected, heard = self.model.mechanism.standardise(rows), self.targets.rows()
         dot = [total([_inner(expected[name], heard[name]) for name in block]) for block in self.blocks]
         squared = [total([_inner(expected[name], expected[name]) for name in block]) for block in self.blocks]
         return self._comparison(torch.stack(dot, dim=1), torch.stack(squared, dim=1), lambda: expected)
 
-    def _comparison(self, dot: Tensor, squared: Tensor, write: Callable[[], Vector]) -> Comparison:
-        return Comparison(wide(dot), wide(squared), wide(self.heard), self.blocks, self.model, write, self.targets)
+    def _comparison(self, dot: Tensor, squared: Tensor, write: Callable[[], Vector]) -> Compared:
+        return Compared(wide(dot), wide(squared), wide(self.heard), self.blocks, self.model, write, self.targets)
 
 
 def _alike(rows: Sequence[Victim]) -> list[list[tuple[int, Victim]]]:
@@ -225,7 +225,7 @@ def _cast(vector: Vector, dtype: torch.dtype) -> Vector:
 SMALLEST = 1e-8  # added to squared differences: the root of zero has no derivative
 
 
-def squared_distance(comparison: Comparison) -> Tensor:
+def squared_distance(comparison: Compared) -> Tensor:
     """Squared Euclidean distance over all parameters (Zhu et al. 2019, equation 3): (N,).
 
     It is |g|^2 - 2 g.T + |T|^2: next to a much longer, noisy upload T nothing of the image's part is lost. Close to a
@@ -234,7 +234,7 @@ def squared_distance(comparison: Comparison) -> Tensor:
     return (comparison.squared - 2 * comparison.dot + comparison.heard).sum(dim=1)
 
 
-def angle(comparison: Comparison) -> Tensor:
+def angle(comparison: Compared) -> Tensor:
     """One minus the cosine (Geiping et al. 2020, equation 4), the mean over blocks: (N,).
 
     With one von Mises-Fisher draw a block, the log-likelihood of the upload is kappa times the sum of the blocks'

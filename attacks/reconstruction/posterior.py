@@ -35,7 +35,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import ReluMode, gho
 from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, OutputLayer, find_output_layer, read_labels
-from fedpriv.attacks.reconstruction.matching import Comparison, Evaluator, Losses, Matcher, chunks
+from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses, Matcher, chunks
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -131,7 +131,7 @@ def _prior_and_entropy(logarithms: Tensor) -> Tensor:
 # ``fedpriv.mechanisms.machinery.law``).
 
 
-def misfit(comparison: Comparison) -> Tensor:
+def misfit(comparison: Compared) -> Tensor:
     """Return minus the log-likelihood (N,) of what was heard, over that of an expected upload of zero; differentiable.
 
     The difference to zero is what depends on the dummies, and it does not drown in the noise's own length.

@@ -218,7 +218,7 @@ class Labels:
         return self.probabilities(logits).argmax(dim=2)
 
 
-class Problem:
+class MatchProblem:
     """Objective plus weighted priors."""
 
     def __init__(self, recipe: Recipe, scene: Scene, rows: Sequence[Victim], config: Any) -> None:
@@ -255,9 +255,9 @@ class Problem:
         values = [annealed(start, end, done, steps) for start, end in self._weights]
         return torch.tensor(values, dtype=self._dtype, device=self._scene.mean.device).expand(self._rows, -1)
 
-    def select(self, rows: Tensor) -> "Problem":
+    def select(self, rows: Tensor) -> "MatchProblem":
         """Return the problem of some of the rows, by their numbers (n,)."""
-        chosen = object.__new__(Problem)
+        chosen = object.__new__(MatchProblem)
         chosen.__dict__.update(self.__dict__)
         chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
         chosen._rows = len(rows)
@@ -324,7 +324,7 @@ def run_recipe(
     labels' logits (N, B, classes), for rows whose labels are optimised.
     """
     recipe = replace(recipe, start=getattr(config, "start", recipe.start))
-    problem = Problem(recipe, scene, rows, config)
+    problem = MatchProblem(recipe, scene, rows, config)
     start = problem.start(recipe.start, rows, images)
     if recipe.optimiser == "lbfgs":
         return _lbfgs(problem, rows, start, logits, config.iterations, recipe.objective, report)
@@ -332,7 +332,7 @@ def run_recipe(
 
 
 def _lbfgs(
-    problem: Problem,
+    problem: MatchProblem,
     rows: Sequence[Victim],
     variables: Tensor,
     logits: Tensor,
@@ -342,7 +342,7 @@ def _lbfgs(
 ) -> Outcome:
     """Minimise variables and logits in one vector a row; the logits of rows with fixed labels have no effect."""
     shape, pixels = variables.shape[1:], variables[0].numel()
-    points = _Points(problem, len(rows), shape, logits.shape[1:], pixels)
+    points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
@@ -354,10 +354,10 @@ def _lbfgs(
     )
 
 
-class _Points:
+class _RowPoints:
     """Values and gradients of some rows' points, as :func:`minimise` asks for them."""
 
-    def __init__(self, problem: Problem, count: int, shape: torch.Size, logits: torch.Size, pixels: int) -> None:
+    def __init__(self, problem: MatchProblem, count: int, shape: torch.Size, logits: torch.Size, pixels: int) -> None:
         self._all = self._problem = problem
         self._index = torch.arange(count)
         self._shape, self._logits, self._pixels = shape, logits, pixels
@@ -387,7 +387,9 @@ def _size(rows: Sequence[Victim], objective: str) -> Tensor:
     return torch.stack(lengths)
 
 
-def _adam(problem: Problem, variables: Tensor, logits: Tensor, config: Any, recipe: Recipe, report: Report) -> Outcome:
+def _adam(
+    problem: MatchProblem, variables: Tensor, logits: Tensor, config: Any, recipe: Recipe, report: Report
+) -> Outcome:
     variables, logits = variables.clone(), logits.clone()
     adam = torch.optim.Adam([variables, logits], lr=config.learning_rate)
     steps, factor, signs = config.iterations, SCHEDULES[recipe.schedule], SIGNS[recipe.optimiser]
@@ -532,7 +534,7 @@ class _Posterior:
 
     def __init__(self, scene: Scene, victim: Victim, labels: Tensor, config: Any, prior: _RowPrior) -> None:
         self.scene, self.prior = scene, prior
-        self.problem = Problem(LIKELY, scene, [victim], config)
+        self.problem = MatchProblem(LIKELY, scene, [victim], config)
         self.labels = SURE * wide(F.one_hot(labels, scene.classes).to(scene.mean))
 
     def misfits(self, images: Tensor) -> Tensor:
@@ -591,7 +593,7 @@ def _settled(posterior: _Posterior, images: Tensor) -> Tensor:
 
 
 def fitted_numbers(
-    problem: Problem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None = None
+    problem: MatchProblem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None = None
 ) -> Tensor:
     """Return rows with the same categories, and those numbers that fit best: a smooth problem, and a small one.
 
@@ -609,7 +611,7 @@ class _Numbers:
     """Values and gradients as functions of the numbers alone, as :func:`minimise` asks for them."""
 
     def __init__(
-        self, problem: Problem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None
+        self, problem: MatchProblem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None
     ) -> None:
         self._problem, self._images, self._places = problem, wide(images), places
         self._logits, self._prior = wide(logits), prior
@@ -675,7 +677,7 @@ def _polished(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tens
     """Rows with the same categories, and those numbers that match best."""
     logits = SURE * F.one_hot(labels, scene.classes).to(images)
     places = relaxation_of(scene).free(images.shape[-1])
-    return scene.box(fitted_numbers(Problem(POLISH, scene, rows, config), images, logits, places)).to(images)
+    return scene.box(fitted_numbers(MatchProblem(POLISH, scene, rows, config), images, logits, places)).to(images)
 
 
 def _whole(values: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -684,7 +686,7 @@ def _whole(values: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 def _losses(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
     """How far from what was heard these rows and labels are, (N,)."""
-    problem = Problem(replace(RELAXED, variables="pixels"), scene, rows, config)
+    problem = MatchProblem(replace(RELAXED, variables="pixels"), scene, rows, config)
     sure = SURE * F.one_hot(labels, scene.classes).to(images)
     with torch.no_grad():
         return problem.losses(images, sure, problem.weights(1, 1))

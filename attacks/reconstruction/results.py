@@ -21,7 +21,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Attempt:
+class Restart:
     """One restart's result."""
 
     images: Tensor  # (B, C, H, W) on the [0, 1] scale, clamped, float32 on the CPU
@@ -49,7 +49,7 @@ class Reconstruction:
     round: int
     client: int
     attack: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Restart, ...]
     chosen: int
     note: str
     seconds: float

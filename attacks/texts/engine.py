@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedpriv.attacks.reconstruction.results import AttackRefused, Attempt, Reconstruction
+from fedpriv.attacks.reconstruction.results import AttackRefused, Reconstruction, Restart
 from fedpriv.attacks.reconstruction.upload_model import OtherBatches, Victim, join, prepare_victims, uploads_of
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.settings import TextAttackSettings
@@ -65,7 +65,7 @@ def _result(name: str, victim: Victim, reading: Reading, seconds: float) -> Reco
     return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)
 
 
-def _attempt(sentences: Sentences) -> Attempt:
+def _attempt(sentences: Sentences) -> Restart:
     tokens = sentences.tokens.cpu()[:, None, None]
     loss = sentences.loss if math.isfinite(sentences.loss) else None
-    return Attempt(tokens, sentences.labels.cpu(), loss, sentences.steps)
+    return Restart(tokens, sentences.labels.cpu(), loss, sentences.steps)

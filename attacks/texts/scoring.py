@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Objective, squared_distance
+from fedpriv.attacks.reconstruction.matching import Compared, Matcher, Objective, squared_distance
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.attacks.texts.scene import TextScene
@@ -188,7 +188,7 @@ class _Upload:
         squared = torch.stack([total([each for _, _, each in mine]) for mine in by_block], dim=1)
         targets = Targets([self._heard], [0] * len(sentences), often=False)
         heard = torch.stack([total([targets.squared(name) for name in block]) for block in self._blocks], dim=1)
-        comparison = Comparison(dot, squared, wide(heard), self._blocks, self._model, _unwritten, targets)
+        comparison = Compared(dot, squared, wide(heard), self._blocks, self._model, _unwritten, targets)
         return self._objective(comparison)
 
     def _gradients(self, sentences: Tensor, labels: Tensor) -> GradientOperator:
@@ -337,7 +337,7 @@ def _surprise(network: nn.Module, texts: Tensor) -> Tensor:
 ROUNDING = 1e-6  # of the longest tensor
 
 
-def tensor_angle(comparison: Comparison) -> Tensor:
+def tensor_angle(comparison: Compared) -> Tensor:
     """One minus the cosine, the mean over tensors, as in Balunović et al. 2022: (N,), from 0 to 2.
 
     Tensors that hold rounding errors alone, such as the gradient of a bias of keys, are left out.
@@ -355,7 +355,7 @@ def squared_and_absolute(alpha: float) -> Objective:
     The absolute distance weighs 1 in the first tensor, and in a line less towards the last, which does not count.
     """
 
-    def objective(comparison: Comparison) -> Tensor:
+    def objective(comparison: Compared) -> Tensor:
         expected, heard = comparison.expected(), comparison.upload()
         last = max(len(expected) - 1, 1)
         absolute = [

@@ -30,7 +30,7 @@ from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
 from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
 from fedpriv.accounting.pairs import before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
-from fedpriv.accounting.references import Reference, ReferencePair
+from fedpriv.accounting.references import CeilingReference, ReferencePair
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.core.errors import InputError
@@ -90,7 +90,7 @@ def _checked(baseline: float) -> float:
     return float(baseline)
 
 
-def _smallest(bounds: Iterable[Bound], reference: Reference, k0: float) -> Ceiling:
+def _smallest(bounds: Iterable[Bound], reference: CeilingReference, k0: float) -> Ceiling:
     gamma, how = min(((bound(k0), how) for bound, how in bounds), key=lambda claim: claim[0])
     return Ceiling(k0, min(max(gamma, k0), 1.0), f"{how}: {reference.theorem}")
 
@@ -102,7 +102,7 @@ def _bounds(release: Release) -> tuple[Bound, ...]:
     return tuple(_proven(proof, proof.reference()))
 
 
-def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
+def _proven(proof: Proof, reference: CeilingReference) -> Iterator[Bound]:
     count, rate = int(proof.release.participations), 1.0 if reference.is_hidden else _rate(proof.release)
     tagged = _TAGGED if rate < 1 else ""
     first, number = reference.parts[0]
@@ -124,7 +124,7 @@ def _proven(proof: Proof, reference: Reference) -> Iterator[Bound]:
         yield _hidden(proof, reference), f"{_BLOW_UP}{_COMPOSED}{_HIDDEN}"
 
 
-def _is_certain(reference: Reference, participations: float) -> bool:
+def _is_certain(reference: CeilingReference, participations: float) -> bool:
     """Whether so many participations tell so much that composition, which takes long then, gives 1 like the others."""
     return participations >= _MANY and reference.batch_spread * math.sqrt(participations) > _DEVIATIONS
 
@@ -155,7 +155,7 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
     return min(float(least.fun), float(known[best])) + _BEYOND_ENDS
 
 
-def _composed(reference: Reference, count: int, rate: float) -> Callable[[float], float]:
+def _composed(reference: CeilingReference, count: int, rate: float) -> Callable[[float], float]:
     """Return gamma by the loss of a whole run."""
     interval = _interval(reference)
     pair, number = reference.parts[0]
@@ -166,7 +166,7 @@ def _composed(reference: Reference, count: int, rate: float) -> Callable[[float]
     return partial(_success, whole, count * reference.pieces)
 
 
-def _hidden(proof: Proof, reference: Reference) -> Callable[[float], float]:
+def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], float]:
     """Return gamma of batches of a fixed size, of which it is not known who took part.
 
     Let A be the law of a batch without z, M and M' those with it and with something in its place, so that mu = (1 - q)
@@ -202,7 +202,7 @@ def _success(law: LossDistribution, releases: int, k0: float) -> float:
     return law.success(k0) + max(_ROUNDING, _ROUNDING_PER_RELEASE * releases)
 
 
-def _interval(reference: Reference) -> float:
+def _interval(reference: CeilingReference) -> float:
     widest = max(min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts)
     interval = max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
     # The largest loss may have a probability of its own: it lies on the grid.
@@ -225,7 +225,7 @@ def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
 
 
 @lru_cache(maxsize=1)
-def _batch(reference: Reference, interval: float) -> LossDistribution:
+def _batch(reference: CeilingReference, interval: float) -> LossDistribution:
     """The loss of one participation; kept, because two bounds ask for it."""
     return reduce(_joined, (_blocks(_rounded(pair, interval), number) for pair, number in reference.parts))
 

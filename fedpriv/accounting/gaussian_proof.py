@@ -28,7 +28,7 @@ from fedpriv.accounting.proofs import (
     Claim,
     Proof,
 )
-from fedpriv.accounting.references import NormalReference, Reference
+from fedpriv.accounting.references import CeilingReference, NormalReference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_only
 from fedpriv.core.names import CalibrationName, SamplingName
@@ -104,19 +104,19 @@ class GaussianProof(Proof):
         return f"{self.mechanism} with sensitivity 2 {self.norm}"
 
     @override
-    def reference(self) -> Reference | None:
+    def reference(self) -> CeilingReference | None:
         if self._is_poisson:
             pair = NormalReference(self.noise, float(self.release.rate))
             theorem = (
                 f"Poisson-sampled {self.mechanism}, the batch with the {self.release.unit} and without it, (1 - q) "
                 f"N(0) + q N(1) and N(0) in units of {self.norm}"
             )
-            return Reference(((pair, 1),), theorem, is_hidden=True)
+            return CeilingReference(((pair, 1),), theorem, is_hidden=True)
         theorem = (
             f"{self.mechanism}, the {self.release.unit}'s clipped gradient and zero in its place, which are one "
             f"{self.norm} apart at most"
         )
-        return Reference(((NormalReference(self.noise), 1),), theorem)
+        return CeilingReference(((NormalReference(self.noise), 1),), theorem)
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
@@ -259,7 +259,7 @@ class CentralProof(GaussianProof):
     mechanism = "Gaussian mechanism on the sum of clipped updates"
 
     @override
-    def reference(self) -> Reference | None:
+    def reference(self) -> CeilingReference | None:
         return None
 
     @property

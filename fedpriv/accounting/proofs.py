@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
-from fedpriv.accounting.references import Reference
+from fedpriv.accounting.references import CeilingReference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
@@ -138,7 +138,7 @@ class Proof(ABC):
         pairs = self.dominating_pairs()
         return pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
 
-    def reference(self) -> Reference | None:
+    def reference(self) -> CeilingReference | None:
         """What ceilings compare a run with: a law that does not depend on the secret; or None."""
         return None
 

@@ -23,7 +23,7 @@ from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair, TaggedPair
 from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
-from fedpriv.accounting.references import DirectionalReference, LaplaceReference, Reference
+from fedpriv.accounting.references import CeilingReference, DirectionalReference, LaplaceReference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
 from fedpriv.accounting.vmf_functions import mean_resultant_length
@@ -218,13 +218,13 @@ class DirectionalProof(PureProof):
         )
 
     @override
-    def reference(self) -> Reference:
+    def reference(self) -> CeilingReference:
         theorem = (
             f"VMF distributions around the directions of the {self.release.unit}'s gradient and uniform directions in "
             "their place; losses of blocks and participations are independent whatever the parameters, so that they "
             "compose exactly"
         )
-        return Reference(
+        return CeilingReference(
             tuple((DirectionalReference(self.noise, dimension), count) for dimension, count in self._sizes), theorem
         )
 
@@ -315,12 +315,12 @@ class LaplaceProof(PureProof):
         return ((LaplacePair(self.piece_epsilon), 1),)
 
     @override
-    def reference(self) -> Reference:
+    def reference(self) -> CeilingReference:
         theorem = (
             f"Laplace distributions of one coordinate, the {self.release.unit}'s clipped gradient and zero in its "
             "place, which are one clip_norm apart at most in the L1 norm"
         )
-        return Reference(((LaplaceReference(1 / self.noise), 1),), theorem)
+        return CeilingReference(((LaplaceReference(1 / self.noise), 1),), theorem)
 
     @property
     @override

@@ -106,7 +106,7 @@ class ReferencePair(Pair):
 
 
 @dataclass(frozen=True)
-class Reference:
+class CeilingReference:
     """What a mechanism's ceiling compares a run with."""
 
     parts: tuple[tuple[ReferencePair, int], ...]  # pairs of one participation, and how many of each; at least one

@@ -59,7 +59,7 @@ class Call:
 
 
 @dataclass
-class Part:
+class ModelPart:
     """A module whose parameters are handled together: a layer with a rule, or a subtree without one."""
 
     name: str  # in the model
@@ -87,21 +87,21 @@ class Part:
         return self.calls[0]
 
 
-def find_parts(module: nn.Module, name: str = "") -> Iterator[Part]:
+def find_parts(module: nn.Module, name: str = "") -> Iterator[ModelPart]:
     """Find the topmost modules that hold trained parameters themselves."""
     own = {local: value for local, value in module._parameters.items() if value is not None and value.requires_grad}
     if not own:
         for child_name, child in module.named_children():
             yield from find_parts(child, f"{name}.{child_name}" if name else child_name)
     elif has_rule(module):
-        yield Part(name, module, True, own)
+        yield ModelPart(name, module, True, own)
     else:
         trained = {local: value for local, value in module.named_parameters() if value.requires_grad}
-        yield Part(name, module, False, trained)
+        yield ModelPart(name, module, False, trained)
 
 
 @contextmanager
-def recorded(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
+def recorded(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
     """Record the calls of the parts inside the block, where embeddings look up for each example (:func:`spread`)."""
     handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
     with spread(parts, examples, shared), until_the_end(handles):
@@ -109,7 +109,7 @@ def recorded(parts: Sequence[Part], examples: int, shared: Sequence[str] | None)
 
 
 @contextmanager
-def spread(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
+def spread(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
     """Inside the block, have embeddings look up for each example what they are asked for all of them.
 
     So networks look up positions: once, (T,) or (1, T), for a whole batch. A vector that all examples share has no
@@ -121,7 +121,7 @@ def spread(parts: Sequence[Part], examples: int, shared: Sequence[str] | None) -
         yield
 
 
-def _spreader(part: Part, examples: int, shared: Sequence[str] | None) -> Any:
+def _spreader(part: ModelPart, examples: int, shared: Sequence[str] | None) -> Any:
     def repeat(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 1:
             return None
@@ -135,11 +135,11 @@ def _spreader(part: Part, examples: int, shared: Sequence[str] | None) -> Any:
 
 
 @contextmanager
-def lengths_seen(parts: Sequence[Part]) -> Iterator[dict[str, int]]:
+def lengths_seen(parts: Sequence[ModelPart]) -> Iterator[dict[str, int]]:
     """Note the first axis of what parts that take one tensor are given inside the block: part's name -> its length."""
     seen: dict[str, int] = {}
 
-    def note(part: Part) -> Any:
+    def note(part: ModelPart) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             tensors = [value for value in tree_leaves((inputs, keywords)) if isinstance(value, Tensor)]
             if len(tensors) == 1:
@@ -161,7 +161,7 @@ def until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-def _recorder(part: Part) -> Any:
+def _recorder(part: ModelPart) -> Any:
     def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         values, form = ((*inputs, *keywords.values()), None) if part.ruled else tree_flatten((inputs, keywords))
         tensors = [value for value in values if isinstance(value, Tensor)]
@@ -191,7 +191,7 @@ class ReachedNodes(NamedTuple):
     leaves: set[int]
 
 
-def reached(total: Tensor, parts: Sequence[Part]) -> ReachedNodes:
+def reached(total: Tensor, parts: Sequence[ModelPart]) -> ReachedNodes:
     """Walk from a number through autograd's graph, past the layers with a rule to what they were given."""
     sources = {
         output.edge.node: call.sources for part in parts if part.ruled for call in part.calls for output in call.outputs

@@ -278,7 +278,7 @@ Product = Callable[[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], Tensor]
 # Rows of a table that examples look up: an embedding.
 
 
-class Lookup(Factor):
+class EmbeddingRows(Factor):
     """Gradients of an embedding: example i adds ``errors[i, t]`` to the row ``indices[i, t]``.
 
     Args:
@@ -298,7 +298,7 @@ class Lookup(Factor):
         self._words, self._width = shape
 
     @classmethod
-    def of(cls, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> "Lookup":
+    def of(cls, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int) -> "EmbeddingRows":
         """Make it from the gradients of the loss with respect to all vectors that were looked up, (B, T, width)."""
         indices = indices.to(errors.device, torch.int64)
         # At most the norm of all of an example's errors times the root of their number.
@@ -347,15 +347,15 @@ class Lookup(Factor):
             written.view(-1, self._width).index_add_(0, places.reshape(-1), errors.reshape(-1, self._width))
         return written
 
-    def part(self, start: int, stop: int) -> "Lookup":
+    def part(self, start: int, stop: int) -> "EmbeddingRows":
         """Return what some examples look up."""
         indices, errors, magnitudes = (all_[start:stop] for all_ in (self._indices, self._errors, self._magnitudes))
-        return Lookup(indices, errors, self._shape, self._scratch, magnitudes)
+        return EmbeddingRows(indices, errors, self._shape, self._scratch, magnitudes)
 
-    def masked(self, keep: Tensor) -> "Lookup":
+    def masked(self, keep: Tensor) -> "EmbeddingRows":
         """Return what the examples look up, the errors of the others zero."""
         errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
-        return Lookup(self._indices, errors, self._shape, self._scratch, magnitudes)
+        return EmbeddingRows(self._indices, errors, self._shape, self._scratch, magnitudes)
 
     def magnitudes(self) -> Tensor:
         """Return the bounds of what was summed."""
@@ -907,7 +907,7 @@ class Tied(Factor):
     kept_as_sums = True
 
     def __init__(
-        self, looked_up: Lookup, multiplied: Outer, sizes: tuple[int, int, int, int], examples: int, scratch: int
+        self, looked_up: EmbeddingRows, multiplied: Outer, sizes: tuple[int, int, int, int], examples: int, scratch: int
     ) -> None:
         self._words, self._width, self._positions, self._lookups = self._sizes = sizes
         super().__init__(examples, torch.Size(sizes[:2]), scratch)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedpriv.core.randomness import seeded_generators
 from fedpriv.gradients.calls import (
+    ModelPart,
     Output,
-    Part,
     ReachedNodes,
     find_parts,
     hidden_parameters,
@@ -81,7 +81,7 @@ def is_column(value: Tensor, examples: int) -> bool:
 
 
 def subtree(
-    part: Part, errors: list[Errors], sums: Vector | None, examples: int, memory: Memory, chunk_bytes: int
+    part: ModelPart, errors: list[Errors], sums: Vector | None, examples: int, memory: Memory, chunk_bytes: int
 ) -> Made | Entangled:
     """Dense gradients of a module without a rule: of the inner product of its outputs with the outputs' gradients.
 
@@ -115,7 +115,9 @@ def subtree(
     return Made(factors, f"dense: {part.kind}{rows.way}")
 
 
-def _attention(part: Part, module: nn.MultiheadAttention, error: Errors, compared: bool, memory: Memory) -> Made | None:
+def _attention(
+    part: ModelPart, module: nn.MultiheadAttention, error: Errors, compared: bool, memory: Memory
+) -> Made | None:
     """The factors of torch's attention; ``None`` where it is not seen to give the batch's outputs again."""
     positional, named = part.call.with_tensors(part.call.tensors)
     tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(error.values.device.type) else TOLERANCE
@@ -126,7 +128,7 @@ def _attention(part: Part, module: nn.MultiheadAttention, error: Errors, compare
         return Made(attention_factors(module, attended, error.values, memory), f"ghost: {part.kind}")
 
 
-def _confirmed(part: Part, errors: list[Errors], rows: DenseRows, sums: Vector, device: torch.device) -> bool:
+def _confirmed(part: ModelPart, errors: list[Errors], rows: DenseRows, sums: Vector, device: torch.device) -> bool:
     """Tell whether a subtree gave the batch's outputs again, and gradients that add up to the batch's."""
     tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(device.type) else TOLERANCE
     expected = [error.output.value for error in errors]
@@ -199,7 +201,7 @@ def ghost_gradients(
 
 
 def gradients_of_parts(
-    model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor, memory: Memory, route: Route | None
+    model: nn.Module, parts: Sequence[ModelPart], loss: Loss, x: Tensor, y: Tensor, memory: Memory, route: Route | None
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
 
@@ -256,7 +258,7 @@ def gradients_of_parts(
     return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
-def _problem_of_hiding(parts: Sequence[Part], total: Tensor) -> str:
+def _problem_of_hiding(parts: Sequence[ModelPart], total: Tensor) -> str:
     """Why gradients of layers are not to be seen: a backward pass of the model's own makes them."""
     trained = {part.full(local): value for part in parts for local, value in part.trained.items()}
     try:
@@ -266,7 +268,7 @@ def _problem_of_hiding(parts: Sequence[Part], total: Tensor) -> str:
     return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own" if hidden else ""
 
 
-def _problem_of_growth(model: nn.Module, parts: Sequence[Part], x: Tensor) -> str:
+def _problem_of_growth(model: nn.Module, parts: Sequence[ModelPart], x: Tensor) -> str:
     """Why the first axis of what a layer takes does not count the examples: with one more it is no longer.
 
     A tensor of the model's own, such as prototypes or positions, may happen to be as long as the batch.
@@ -280,7 +282,7 @@ def _problem_of_growth(model: nn.Module, parts: Sequence[Part], x: Tensor) -> st
     return next((f"what {part} takes does not grow with the batch" for part in fixed), "")
 
 
-def _problem_of_sharing(model: nn.Module, parts: Sequence[Part], loss: Loss, x: Tensor, y: Tensor) -> str:
+def _problem_of_sharing(model: nn.Module, parts: Sequence[ModelPart], loss: Loss, x: Tensor, y: Tensor) -> str:
     """Why embeddings that are asked once must not be asked for each example: losses or gradients change."""
     tables = [part for part in parts if part.spread]
     names = [table.name for table in tables]
@@ -297,7 +299,7 @@ def _problem_of_sharing(model: nn.Module, parts: Sequence[Part], loss: Loss, x: 
     return f"{tables[0]} is asked once for all examples, and the model does otherwise when it is asked for each"
 
 
-def _idle(model: nn.Module, parts: Sequence[Part]) -> dict[str, str]:
+def _idle(model: nn.Module, parts: Sequence[ModelPart]) -> dict[str, str]:
     """The routes of layers before anything is known of their use: frozen ones, and the others as unused."""
     names = {part.name for part in parts}
     inside = tuple(part.full("") for part in parts if not part.ruled)
@@ -310,7 +312,7 @@ def _idle(model: nn.Module, parts: Sequence[Part]) -> dict[str, str]:
     return routes
 
 
-def problem_of_model(model: nn.Module, parts: Sequence[Part]) -> str:
+def problem_of_model(model: nn.Module, parts: Sequence[ModelPart]) -> str:
     """Why a model cannot be taken apart, before it runs; empty if it may be."""
     if parts[0].module is model and not parts[0].ruled:
         return f"{type(model).__name__} holds parameters itself"
@@ -335,10 +337,12 @@ def _is_pair(model: nn.Module, first: str, second: str) -> bool:
     return {type(layer) for layer in layers} == {nn.Embedding, nn.Linear} and all(has_rule(layer) for layer in layers)
 
 
-def _pairs(model: nn.Module, parts: Sequence[Part], errors: Mapping[str, object]) -> dict[str, tuple[Part, Part]]:
+def _pairs(
+    model: nn.Module, parts: Sequence[ModelPart], errors: Mapping[str, object]
+) -> dict[str, tuple[ModelPart, ModelPart]]:
     """Parameter's name -> embedding and Linear layer that share it, where the losses depend on both."""
     names = {id(value): name for name, value in model.named_parameters()}
-    sharing: dict[str, list[Part]] = {}
+    sharing: dict[str, list[ModelPart]] = {}
     for part in parts:
         if part.ruled and part.name in errors and "weight" in part.trained:
             sharing.setdefault(names[id(part.trained["weight"])], []).append(part)
@@ -346,7 +350,7 @@ def _pairs(model: nn.Module, parts: Sequence[Part], errors: Mapping[str, object]
     return {name: (table, layer) for name, (table, layer) in both.items()}
 
 
-def _tied(table: Part, layer: Part, looked_up: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+def _tied(table: ModelPart, layer: ModelPart, looked_up: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
     """The factors of a weight that an embedding and a Linear layer share, and of the Linear layer's bias."""
     if not isinstance(table.module, nn.Embedding):
         raise TypeError(f"{table} is no embedding")
@@ -360,7 +364,7 @@ def _tied(table: Part, layer: Part, looked_up: Tensor, error: Tensor, memory: Me
     return made
 
 
-def _problem_of_part(part: Part, used: ReachedNodes, examples: int, batch_first: bool) -> str:
+def _problem_of_part(part: ModelPart, used: ReachedNodes, examples: int, batch_first: bool) -> str:
     """Why the gradients of a part do not follow from what was seen of it; empty if they do, or if it is not used."""
     entered = any(output.edge.node in used.nodes for call in part.calls for output in call.outputs)
     outside = any(id(value) in used.leaves for value in part.trained.values())
@@ -384,7 +388,7 @@ def _problem_of_part(part: Part, used: ReachedNodes, examples: int, batch_first:
     return f"the first axis of the input of {part} may not count the examples" if unclear else ""
 
 
-def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Errors]], Vector]:
+def _backward(parts: Sequence[ModelPart], total: Tensor) -> tuple[dict[str, list[Errors]], Vector]:
     """Return gradients of the parts' outputs, as far as the loss depends on them, and of the subtrees' parameters."""
     outputs = [(part, output) for part in parts if len(part.calls) == 1 for output in part.call.outputs]
     subtrees = [part for part in parts if not part.ruled]
@@ -401,7 +405,7 @@ def _backward(parts: Sequence[Part], total: Tensor) -> tuple[dict[str, list[Erro
     return errors, {name: value for name, value in sums if value is not None}
 
 
-def _ruled(part: Part, errors: list[Errors], memory: Memory) -> Made:
+def _ruled(part: ModelPart, errors: list[Errors], memory: Memory) -> Made:
     rule = rule_of(part.module)
     if rule is None:
         raise TypeError(f"{part} has no rule")

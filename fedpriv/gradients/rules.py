@@ -14,9 +14,9 @@ from typing_extensions import TypeIs
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
     Dyads,
+    EmbeddingRows,
     Factor,
     Inputs,
-    Lookup,
     Memory,
     Outer,
     Rows,
@@ -157,7 +157,7 @@ def tied_weight(
     """
     first = _embedding(table, indices, looked_up, memory)["weight"]
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
-    if not isinstance(first, Lookup) or _write_out(x.shape, error, memory):
+    if not isinstance(first, EmbeddingRows) or _write_out(x.shape, error, memory):
         rows = torch.bmm(error.mT, x).add_(first.rows(0, len(x)))
         return Rows(rows, memory.scratch, first.magnitudes() + _sizes(error) * _sizes(x))
     sizes = (*table.weight.shape, x.shape[1], indices[0].numel())
@@ -217,7 +217,7 @@ def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor, memory: Memory) ->
     indices, error = x.reshape(len(x), -1), error.reshape(len(x), -1, layer.embedding_dim)
     if layer.padding_idx is not None:
         error = error.masked_fill((indices == layer.padding_idx)[:, :, None], 0)
-    return {"weight": Lookup.of(indices, error, layer.weight.shape, memory.scratch)}
+    return {"weight": EmbeddingRows.of(indices, error, layer.weight.shape, memory.scratch)}
 
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, NoiseStreams
-from fedpriv.gradients.calls import Part, coupled_layers, dropout_layers, find_parts
+from fedpriv.gradients.calls import ModelPart, coupled_layers, dropout_layers, find_parts
 from fedpriv.gradients.dense import DenseGradients, FactoredGradients, Loss
 from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, Route, gradients_of_parts, problem_of_model
@@ -222,7 +222,7 @@ class _LinearCall(NamedTuple):
 class StackedModel:
     """A network whose numbers are given with every call, for M models at once; made by :func:`stacked_model`."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[Part]) -> None:
+    def __init__(self, model: nn.Module, parts: Sequence[ModelPart]) -> None:
         self._model, self._parts = model, tuple(parts)
         self._numbers: Vector = {}
         self._generators: tuple[torch.Generator, ...] = ()
@@ -336,7 +336,7 @@ class StackedModel:
             raise InputError(gradients.reason)
         return gradients.each(sizes)
 
-    def _layer(self, part: Part, names: Mapping[str, str], x: Tensor) -> Tensor:
+    def _layer(self, part: ModelPart, names: Mapping[str, str], x: Tensor) -> Tensor:
         own = {local: self._numbers[name] for local, name in names.items()}
         if len(own) < len(part.module._parameters):
             models = len(next(iter(own.values())))
@@ -466,7 +466,7 @@ def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     object.__setattr__(layer, "forward", forward)
 
 
-def _names(part: Part) -> dict[str, str]:
+def _names(part: ModelPart) -> dict[str, str]:
     """The names in the model of a layer's trained parameters."""
     return {local: part.full(local) for local in part.trained}
 

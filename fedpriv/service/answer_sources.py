@@ -9,7 +9,7 @@ import torch
 from fedpriv.accounting.convexified import ClaimedSensitivity
 from fedpriv.core.errors import InputError
 from fedpriv.core.world import World
-from fedpriv.models.machinery.convex import Minimum, Objective, minimised
+from fedpriv.models.machinery.convex import ConvexModel, Objective, minimised
 from fedpriv.service.features import Features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes
@@ -23,7 +23,7 @@ from fedpriv.service.voters import CLIENT, Voters, refuse_unsolvable_head, shard
 class Head:
     """A certified convex head."""
 
-    minimum: Minimum  # its weights
+    minimum: ConvexModel  # its weights
     about: HeadFacts  # its certificate
     features: Features  # that it was trained on
     learnt: Learnt | None  # the network that gives them; `None`: they are public

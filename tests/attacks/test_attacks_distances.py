@@ -8,7 +8,7 @@ import torch
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.matching import (
-    Comparison,
+    Compared,
     angle,
     opponent_variation,
     squared_distance,
@@ -29,7 +29,7 @@ def vectors(rows: int, seed: int, dtype: torch.dtype = torch.float64) -> dict[st
     return {name: torch.randn(rows, *shape, generator=generator).to(dtype) for name, shape in SHAPES.items()}
 
 
-def compare(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], blocks: Blocks) -> Comparison:
+def compare(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], blocks: Blocks) -> Compared:
     """What a matcher hands to an objective, from vectors (N, *shape) written out."""
 
     def products(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -39,7 +39,7 @@ def compare(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], blocks
     rows = [{name: value[row] for name, value in other.items()} for row in range(len(other["a"]))]
     model = UploadModel(NoMechanism(), "example", 1.0, 1, 1)
     targets = Targets(rows, range(len(rows)))
-    return Comparison(products(one, other), products(one, one), products(other, other), blocks, model, dict, targets)
+    return Compared(products(one, other), products(one, one), products(other, other), blocks, model, dict, targets)
 
 
 def flat(vector: dict[str, torch.Tensor], names: tuple[str, ...], row: int) -> np.ndarray:

@@ -13,7 +13,14 @@ from torch.func import functional_call
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackRefused, matching
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, ghost_obstacle
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, angle, chunks, row_bytes, squared_distance
+from fedpriv.attacks.reconstruction.matching import (
+    Compared,
+    Matcher,
+    angle,
+    chunks,
+    row_bytes,
+    squared_distance,
+)
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, uniform_shares
@@ -104,7 +111,7 @@ def one_mismatch(model: nn.Module, observation: Observation, images: Tensor, lab
     return 1 - torch.stack(cosines).mean()
 
 
-def absolute_distance(comparison: Comparison) -> Tensor:
+def absolute_distance(comparison: Compared) -> Tensor:
     """An objective that no inner product tells: it asks for the uploads themselves."""
     expected, heard = comparison.expected(), comparison.upload()
     return torch.stack([(expected[key] - heard[key]).abs().flatten(1).sum(dim=1) for key in expected]).sum(dim=0)

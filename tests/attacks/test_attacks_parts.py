@@ -33,7 +33,16 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import fit_prior
-from fedpriv.attacks.reconstruction.recipes import PRIORS, SCHEDULES, SIGNS, STARTS, Problem, Recipe, annealed, warmed
+from fedpriv.attacks.reconstruction.recipes import (
+    PRIORS,
+    SCHEDULES,
+    SIGNS,
+    STARTS,
+    MatchProblem,
+    Recipe,
+    annealed,
+    warmed,
+)
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.reconstruction.variables import coordinates_of
@@ -226,7 +235,7 @@ def test_starts_are_where_they_say() -> None:
     assert float((sorted_values - torch.linspace(0, 1, len(sorted_values))).abs().max()) < 0.03
     around = STARTS["public-mean"](scene, rows, numbers)
     torch.testing.assert_close(around.mean(dim=(0, 1)), scene.prior.mean.view(1, 8, 8), atol=0.06, rtol=0)
-    problem = Problem(Recipe("cosine", "adam", start="closed-form"), scene, rows, CustomSettings())
+    problem = MatchProblem(Recipe("cosine", "adam", start="closed-form"), scene, rows, CustomSettings())
     read = problem.start("closed-form", rows, numbers) * STD + MEAN
     torch.testing.assert_close(read[[0, 40]], truth, atol=1e-5, rtol=0)
     assert float((read[1:40] - truth[0]).flatten(1).std(dim=1).min()) > 0.01  # other restarts start elsewhere

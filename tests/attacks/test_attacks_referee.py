@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.intervals import median_interval, rate_interval
-from fedpriv.attacks.reconstruction import Attempt, Reconstruction
+from fedpriv.attacks.reconstruction import Reconstruction, Restart
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.records import Score
@@ -27,7 +27,7 @@ def truth(count: int, first: int = 0) -> Truth:
 
 
 def offered(*attempts: tuple[Tensor, Tensor], chosen: int = 0) -> Reconstruction:
-    made = tuple(Attempt(images, labels, 0.1 + k, 10) for k, (images, labels) in enumerate(attempts))
+    made = tuple(Restart(images, labels, 0.1 + k, 10) for k, (images, labels) in enumerate(attempts))
     return Reconstruction(1, 4, "iga", made, chosen, "a note", 2.5)
 
 

@@ -16,7 +16,7 @@ from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.baselines import guesses, most_frequent, row_scores
 from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, Restart, run_attack
 from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
@@ -82,7 +82,7 @@ def test_no_row_has_more_right_values_than_the_most_frequent_one() -> None:
 
 
 def scored(made: Tensor, known: Truth) -> tuple[Score, ...]:
-    attempts = (Attempt(made, known.labels, 0.1, 10),)
+    attempts = (Restart(made, known.labels, 0.1, 10),)
     given = Reconstruction(known.round, known.client, "tabular", attempts, 0, "", 1.0)
     return score(given, "protected", known, guesses(rows(40, 9), columns=COLUMNS), (1.0,), 0.6).scores
 

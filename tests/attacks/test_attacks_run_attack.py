@@ -15,7 +15,7 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation, read_observation, write_observation
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Attempt, matching, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Restart, matching, run_attack
 from fedpriv.attacks.reconstruction import engine as room
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
@@ -128,7 +128,7 @@ def test_restarts_are_chosen_by_their_own_loss(losses: tuple[float | None, ...])
     network = Network(model)
     (victim,) = prepare_victims(heard, network.names, network.device)
     attempts = tuple(
-        Attempt(torch.full((1, 1, 8, 8), 0.5), torch.tensor([k]), loss, 1) for k, loss in enumerate(losses)
+        Restart(torch.full((1, 1, 8, 8), 0.5), torch.tensor([k]), loss, 1) for k, loss in enumerate(losses)
     )
     result = room._result("iga", victim, attempts, "", 0.0)
     finite = [math.inf if loss is None else loss for loss in losses]

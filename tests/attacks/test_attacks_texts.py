@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.attacks.reconstruction import Attempt, Reconstruction
+from fedpriv.attacks.reconstruction import Reconstruction, Restart
 from fedpriv.attacks.referee import missed, score, score_guesses
 from fedpriv.attacks.texts.referee import exact_chance, likeness, pairs, sentence_guesses, sentence_score
 from fedpriv.attacks.texts.scene import padded
@@ -68,7 +68,7 @@ def truth(sentences: list[list[int]], others: list[list[int]] | None = None) -> 
 
 def reading(sentences: list[list[int]]) -> Reconstruction:
     labels = torch.zeros(len(sentences), dtype=torch.int64)
-    return Reconstruction(1, 0, "dager", (Attempt(padded(sentences, 6)[:, None, None], labels, 0.5, 3),), 0, "", 1.0)
+    return Reconstruction(1, 0, "dager", (Restart(padded(sentences, 6)[:, None, None], labels, 0.5, 3),), 0, "", 1.0)
 
 
 def test_lines_of_sentences_are_written_and_read(tmp_path: Path) -> None:

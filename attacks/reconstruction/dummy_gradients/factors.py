@@ -200,7 +200,7 @@ def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     return (basis.to(matrix), right.to(matrix)) if close else None
 
 
-class Factor(ABC):
+class DummyFactor(ABC):
     """The gradients with respect to one parameter."""
 
     size: int  # its numbers
@@ -222,7 +222,7 @@ class Factor(ABC):
         """Return the gradients themselves, (N, U, *shape)."""
 
 
-class Written(Factor):
+class Written(DummyFactor):
     """Gradients that are written out, (N, U, *shape)."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -234,7 +234,7 @@ class Written(Factor):
     @override
     def squared(self) -> Tensor:
         if self._squared is None:
-            self._squared = _Lengths.apply(self._flat)
+            self._squared = _DummyLengths.apply(self._flat)
         return self._squared
 
     @override
@@ -263,7 +263,7 @@ class Written(Factor):
         return factors[0] if len(factors) == 1 else Written(torch.cat([factor._flat for factor in factors], dim=2))
 
 
-class Outer(Factor):
+class DummyOuter(DummyFactor):
     """Sums over positions t of outer products ``errors[t] inputs[t]^T``, not multiplied out: those of a Linear weight.
 
     Args:
@@ -311,7 +311,7 @@ class Outer(Factor):
         return positions * (wide + tall) > wide * tall
 
 
-class _Lengths(torch.autograd.Function):
+class _DummyLengths(torch.autograd.Function):
     """Squared norms (N, U) of vectors (N, U, K), in as few passes over them as can be, for the derivative too."""
 
     @staticmethod
@@ -374,7 +374,7 @@ class DummyGradients:
     differentiated with respect to the dummy images and label probabilities.
     """
 
-    def __init__(self, factors: Mapping[str, Factor], joined: Written | None = None) -> None:
+    def __init__(self, factors: Mapping[str, DummyFactor], joined: Written | None = None) -> None:
         self._factors = dict(factors)
         self._squared: dict[Block, Tensor] = {}
         self._dots: dict[tuple[int, Block], Tensor] = {}
@@ -411,10 +411,12 @@ class DummyGradients:
         """Return the gradients written out, tensors (N, U, *shape)."""
         return {name: self._factors[name].rows() for name in block or self.names}
 
-    def _parts(self, block: Block) -> list[tuple[Block, Factor]]:
+    def _parts(self, block: Block) -> list[tuple[Block, DummyFactor]]:
         """The block's factors with their names; all that are written out as one."""
         written = {name: factor for name in block if isinstance(factor := self._factors[name], Written)}
-        parts: list[tuple[Block, Factor]] = [((name,), self._factors[name]) for name in block if name not in written]
+        parts: list[tuple[Block, DummyFactor]] = [
+            ((name,), self._factors[name]) for name in block if name not in written
+        ]
         if written:
             names = tuple(written)
             if names not in self._joined:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches, kernel_gradients, run_convolution
-from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Factor, Outer, Written
+from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyFactor, DummyGradients, DummyOuter, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import coupled_layers
@@ -44,14 +44,14 @@ class Entry:
     output: Tensor  # (R, ...), for R images
 
 
-class Rule(NamedTuple):
+class LayerRule(NamedTuple):
     """How a kind of layer runs, and what the gradients of its parameters are."""
 
     # (layer, input (R, ...)) -> what is kept of the input, and the output (R, ...)
     run: Callable[[Any, Tensor], tuple[Any, Tensor]]
     # (layer, what was kept, gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of N rows of
     # U units; the R images are spread over the units in order
-    factors: Callable[[Any, Any, Tensor, tuple[int, int]], tuple[Factor, Factor]]
+    factors: Callable[[Any, Any, Tensor, tuple[int, int]], tuple[DummyFactor, DummyFactor]]
 
 
 def taped_forward(name: str, layer: nn.Module, entries: list[Entry]) -> Callable[[Tensor], Tensor]:
@@ -69,38 +69,42 @@ def _run(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return x, type(layer).forward(layer, x)
 
 
-def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[DummyFactor, DummyFactor]:
     inputs = x.to(error.dtype).reshape(*units, -1, layer.in_features)
     errors = error.reshape(*units, -1, layer.out_features)
-    return Outer(inputs, errors, layer.weight.shape), Written(errors.sum(dim=2))
+    return DummyOuter(inputs, errors, layer.weight.shape), Written(errors.sum(dim=2))
 
 
-def _convolution(layer: Any, kept: Any, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+def _convolution(layer: Any, kept: Any, error: Tensor, units: tuple[int, int]) -> tuple[DummyFactor, DummyFactor]:
     kernels = kernel_gradients(kept, error).reshape(*units, -1, layer.weight.numel())
     biases = error.flatten(2).sum(dim=2).reshape(*units, -1, layer.out_channels)
     kernels, biases = (value.squeeze(2) if value.shape[2] == 1 else value.sum(dim=2) for value in (kernels, biases))
     return Written(kernels.reshape(*units, *layer.weight.shape)), Written(biases)
 
 
-def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+def _layer_norm(
+    layer: nn.LayerNorm, x: Tensor, error: Tensor, units: tuple[int, int]
+) -> tuple[DummyFactor, DummyFactor]:
     normal = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
     shape = (*units, -1, *layer.normalized_shape)
     return Written((error * normal).reshape(shape).sum(dim=2)), Written(error.reshape(shape).sum(dim=2))
 
 
-def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, units: tuple[int, int]) -> tuple[Factor, Factor]:
+def _group_norm(
+    layer: nn.GroupNorm, x: Tensor, error: Tensor, units: tuple[int, int]
+) -> tuple[DummyFactor, DummyFactor]:
     normal = F.group_norm(x, layer.num_groups, eps=layer.eps)
     weight, bias = ((part.flatten(2).sum(dim=2)) for part in (error * normal, error.reshape(*x.shape[:2], -1)))
     shape = (*units, -1, layer.num_channels)
     return Written(weight.reshape(shape).sum(dim=2)), Written(bias.reshape(shape).sum(dim=2))
 
 
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv1d: Rule(run_convolution, _convolution),
-    nn.Conv2d: Rule(run_convolution, _convolution),
-    nn.GroupNorm: Rule(_run, _group_norm),
-    nn.LayerNorm: Rule(_run, _layer_norm),
-    nn.Linear: Rule(_run, _linear),
+RULES: dict[type[nn.Module], LayerRule] = {
+    nn.Conv1d: LayerRule(run_convolution, _convolution),
+    nn.Conv2d: LayerRule(run_convolution, _convolution),
+    nn.GroupNorm: LayerRule(_run, _group_norm),
+    nn.LayerNorm: LayerRule(_run, _layer_norm),
+    nn.Linear: LayerRule(_run, _linear),
 }
 
 
@@ -380,7 +384,7 @@ def ghost_dummies(
         outputs = [entry.output for entry in trained]
         mean = total if each else total / examples
         errors = torch.autograd.grad(mean, outputs, create_graph=True, allow_unused=True)
-        factors: dict[str, Factor] = {}
+        factors: dict[str, DummyFactor] = {}
         for entry, error in zip(trained, errors, strict=True):
             felt = torch.zeros_like(entry.output) if error is None else error
             made = RULES[type(entry.layer)].factors(entry.layer, entry.kept, felt.to(images.dtype), units)

@@ -2,7 +2,7 @@
 
 The gradient is a product of few factors (:class:`Spectrum`), and the images are combinations of these. Independent
 components give roughly which. Where units switch off, their zeros make that exact (:func:`settle_switches`), and prove
-it (:class:`Certificate`); elsewhere the network's own errors do (:func:`polish`). The prior fills in what noise leaves
+it (:class:`SignCheck`); elsewhere the network's own errors do (:func:`polish`). The prior fills in what noise leaves
 open.
 """
 
@@ -38,7 +38,7 @@ CLEAR = 5.0  # deviations of the noise up to which an error counts as zero
 
 
 @dataclass(frozen=True)
-class Certificate:
+class SignCheck:
     """How well zero errors and images agree."""
 
     pairs: int  # of a unit and an example, that were compared
@@ -63,7 +63,7 @@ class Certificate:
         )
 
 
-def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> Certificate:
+def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> SignCheck:
     """Compare errors with the first layer's outputs at the images found.
 
     ``errors``: (rows, B); the rows of several rounds one below the other; ``noise``: (B,), its deviation in each
@@ -74,7 +74,7 @@ def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> 
     missing = parts.all(dim=2, keepdim=True).expand_as(parts).flatten(1) if rounds > 1 else torch.zeros_like(zero)
     disagreeing = (zero != (outputs <= 0)) & ~missing
     narrow = zero.shape[1] < OUTPUTS * rounds * len(zero)
-    return Certificate(zero.numel(), int(disagreeing.sum()), narrow)
+    return SignCheck(zero.numel(), int(disagreeing.sum()), narrow)
 
 
 # Images told apart by what photographs are like, whatever the network's activation: independent components.
@@ -462,7 +462,7 @@ RIDGE = 1e-13  # relative to the trace, so that a system can be solved
 
 
 @dataclass(frozen=True, eq=False)
-class FirstLayer:
+class PublicLayer:
     """The public first layer, of several rounds one below the other; float64 on the CPU."""
 
     weight: Tensor  # (rows, P)
@@ -480,7 +480,7 @@ class Switched:
     """A mixing (B, B) of the left factors, errors = left @ mixing, and how far zeros and images agree."""
 
     mixing: Tensor
-    certificate: Certificate
+    certificate: SignCheck
 
 
 def scaled(spectrum: Spectrum, mixing: Tensor) -> Tensor | None:
@@ -497,7 +497,7 @@ def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:
     return images
 
 
-def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, switching: bool = True) -> Switched:
+def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer, *, switching: bool = True) -> Switched:
     """Take turns of images and errors until they agree; return the turn in which they agreed best.
 
     ``mixing``: (B, B), scaled, roughly right.
@@ -521,13 +521,13 @@ def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, *, sw
     return best
 
 
-def _certificate(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer) -> Certificate:
+def _certificate(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer) -> SignCheck:
     noise = spectrum.noise_of(mixing.mT)
     outputs = layer.outputs(images_of(spectrum, mixing))
     return certify(spectrum.left @ mixing, noise, outputs, layer.rounds if layer.other_batches else 1)
 
 
-def _off(spectrum: Spectrum, mixing: Tensor, layer: FirstLayer, kept: float) -> Tensor:
+def _off(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer, kept: float) -> Tensor:
     """Which rows (B, rows) are zero in each example's errors, because it seems to switch the unit off."""
     depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
     wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
@@ -691,11 +691,11 @@ def _counted(spectrum: Spectrum, victim: Victim) -> str:
     return f"{count} image{'s' if count > 1 else ''} above the noise edge (public number: {of})"
 
 
-def _public_layer(victim: Victim, layer: InputLayer) -> FirstLayer:
+def _public_layer(victim: Victim, layer: InputLayer) -> PublicLayer:
     parts = [layer.gradients(upload.parameters) for upload in victim.uploads]
     weight = torch.cat([matrix for matrix, _ in parts]).double().cpu()
     bias = torch.cat([vector for _, vector in parts if vector is not None]).double().cpu()
-    return FirstLayer(weight, bias, len(parts), victim.pool > 0)
+    return PublicLayer(weight, bias, len(parts), victim.pool > 0)
 
 
 def _switches(scene: Scene, victim: Victim, layer: InputLayer) -> bool:

@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction.first_layer.batch import read_batch, stacked
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import read_blocks
 from fedpriv.attacks.reconstruction.labels import read_labels
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, chunks, squared_distance
+from fedpriv.attacks.reconstruction.matching import Compared, Matcher, chunks, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
@@ -398,5 +398,5 @@ def _distances(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Ten
     return torch.cat(distances)
 
 
-def _relative_distance(comparison: Comparison) -> Tensor:
+def _relative_distance(comparison: Compared) -> Tensor:
     return squared_distance(comparison).clamp(min=0) / comparison.heard.sum(dim=1).clamp(min=1e-30)

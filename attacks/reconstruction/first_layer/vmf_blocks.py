@@ -30,7 +30,7 @@ from torch import Tensor
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.reconstruction.dummy_gradients.network import kink_inputs
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer
-from fedpriv.attacks.reconstruction.matching import Comparison, Matcher, Precision, squared_distance
+from fedpriv.attacks.reconstruction.matching import Compared, Matcher, Precision, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene
@@ -301,7 +301,7 @@ def read_blocks(scene: Scene, victim: Victim, layer: InputLayer) -> tuple[Tensor
     heard = _heard(victim, layer, scene.pixels)
     search = LengthSearch(heard, scene.prior.to(heard.rows), _relus(scene, victim, layer))
     known = torch.arange(scene.classes) if victim.labels is None else victim.labels.cpu()
-    upload = _Upload(scene, victim, heard)
+    upload = _BlockUpload(scene, victim, heard)
     searched = [search.settle(sign) for sign in (1.0, -1.0)]
     images = [search.image(lengths) for lengths in searched]
     tried = [
@@ -347,7 +347,7 @@ def _relus(scene: Scene, victim: Victim, layer: InputLayer) -> Units | None:
     return Units(weight.cpu().double(), bias.cpu().double())
 
 
-class _Upload:
+class _BlockUpload:
     """How well images explain the whole upload."""
 
     def __init__(self, scene: Scene, victim: Victim, heard: HeardBlocks) -> None:
@@ -366,5 +366,5 @@ class _Upload:
         return self._scale * distance.to(image)
 
 
-def _relative_distance(comparison: Comparison) -> Tensor:
+def _relative_distance(comparison: Compared) -> Tensor:
     return squared_distance(comparison) / comparison.heard.sum(dim=1).clamp(min=1e-30)

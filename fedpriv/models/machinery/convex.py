@@ -30,7 +30,7 @@ _STOP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Minimum:
+class ConvexModel:
     """A trained convex model."""
 
     weights: Array  # (classes, d) float64
@@ -79,7 +79,7 @@ class Objective:
         return np.arange(len(self.labels))
 
 
-def minimised(objective: Objective, norm: float, tolerance: float) -> Minimum:
+def minimised(objective: Objective, norm: float, tolerance: float) -> ConvexModel:
     """Return the minimiser, up to a gradient of norm ``tolerance``.
 
     L-BFGS, then Newton steps for what its line search cannot see in float64, then gradient descent, which always gets
@@ -128,7 +128,7 @@ def _newton(objective: Objective, weights: Array) -> Array:
     return moved if shorter else weights
 
 
-def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> Minimum:
+def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> ConvexModel:
     """Gradient descent to the end."""
     import numpy as np
 
@@ -149,7 +149,7 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
             f"the convex model's gradient stays at {length:.3g}, above the tolerance {tolerance:g}: {ended}; choose a "
             "larger tolerance or regularisation"
         )
-    return Minimum(weights, length)
+    return ConvexModel(weights, length)
 
 
 def softmax(logits: Array) -> Array:
