@@ -169,8 +169,7 @@ class LogitSearch:
         """Squared distance (M,) of what was heard and the update of candidates (M, B), at the gain that fits best."""
         labels = candidates.unflatten(1, (self._training.clients, -1))
         updates = self._steps(self._training, labels, self._gains)
-        closest: Tensor = (updates - self._heard).square().sum(dim=2).amin(dim=0)
-        return closest
+        return (updates - self._heard).square().sum(dim=2).amin(dim=0)
 
     def search(self, start: Tensor) -> Tensor:
         """Return sequences of labels (M, B), the best first, improved from (B,) by exchanging labels and places."""

@@ -166,8 +166,7 @@ def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
         felt = scale * along[:, change] + (products[:, change] * weights).sum(dim=1)
         weights[:, pair] += removed[:, pair] - inverse[:, pair] * felt
     placed = torch.zeros_like(weights).scatter(1, order, weights)
-    combined: Tensor = scale[:, None] * gradient + _along(rows.pairs.mT, index, placed[:, :, None])[:, :, 0]
-    return combined
+    return scale[:, None] * gradient + _along(rows.pairs.mT, index, placed[:, :, None])[:, :, 0]
 
 
 def _along(matrices: Tensor, index: Tensor, vectors: Tensor) -> Tensor:

@@ -125,8 +125,7 @@ class Relaxation:
         return self.hard(rows)
 
     def _normalised(self, rows: Tensor) -> Tensor:
-        normal: Tensor = (rows - self.mean.to(rows)) / self.std.to(rows)
-        return normal
+        return (rows - self.mean.to(rows)) / self.std.to(rows)
 
 
 def relaxation_of(scene: "Scene") -> Relaxation:

@@ -31,8 +31,7 @@ def gnss_rdp(order: ArrayLike, beta: float, noise: float) -> Array:
     It is infinite where v is not positive. The other direction is the same with 1/r.
     """
     orders = np.asarray(order, np.float64)
-    cost: Array = np.maximum(_divergence(orders, -beta, noise), _divergence(orders, beta, noise))
-    return cost
+    return np.maximum(_divergence(orders, -beta, noise), _divergence(orders, beta, noise))
 
 
 def _divergence(orders: Array, log_ratio: float, noise: float) -> Array:
@@ -42,8 +41,7 @@ def _divergence(orders: Array, log_ratio: float, noise: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         means = orders * np.square(shift / noise) / (2 * (1 + less))
         found = means + log_ratio - np.log1p(less) / (2 * (orders - 1))
-    cost: Array = np.where(less > -1, found, np.inf)
-    return cost
+    return np.where(less > -1, found, np.inf)
 
 
 @dataclass(frozen=True)

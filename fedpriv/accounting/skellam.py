@@ -62,8 +62,7 @@ def skellam_rdp(orders: NDArray[np.float64], variance: float, l1: float, l2: flo
     if np.any(orders < 2) or np.any(orders != np.rint(orders)):
         raise ValueError("the bound for Skellam noise holds at whole orders from 2")
     extra = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    rdp: NDArray[np.float64] = orders * l2**2 / (2 * variance) + extra
-    return rdp
+    return orders * l2**2 / (2 * variance) + extra
 
 
 class SkellamProof(Proof):

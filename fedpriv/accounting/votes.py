@@ -81,8 +81,7 @@ def unlikely_rdp(order: ArrayLike, log_q: ArrayLike, sigma: float) -> Array:
     ratio = likely - np.log1p(-np.exp(np.minimum((safe_q + safe2 / sigma**2) * (1 - 1 / safe2), -1e-300)))
     rest = cost1 - safe_q / (safe1 - 1)
     bound = np.logaddexp(likely + (orders - 1) * ratio, safe_q + (orders - 1) * rest) / (orders - 1)
-    cost: Array = np.where(holds, np.clip(bound, 0.0, free), free)
-    return cost
+    return np.where(holds, np.clip(bound, 0.0, free), free)
 
 
 def noisy_max_rdp(order: ArrayLike, counts: ArrayLike, sigma: float) -> Array:
@@ -116,8 +115,7 @@ def laplace_max_rdp(order: ArrayLike, counts: ArrayLike, scale: float) -> Array:
     likely = math.log1p(-math.exp(log_q))
     ratio = likely - math.log1p(-math.exp(log_q + each))
     moments = np.logaddexp(likely + (orders - 1) * ratio, log_q + (orders - 1) * each)
-    cost: Array = np.clip(moments / (orders - 1), 0.0, free)
-    return cost
+    return np.clip(moments / (orders - 1), 0.0, free)
 
 
 def _gaps(counts: ArrayLike) -> Array:
@@ -125,8 +123,7 @@ def _gaps(counts: ArrayLike) -> Array:
     ordered = np.sort(np.asarray(counts, np.float64), axis=-1)
     if ordered.shape[-1] < 2:
         raise ValueError("votes are between two classes or more")
-    gaps: Array = ordered[..., -1:] - ordered[..., :-1]
-    return gaps
+    return ordered[..., -1:] - ordered[..., :-1]
 
 
 # ---- how much the cost can differ nearby ---------------------------------------------------------------------------

@@ -238,8 +238,7 @@ def _patches(x: Tensor, windows: Windows, buffer: Tensor) -> Tensor:
     between = (windows.stride[0] * down, windows.stride[1] * across)
     inside = (windows.dilation[0] * down, windows.dilation[1] * across)
     view = x.as_strided((images, *positions, *kernel, channels), (height * down, *between, *inside, 1))
-    patches: Tensor = buffer[:images].copy_(view).reshape(images, math.prod(positions), -1)
-    return patches
+    return buffer[:images].copy_(view).reshape(images, math.prod(positions), -1)
 
 
 def _channels_first(rows: Tensor, channels: int) -> Tensor:

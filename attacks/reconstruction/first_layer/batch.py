@@ -152,8 +152,7 @@ def _rotation(white: Tensor, start: int) -> Tensor:
 
 def _smooth_size(rows: Tensor) -> Tensor:
     """The absolute value without its kink; the smaller its mean at equal variance, the sparser a row."""
-    sizes: Tensor = (rows.square() + SMOOTH**2).sqrt()
-    return sizes
+    return (rows.square() + SMOOTH**2).sqrt()
 
 
 # A first Linear layer's gradient as a product of few factors, and how many of them stand above the noise.
@@ -440,8 +439,7 @@ class _Problem:
         images = self.images(point.unmixing)
         nudge = NUDGE * float(images.norm(dim=1).mean())
         moved = [self.errors(images[None] + nudge * row)[0] for row in self._pixels]
-        derivatives: Tensor = (torch.stack(moved, dim=2) - point.errors[:, :, None]) / nudge
-        return derivatives
+        return (torch.stack(moved, dim=2) - point.errors[:, :, None]) / nudge
 
 
 # The unmixing made exact where units switch: each example's errors are zero where its image switches units off.

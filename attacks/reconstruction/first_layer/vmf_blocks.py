@@ -85,8 +85,7 @@ class HeardBlocks:
 
     def agreement(self, image: Tensor) -> Tensor:
         """The sum over its blocks of each row's cosines with an image (P,): (m,)."""
-        cosines: Tensor = (self.rows * self.directions(image)[self.phases]).sum(dim=1)
-        return cosines
+        return (self.rows * self.directions(image)[self.phases]).sum(dim=1)
 
 
 @dataclass(frozen=True, eq=False)

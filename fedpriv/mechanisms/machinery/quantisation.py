@@ -140,5 +140,4 @@ def log_probability(distance: Array, mean: float) -> Array:
     exact = (1 + t) * np.log1p(t) - t
     phi = np.where(np.abs(t) < _SMALL, t**2 * np.polynomial.polynomial.polyval(-t, _SERIES), exact)
     k = mean * (1 + t)
-    logs: Array = np.where(inside, -mean * phi - np.log(2 * math.pi * k) / 2 - 1 / (12 * k), -np.inf)
-    return logs
+    return np.where(inside, -mean * phi - np.log(2 * math.pi * k) / 2 - 1 / (12 * k), -np.inf)
