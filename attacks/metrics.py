@@ -43,10 +43,7 @@ def mse(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
 
 def psnr(originals: Tensor, reconstructions: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each image in decibels, -10 log10(MSE) for a peak of 1; identical images: infinity.
-
-    Args and errors are those of :func:`mse`, on the [0, 1] scale. Returns float64 (N,).
-    """
+    """Peak signal-to-noise ratio in decibels, float64 (N,), for a peak of 1; infinite for identical images."""
     return 10 * torch.log10(1 / mse(originals, reconstructions))
 
 
@@ -134,10 +131,7 @@ def _perceptible(images: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _lpips_network(hub: Path, download: bool, _: tuple[bytes, ...]) -> tuple[nn.Module | None, str | None]:
-    """Return the network or the reason; remembered, so that a missing network costs its time-out once.
-
-    The last argument is of the weights that are there, so that others are read.
-    """
+    """Return the network or the reason, remembered for these weights: a missing network costs its time-out once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lpips calls torchvision in a way that torchvision warns of
         import lpips  # seconds to import

@@ -74,10 +74,7 @@ class Pool:
 
 
 def build_pool(world: World) -> Pool:
-    """Return the training data, then the test data, as the network is fed.
-
-    Where clients change labels, those of the test data are changed likewise: in a reference an outsider takes part.
-    """
+    """Return training, then test data as the network is fed; outsiders change their labels as clients do."""
     images = torch.cat([world.dataset.x_train, world.dataset.x_test])
     labels = torch.cat([world.dataset.y_train, _outsiders_labels(world)])
     return Pool(world.network_input(images), labels.to(world.device))

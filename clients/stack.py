@@ -39,10 +39,7 @@ class Stack:
     most: int  # how many clients are trained at once, by the memory that they take
 
     def uploads(self, clients: Sequence[int], before: State, round_number: int) -> tuple[State, ...] | None:
-        """Train clients for one round and return what leaves each, as ``local_upload`` does for one.
-
-        ``None``: the model raises, or cannot be taken apart, on these examples; then each is trained alone.
-        """
+        """Train clients for one round and return what leaves each; ``None``: the model raises on these examples."""
         world = self.world
         plans = tuple(world.plans[client] for client in clients)
         secrets: tuple[Secret, ...] = ()
@@ -67,10 +64,7 @@ def same_work(plan: Plan) -> tuple[object, ...]:
 
 
 def stack_of(world: World) -> Stack | Entangled:
-    """Return the network of an experiment as a stack, or say why its clients are trained one at a time.
-
-    Found out on random images; no example that is protected decides it.
-    """
+    """Return the network as a stack, or why clients are trained one at a time, as random images show."""
     if reason := _other_work(world):
         return Entangled(reason)
     world.model.train()

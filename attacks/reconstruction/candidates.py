@@ -39,18 +39,12 @@ def alone(victim: Victim) -> Victim:
 
 
 def expected_uploads(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
-    """Return what batches are expected to send, (n, K), standardised, parameters end to end in their order.
-
-    ``images``: (n, B, C, H, W), normalised; ``labels``: int64 (n, B).
-    """
+    """Return what batches (n, B, C, H, W) with labels (n, B) are expected to send, (n, K), standardised."""
     return _compared(scene, victim, images, labels, lambda comparison: flat(comparison.expected()), written=True)
 
 
 def misfits(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
-    """Return minus the log-likelihood (n,) of what was heard, in all uploads, with these batches behind it.
-
-    ``images``: (n, B, C, H, W), normalised; ``labels``: int64 (n, B).
-    """
+    """Return minus the log-likelihood (n,) of all uploads with batches (n, B, C, H, W), labels (n, B), behind them."""
     return _compared(scene, victim, images, labels, misfit, written=victim.needs_writing)
 
 
@@ -129,10 +123,7 @@ def best_decisions(
     *,
     labels_known: bool = False,
 ) -> list[Optimum]:
-    """Return for each image of an upload how often the best decision among its list is right.
-
-    ``images``: (B, C, H, W) on the [0, 1] scale, the true ones in the lists' order: the others of a batch are known.
-    """
+    """Return how often the best decision is right for each image (B, C, H, W), [0, 1] scale, the others known."""
     network = Network(model, soft_cross_entropy)
     (victim,) = prepare_victims([observation], network.names, network.device)
     _refuse(victim, observation, candidates)

@@ -78,10 +78,7 @@ class TrialTraining:
 
 
 def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
-    """Return all labels (M, B) that differ from one of some (N, B) in one place, or have two places exchanged.
-
-    Each ``batch`` labels in a row belong to one step, where their order does not matter: they come in ascending order.
-    """
+    """Return all labels (M, B) that differ from some (N, B) in one place or by two exchanged; steps' ascend."""
     examples = labels.shape[1]
     places = torch.arange(examples, device=labels.device)
     changed = labels[:, None, None].repeat(1, examples, classes, 1)
@@ -298,11 +295,7 @@ def _infer(
 
 
 def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
-    """The vector softmax - label (classes,), from a weight up to a positive factor.
-
-    The weight's gradient is an outer product, so its leading left singular vector is that vector up to sign, also with
-    noise and for inputs of any sign; the label's entry is the largest, because it outweighs all others together.
-    """
+    """softmax - label (classes,), up to a positive factor: of a weight, its leading left singular vector."""
     if layer.bias:
         return heard
     if not bool(torch.isfinite(heard).all()):
@@ -319,10 +312,7 @@ def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> 
 
 
 def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:
-    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P).
-
-    ``images``: (n, C, H, W), normalised.
-    """
+    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P)."""
     images = images[:, None]
     total = []
     for label in range(classes):
@@ -333,11 +323,7 @@ def label_signatures(network: Network, victim: Victim, layer: OutputLayer, image
 
 
 def match_labels(heard: Tensor, signatures: Tensor, examples: int) -> Tensor:
-    """Choose ``examples`` labels, duplicates allowed, whose signatures add up best to ``examples * heard``.
-
-    One label after the other takes the largest share out of the rest; then single labels are exchanged while that
-    brings the sum closer.
-    """
+    """Choose labels whose signatures add up best to ``examples * heard``: greedily, then by single exchanges."""
     rest = examples * heard
     chosen: list[int] = []
     for _ in range(examples):

@@ -170,10 +170,7 @@ def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _along(matrices: Tensor, index: Tensor, vectors: Tensor) -> Tensor:
-    """Multiply some matrices (N, a, b), those of rows ``index`` (M,) in ascending order, by (M, b, c): (M, a, c).
-
-    On a CPU they are not copied out first, which would take longer than the products.
-    """
+    """Multiply matrices (N, a, b) of rows ``index`` (M,), ascending, by (M, b, c): (M, a, c), without copying."""
     if len(index) == len(matrices):
         return matrices @ vectors
     if matrices.device.type != "cpu":

@@ -235,11 +235,7 @@ def squared_distance(comparison: Compared) -> Tensor:
 
 
 def angle(comparison: Compared) -> Tensor:
-    """One minus the cosine (Geiping et al. 2020, equation 4), the mean over blocks: (N,).
-
-    With one von Mises-Fisher draw a block, the log-likelihood of the upload is kappa times the sum of the blocks'
-    cosines, so each block counts the same whatever its length. A zero vector counts as orthogonal to everything.
-    """
+    """One minus the cosine, the mean over blocks (Geiping et al. 2020, equation 4): (N,); zero is orthogonal to all."""
     lengths = comparison.squared * comparison.heard
     # The root of zero has no derivative, so a zero is replaced before the root is taken.
     zero = lengths == 0
@@ -315,10 +311,7 @@ SIGN_BYTES = 31 * 2**20
 def chunks(
     network: Network, rows: Sequence[Victim], shape: tuple[int, int, int], classes: int, *, written: bool = False
 ) -> Iterator[range]:
-    """Cut rows into consecutive ranges that fit into memory.
-
-    ``shape``: (C, H, W).
-    """
+    """Cut rows of images (C, H, W) into consecutive ranges that fit into memory."""
     if not rows:
         return
     each = max(

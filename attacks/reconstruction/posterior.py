@@ -149,11 +149,7 @@ def flat(vectors: Vector) -> Tensor:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Coordinates of images in which the prior is standard normal: image = mean + S z with S S = covariance.
-
-    S is the covariance's symmetric root, so that without principal directions z is the image itself, shifted and
-    scaled.
-    """
+    """Coordinates z of images in which the prior is standard normal: image = mean + S z, S the symmetric root."""
 
     prior: GaussianPrior  # of images
     shape: tuple[int, int, int]  # (C, H, W)
@@ -738,10 +734,7 @@ def _unread(start: SearchStart) -> SearchStart:
 
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
-    """Whether contrast can be read from the first layer, behind kinks.
-
-    Its matrix and bias tell it where they lie on one scale; the prior tells it of small blocks, each of its own length.
-    """
+    """Whether contrast can be read from the first layer, behind kinks: on one scale, or in small blocks."""
     if victim.model.examples > 1 or not (victim.one_scale or victim.in_small_blocks):
         return False
     generator = torch.Generator().manual_seed(PROBE)

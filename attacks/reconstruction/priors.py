@@ -43,10 +43,7 @@ class GaussianPrior:
         return len(self.mean)
 
     def energy(self, images: Tensor) -> Tensor:
-        """Return the squared distance from the mean in standard deviations; differentiable.
-
-        Minus the logarithm of the density is half of it, but for a constant.
-        """
+        """Return the squared distance from the mean in standard deviations: -2 log density but for a constant."""
         offsets = images.flatten(-3) - self.mean
         along = offsets @ self.basis
         outside = offsets.square().sum(dim=-1) - along.square().sum(dim=-1)
@@ -63,10 +60,7 @@ class GaussianPrior:
 
 
 def fit_prior(images: Tensor) -> GaussianPrior:
-    """Fit the prior to public images; how many directions are told apart is decided on a fifth of them, held out.
-
-    They are (N, C, H, W), N >= 20, on the scale of the network's input; not the victims'. Computed in float64.
-    """
+    """Fit the prior to public images (N, C, H, W), N >= 20; a fifth of them decides how many directions it has."""
     if images.ndim != 4 or len(images) < FEWEST_IMAGES:
         raise ValueError(f"a prior needs at least {FEWEST_IMAGES} images (N, C, H, W); given {tuple(images.shape)}")
     flat = images[:: -(-len(images) // MOST_IMAGES)].flatten(1).cpu().double()

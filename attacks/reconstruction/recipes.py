@@ -508,10 +508,7 @@ def _choice(rows: Tensor, where: slice, one_hot: bool, mean: Tensor, std: Tensor
 
 
 def decoded(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor, config: Any) -> Tensor:
-    """Return what is decided from these rows where they explain more than noise would, else from frequent values.
-
-    ``images``: (N, B, 1, 1, features), normalised, one value a category; ``labels``: (N, B).
-    """
+    """Return what is decided from rows (N, B, 1, 1, features) if they explain more than noise, else frequent values."""
     if scene.public_images is None or not len(scene.public_images):
         return images
     prior = _RowPrior.of(scene, scene.public_images)
@@ -595,10 +592,7 @@ def _settled(posterior: _Posterior, images: Tensor) -> Tensor:
 def fitted_numbers(
     problem: MatchProblem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None = None
 ) -> Tensor:
-    """Return rows with the same categories, and those numbers that fit best: a smooth problem, and a small one.
-
-    ``images``: (N, B, 1, 1, features), normalised; ``logits``: (N, B, classes).
-    """
+    """Return rows (N, B, 1, 1, features) with the same categories, and those numbers that fit best."""
     if not places:
         return images
     points = _Numbers(problem, images, logits, places, prior)

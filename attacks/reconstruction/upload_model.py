@@ -226,10 +226,7 @@ class UploadModel:
 
     @property
     def needs_examples(self) -> bool:
-        """Whether the expected upload depends on each example's gradient.
-
-        Otherwise it depends on their mean only.
-        """
+        """Whether the expected upload depends on each example's gradient, not on their mean only."""
         return self.protects_examples and self.examples > 1
 
     @property
@@ -293,10 +290,7 @@ class UploadModel:
         return upload if factor == 1 else {name: value * factor for name, value in upload.items()}
 
     def expected(self, gradients: Vector) -> Vector:
-        """Map mean gradients (N, *shape) of dummy batches to expected uploads (N, *shape), in gradient space.
-
-        For models that do not need the examples.
-        """
+        """Map mean gradients (N, *shape) to expected uploads (N, *shape), for models that do not need the examples."""
         if not self.mechanism.protects:
             return gradients
         factor = self.signed * self.step if self.protects_updates else 1.0
@@ -564,10 +558,7 @@ def uploads_of(heard: Heard) -> tuple[Observation, ...]:
 
 
 def stackable(observations: Sequence[Observation]) -> bool:
-    """Whether these uploads are of other mini-batches of one client's images, by what is public.
-
-    Of several images each, for single ones are read without the other rounds, and of at most :data:`MOST` in all.
-    """
+    """Whether these are other mini-batches, several images each, of at most MOST images of one client."""
     first = observations[0].settings
     alike = all(
         other.client == observations[0].client and replace(other.settings, mechanism={}) == replace(first, mechanism={})
@@ -579,10 +570,7 @@ def stackable(observations: Sequence[Observation]) -> bool:
 
 
 def other_batches(observations: Sequence[Observation]) -> str | None:
-    """Say why these uploads cannot be told to be of one batch by what is public, or return ``None``.
-
-    They are where one client uses all its examples in every round.
-    """
+    """Say why these uploads are not known to be of one batch (all of a client's examples), or return ``None``."""
     first = observations[0]
     for other in observations[1:]:
         if (other.client, other.settings.clients) != (first.client, first.settings.clients):

@@ -47,10 +47,7 @@ class _Aggregator(Protocol):
         """What answers cost where one voter changes its vote in every question, in the aggregator's own measure."""
 
     def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
-        """What is proven of answers at ``delta``.
-
-        ``delta``: in (0, 1).
-        """
+        """What is proven of answers at ``delta``, in (0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,7 @@ Aggregator = NoisyMax | ConfidentMax | LaplaceMax
 
 
 def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: int = 1) -> int:
-    """Return how many questions may all be answered before more than (epsilon, delta) is spent, 10 million at most.
-
-    ``delta``: in (0, 1).
-    """
+    """Return how many questions may be answered within (epsilon, delta), 10 million at most."""
     gaussian_mu(epsilon, delta)  # says what is out of range
     within, above = 0, MOST_ANSWERS + 1
     while above - within > 1:
@@ -164,21 +158,14 @@ def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: in
 
 
 def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> float:
-    """Return the least noise of :class:`NoisyMax` with which so many answers are (epsilon, delta)-DP.
-
-    ``delta``: in (0, 1).
-    """
+    """Return the least noise of :class:`NoisyMax` with which so many answers are (epsilon, delta)-DP."""
     return votes * math.sqrt(2 * answers) / gaussian_mu(epsilon, delta)
 
 
 def votes_guarantee(
     aggregator: Aggregator, claim: Claim, asked: int, delta: float, votes: int, changed: str, notes: Sequence[str]
 ) -> Guarantee:
-    """Return the line of a ledger about answers to questions in which all vote.
-
-    ``claim``: what is proven at ``delta``; ``asked``: questions; ``votes``: of the client that is protected;
-    ``changed``: what a neighbour has in place of, in words.
-    """
+    """Return the ledger's line about ``asked`` questions in which all vote; ``changed``: a neighbour, in words."""
     is_pure = isinstance(aggregator, LaplaceMax)
     return Guarantee(
         adjacency=Adjacency.REPLACE_ONE_CLIENT.worded(changed),

@@ -44,10 +44,7 @@ def amplified_pure(epsilon: float, rate: float) -> float:
 
 
 def tagged_rdp(orders: ArrayLike, divergences: ArrayLike, rate: float) -> Array:
-    """Return the Renyi privacy of a release that happens with probability q, and it is seen whether it did.
-
-    It is log(1 - q + q exp((a - 1) D)) / (a - 1), because both worlds draw the participation alike.
-    """
+    """Return log(1 - q + q exp((a - 1) D)) / (a - 1), of a release that is seen to happen with probability q."""
     values, scaled = np.asarray(orders, np.float64), np.asarray(divergences, np.float64)
     if rate == 1:
         return scaled

@@ -64,11 +64,7 @@ def _window(epsilon: float, count: int, delta: float) -> tuple[int, int]:
 
 
 def _log_binomial(lies: int, count: int, epsilon: float) -> float:
-    """Return the log of the probability of so many lies, without the cancellation of three log factorials.
-
-    Stirling's formula with its remainders, and what is left of the powers (Loader 2000, Fast and Accurate Computation
-    of Binomial Probabilities, equation 3).
-    """
+    """The log-probability of so many lies, by Stirling's formula with remainders (Loader 2000, equation 3)."""
     truths = count - lies
     if lies == 0 or truths == 0:
         return -lies * epsilon - count * float(np.logaddexp(0.0, -epsilon))

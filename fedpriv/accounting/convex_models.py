@@ -275,11 +275,7 @@ def _composed(epsilon: float, times: int, delta: float, theorem: str) -> list[Cl
 def refuse_unsolvable(
     problem: Problem, section: str, about: str, solved: Callable[[Problem], tuple[Problem, float]]
 ) -> None:
-    """Refuse public sizes with which the solver might end early, for some data only.
-
-    A model that is not trained to its tolerance may be further from its neighbour's than is proven, and a refusal once
-    the data are seen would tell something of them.
-    """
+    """Refuse public sizes with which the solver might end early: a refusal once data are seen would tell of them."""
     given, tilt = solved(problem)
     if is_solvable(given, tilt):
         return

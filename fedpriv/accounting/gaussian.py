@@ -131,12 +131,7 @@ def _check_delta(delta: float) -> None:
 
 
 def poisson_rdp_epsilon(sigma: float, rate: float, steps: int, delta: float) -> float:
-    """Return epsilon of Poisson-sampled Gaussian steps under zero-out, by Renyi accounting.
-
-    The divergence is that of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), at orders to 4096.
-
-    ``rate``: probability in (0, 1) with which a step uses an example; ``delta``: in (0, 1).
-    """
+    """Return epsilon of Poisson-sampled Gaussian steps under zero-out, at orders to 4096 (Mironov et al. 2019)."""
     return rdp_to_epsilon(_SAMPLED_ORDERS, steps * _poisson_step_rdp(sigma, rate), delta)
 
 

@@ -46,10 +46,7 @@ _ROUNDING = (
 
 
 class GaussianProof(Proof):
-    """Each unit is clipped to clip_norm, noise of standard deviation sigma * clip_norm is added to the sum.
-
-    Replace-one has sensitivity 2 clip_norm, zero-out (Poisson sampling) clip_norm.
-    """
+    """Clipped sums with normal noise sigma * clip_norm; sensitivity 2 clip_norm, under zero-out clip_norm."""
 
     parameter: ClassVar[NoiseParameter] = SIGMA
     amplifying: ClassVar[tuple[SamplingName, ...]] = ("poisson", "fixed")

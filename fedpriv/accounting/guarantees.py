@@ -55,10 +55,7 @@ def proven_epsilon(release: Release) -> float:
 
 
 def running_epsilon(release: Release) -> float:
-    """Return a proven epsilon of (epsilon, delta)-DP by closed forms and Renyi accounting alone, within milliseconds.
-
-    For decisions while a run goes on: never below :func:`guarantee`'s epsilon, infinite where nothing is proven.
-    """
+    """Return a proven epsilon within milliseconds, never below :func:`guarantee`'s; infinite where there is none."""
     if _is_unused(release):
         return 0.0
     proof = _proof(release)

@@ -68,10 +68,7 @@ def exposure_ceiling(statements: Iterable[Statement], space: int) -> float | Non
 
 
 def guessed_exposure(space: int) -> float:
-    """Return the mean exposure of a secret that the model knows nothing of, in bits: near 1 / ln 2 = 1.44.
-
-    Its rank is uniform: the mean of log2 |R| - log2 k over k from 1 to |R|.
-    """
+    """Return the mean exposure in bits of a secret that is not known: of log2 |R| - log2 k over k = 1..|R|."""
     if space > 1 << 50:  # the difference of two large numbers has no digits left
         return 1 / math.log(2)
     return math.log2(space) - float(scipy.special.gammaln(space + 1)) / (space * math.log(2))

@@ -68,10 +68,7 @@ def _smallest_delta(parts: tuple[tuple[Pair, int], ...]) -> float:
 
 
 def _on_grids(parts: tuple[tuple[Pair, int], ...], ends: list[float], interval: float, delta: float) -> float:
-    """Return epsilon on a grid, or on the next coarser one that holds the sum; infinity where none does.
-
-    Losses are rounded up on any grid, so every one proves its epsilon.
-    """
+    """Return epsilon on a grid, or the next coarser one that holds the sum; losses round up. Infinity: none does."""
     coarsest = min(_COARSEST, _MOST_COARSER * interval)
     while interval <= coarsest:
         laws = [LossDistribution.of(pair, interval, end) for (pair, _), end in zip(parts, ends, strict=True)]
@@ -113,10 +110,7 @@ class LossDistribution:
 
     @classmethod
     def rounded(cls, losses: Array, masses: Array, interval: float) -> "LossDistribution":
-        """Put a discrete loss (N,) with its probabilities (N,) under P on a grid that 0 lies on.
-
-        Each is split between the two points beside it so that P and Q keep their sums: no delta gets smaller.
-        """
+        """Put a discrete loss (N,) with probabilities (N,) on a grid, split so that no delta gets smaller."""
         below = np.floor(losses / interval)
         upward = masses * np.expm1(below * interval - losses) / math.expm1(-interval)
         cells = below.astype(np.int64)
@@ -146,10 +140,7 @@ class LossDistribution:
         return LossDistribution(self.interval, lowest, masses, rate * self.infinite)
 
     def compounded(self, count: int) -> "LossDistribution":
-        """Return the loss of ``count`` of these releases, for any count: by squaring, the grid coarser as they spread.
-
-        To look at every other point costs as much as the grid did at first, because the spread has doubled by then.
-        """
+        """Return the loss of ``count`` of these releases by squaring, on a grid that gets coarser as they spread."""
         power, result = self, LossDistribution(self.interval, 0, np.ones(1), 0.0)
         while count:
             if power.infinite > 1 - _CERTAIN:

@@ -148,10 +148,7 @@ class Proof(ABC):
         return f"mechanism {self.release.mechanism} names no law that does not depend on the secret"
 
     def numerical_claims(self, known: float) -> list[Claim]:
-        """Claims that take longer, and may be smaller.
-
-        ``known``: an epsilon that is proven already, finite.
-        """
+        """Claims that take longer, and may be smaller than the finite epsilon ``known``."""
         count, pairs = int(self.release.participations), self.dominating_pairs()
         if not pairs:
             return []

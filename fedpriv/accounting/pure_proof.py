@@ -135,10 +135,7 @@ class PureProof(Proof):
 
 
 class DirectionalProof(PureProof):
-    """Each unit's blocks become VMF draws around their directions: 2 kappa a block and participation.
-
-    The Renyi divergence is that of antipodal VMF distributions, exact.
-    """
+    """VMF draws around blocks' directions: 2 kappa a block and participation; the Renyi divergence is exact."""
 
     parameter: ClassVar[NoiseParameter] = KAPPA
     ratio: ClassVar[str] = (

@@ -76,10 +76,7 @@ class ReferencePair(Pair):
         return False
 
     def law(self, edges: Array) -> tuple[Array, Array]:
-        """Return the loss under P: values and probabilities, so that no cell between ``edges`` (losses) is crossed.
-
-        Every cell is integrated by Gauss and Legendre.
-        """
+        """Return the loss under P, values and probabilities, no cell between ``edges`` crossed (Gauss and Legendre)."""
         low, high = self.ends
         losses, masses = self.atoms
         if low == high:

@@ -64,17 +64,11 @@ class Response:
         return math.sqrt(given * (1 - given) / examples) / (self.keep - self.other)
 
     def best_decisions(self, shares: Sequence[float]) -> list[int]:
-        """Return for each answer that may be given the truth that is likeliest behind it, the first of equal ones.
-
-        ``shares``: (K,), how likely each truth is beforehand; negative ones count as 0.
-        """
+        """Return for each given answer the likeliest truth, by shares (K,), of which negative ones count as 0."""
         return [int(np.argmax(column)) for column in self._joint(shares).T]
 
     def success(self, shares: Sequence[float]) -> float:
-        """Return how often anybody names the truth behind one given answer, at most: sum_z max_y pi_y T(y, z).
-
-        ``shares``: pi, (K,), how likely each truth is for whoever has not seen the answer. Alike: it is p.
-        """
+        """Return how often anybody names the truth behind one answer, at most: sum_z max_y pi_y T(y, z)."""
         return float(self._joint(shares).max(axis=0).sum())
 
     def _joint(self, shares: Sequence[float]) -> Array:
@@ -101,10 +95,7 @@ def kept_response(keep: float, answers: int) -> Response:
 
 
 def coin_response(heads: float, answers: int) -> Response:
-    """Return the law that answers truly with this probability, and else draws any of the K answers, the true one too.
-
-    Epsilon is ln(1 + K heads / (1 - heads)): ln 3 for a fair coin and two answers.
-    """
+    """Return the law of a truth with this probability, else any of K answers: ln(1 + K heads / (1 - heads))."""
     if not 0 < heads < 1:
         raise InputError(key="coin", given=heads, allowed="allowed is above 0, below 1")
     return Response(math.log1p(answers * heads / (1 - heads)), answers)

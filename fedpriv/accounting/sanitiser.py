@@ -75,9 +75,6 @@ class Sanitiser:
         return Claim(rdp_to_epsilon(ORDERS, rdp, delta), theorem)
 
     def epsilon(self, cost: float, sensitivity: float, delta: float, normal: float) -> float:
-        """Return the sanitised epsilon, its own cost included; an estimate, which is above the true one or below it.
-
-        ``delta``: in (0, 1).
-        """
+        """Return the sanitised epsilon, its own cost included; an estimate, which may be below the true one."""
         shown = max(cost + sensitivity * self.noise * normal, 0.0) + self.cost
         return rdp_to_epsilon([self.order], [shown], delta)

@@ -34,10 +34,7 @@ _HALVINGS = 200  # of an interval of log probabilities: more than a double has d
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu of Gaussian differential privacy that is (epsilon, delta)-DP.
-
-    ``delta``: in (0, 1).
-    """
+    """Return the largest mu of Gaussian differential privacy that is (epsilon, delta)-DP."""
     return 1 / analytic_sigma(epsilon, delta)
 
 
@@ -54,11 +51,7 @@ def gaussian_votes_claim(mu: float, delta: float) -> Claim:
 
 
 def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
-    """Return the log of a bound on the probability that normal noise makes another class than the plurality win.
-
-    It is the sum over the other classes of Phi(-gap / (sigma sqrt 2)), and never above 1 - 1/K (Papernot et al. 2018,
-    Prop. 7).
-    """
+    """Return the log of sum Phi(-gap / (sigma sqrt 2)), at most log(1 - 1/K): normal noise changes the winner."""
     gaps = _gaps(counts)
     chances = scipy.special.logsumexp(scipy.special.log_ndtr(-gaps / (sigma * _SQRT2)), axis=-1)
     log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
@@ -130,10 +123,7 @@ def _gaps(counts: ArrayLike) -> Array:
 
 
 def noisy_max_cost(counts: ArrayLike, sigma: float, order: float) -> Array:
-    """Return the Renyi cost (...) of noisy maxima on counts (..., K) whose sensitivity is known; data-dependent.
-
-    It is :func:`noisy_max_rdp`, and from q0 on, where the cost would hardly be smaller, that of any votes.
-    """
+    """Return the data-dependent Renyi cost (...) of noisy maxima on counts (..., K); from q0 on that of any votes."""
     return _capped(noisy_max_log_q(counts, sigma), sigma, order)
 
 

@@ -17,10 +17,7 @@ from fedpriv.gradients.rules import has_rule
 
 
 class Output(NamedTuple):
-    """A tensor that a call returned and that has a gradient.
-
-    It is kept as an edge of autograd's graph: a later in-place operation changes the tensor, not the edge.
-    """
+    """A tensor that a call returned and that has a gradient, kept as an edge, which in-place changes leave alone."""
 
     place: int  # among all that the call returned
     edge: GradientEdge  # of autograd's graph
@@ -240,10 +237,7 @@ def plain_gradient(total: Tensor, trained: Mapping[str, Tensor], *, retain_graph
 
 
 def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]:
-    """Return the parameters that a backward pass reaches past autograd's graph; the graph is kept.
-
-    Autograd adds to the gradient of a leaf once. Only a function written in Python can run a backward pass of its own.
-    """
+    """Return the parameters that a backward pass of a Python function reaches past autograd's graph, which is kept."""
     graph = reached(total, ())
     if not any(isinstance(node, BackwardCFunction) for node in graph.nodes):
         return []

@@ -296,11 +296,7 @@ def _mapped(
 
 
 def _held(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
-    """All that a module holds: name -> the first name of the same tensor, and the tensor.
-
-    A module that is found under two names is listed once: torch's ``functional_call`` leaves a stand-in in its place
-    when it is given both.
-    """
+    """All that a module holds: name -> the first name of the same tensor, and the tensor."""
     first: dict[Tensor, str] = {}
     held: dict[str, tuple[str, Tensor]] = {}
     for prefix, layer in module.named_modules():

@@ -225,16 +225,10 @@ class Factor(ABC):
 
     @abstractmethod
     def magnitudes(self) -> Tensor:
-        """Return bounds of their norms, and of those of what is summed to make them, (B,).
-
-        One is NaN or infinite if a number is that goes into the gradient, or if the bound is beyond its type.
-        """
+        """Return bounds of their norms and of those of what they sum, (B,); NaN or infinite if a number is."""
 
     def roundings(self) -> Tensor:
-        """Return bounds, (B,), of the norm of what rounding adds to a gradient where it is combined with a weight of 1.
-
-        Beside the few roundings of its numbers: 0 unless the gradients are kept as sums.
-        """
+        """Return bounds, (B,), of what rounding adds to a gradient with weight 1; 0 unless they are kept as sums."""
         return torch.zeros_like(self.magnitudes())
 
     @abstractmethod

@@ -83,10 +83,7 @@ def is_column(value: Tensor, examples: int) -> bool:
 def subtree(
     part: ModelPart, errors: list[Errors], sums: Vector | None, examples: int, memory: Memory, chunk_bytes: int
 ) -> Made | Entangled:
-    """Dense gradients of a module without a rule: of the inner product of its outputs with the outputs' gradients.
-
-    They are compared with what happened in the batch where its gradients are given.
-    """
+    """Dense gradients of a module without a rule, compared with what happened in the batch where that is given."""
     if is_usual(part.module) and [error.output.place for error in errors] == [0]:
         made = _attention(part, part.module, errors[0], sums is not None, memory)
         if made is not None:
@@ -189,10 +186,7 @@ def ghost_gradients(
     *,
     route: Route | None = None,
 ) -> GhostGradients | Entangled:
-    """Compute the gradients of a batch layer by layer, or say why that is not possible.
-
-    Layers that draw random numbers (dropout) do so once, for the whole batch at once.
-    """
+    """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
     parts = list(find_parts(model))
     problem = problem_of_model(model, parts)
     if problem:
@@ -203,10 +197,7 @@ def ghost_gradients(
 def gradients_of_parts(
     model: nn.Module, parts: Sequence[ModelPart], loss: Loss, x: Tensor, y: Tensor, memory: Memory, route: Route | None
 ) -> GhostGradients | Entangled:
-    """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible.
-
-    ``loss``: (outputs, targets) -> losses of shape (B,); ``x``: inputs, (B, ...); ``y``: targets, (B, ...).
-    """
+    """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible."""
     chunk_bytes = 2 * memory.scratch
     try:
         with torch.enable_grad(), recorded(parts, len(x), None if route is None else route.shared):
@@ -269,10 +260,7 @@ def _problem_of_hiding(parts: Sequence[ModelPart], total: Tensor) -> str:
 
 
 def _problem_of_growth(model: nn.Module, parts: Sequence[ModelPart], x: Tensor) -> str:
-    """Why the first axis of what a layer takes does not count the examples: with one more it is no longer.
-
-    A tensor of the model's own, such as prototypes or positions, may happen to be as long as the batch.
-    """
+    """Why the first axis of what a layer takes does not count the examples: with one more it is no longer."""
     try:
         with torch.enable_grad(), seeded_generators(0, x.device), lengths_seen(parts) as seen:
             model(torch.cat([x, x[:1]]))

@@ -147,10 +147,7 @@ def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]
 def _refuse_influence(
     model: nn.Module, tried: Callable[[], nn.Module], loss: Loss, x: Tensor, y: Tensor, changes: Sequence[_Change]
 ) -> None:
-    """Refuse if another gradient than that of the replaced example changes.
-
-    Each change has random numbers of its own, because a model may mix examples only with some probability.
-    """
+    """Refuse if another gradient than the replaced example's changes; each change has random numbers of its own."""
     kept: _Pass | None = None
     for seed, change in enumerate(changes):
         before = kept or _pass(tried(), loss, x, y, seed)
@@ -296,10 +293,7 @@ def _pass(
 
 
 def _difference(left: _Pass, right: _Pass, without: int | None = None, tolerance: float = 0.0) -> str:
-    """The first parameter whose gradients differ by more than a share of the largest; empty if there is none.
-
-    Without the gradients of one example.
-    """
+    """The first parameter whose other gradients differ by more than a share of the largest; empty: there is none."""
     kept = [row for row in range(len(next(iter(left.rows.values())))) if row != without]
     values = (
         value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance and value.numel()

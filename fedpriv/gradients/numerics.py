@@ -30,10 +30,7 @@ def row_norms(rows: Tensor, order: int = 2) -> Tensor:
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """Return the Euclidean norms (B,) of rows (B, n), also of those whose numbers cannot be squared in their type.
-
-    A norm is NaN or infinite if a number of its row is, or if it is itself beyond its type.
-    """
+    """Return the Euclidean norms (B,) of rows (B, n), also where squares overflow; NaN or infinite if a number is."""
     norms, limits = row_norms(rows), torch.finfo(rows.dtype)
     least = math.sqrt(limits.tiny / limits.eps)
     if not rows.numel() or within(norms, least, math.inf):

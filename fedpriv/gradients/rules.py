@@ -60,10 +60,7 @@ def padded_sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
 
 
 def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the patches that the kernel is applied to, (n, channels, *kernel, *positions): a view.
-
-    ``x``: some of its input, padded, (n, channels, *size), its numbers in any order but without gaps.
-    """
+    """Return the patches of some padded input (n, channels, *size), (n, channels, *kernel, *positions): a view."""
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
     lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
     positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]
@@ -150,11 +147,7 @@ def outer(x: Tensor, error: Tensor, memory: Memory) -> Outer:
 def tied_weight(
     table: nn.Embedding, indices: Tensor, looked_up: Tensor, given: tuple[Tensor, Tensor], memory: Memory
 ) -> Factor:
-    """The gradients of a weight that an embedding and a Linear layer share.
-
-    ``indices``: what it looked up, (B, ...); ``looked_up``: the gradients of its outputs, (B, ..., width); ``given``:
-    the Linear layer's input (B, ..., width) and the gradients of its outputs (B, ..., words).
-    """
+    """Return the gradients of a weight that an embedding and a Linear layer share, from what both got and lost."""
     first = _embedding(table, indices, looked_up, memory)["weight"]
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
     if not isinstance(first, EmbeddingRows) or _write_out(x.shape, error, memory):
@@ -185,10 +178,7 @@ def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory:
 
 
 def _written_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> Tensor:
-    """The gradients of a convolution's weight, (B, *shape), from error (B, out, T); channels last in memory.
-
-    In that order the numbers of a patch lie side by side in long runs, and are copied out twice as fast.
-    """
+    """The gradients (B, *shape) of a convolution's weight, from error (B, out, T); channels last, twice as fast."""
     if layer.groups > 1:
         return _written_groups(layer, x, error)
     kernel, positions = layer.kernel_size, error.shape[2]
@@ -285,11 +275,7 @@ def summed_positions(error: Tensor, axes: int, memory: Memory) -> Rows:
 
 
 def _sizes(values: Tensor) -> Tensor:
-    """The norms of all of an example's numbers, (B,), as a side of a product.
-
-    The product of two of these is at least the sum over positions of the products of their norms, and so is one times
-    the root of the number of positions (Cauchy and Schwarz).
-    """
+    """The norms (B,) of all of an example's numbers: products of two bound sums over positions (Cauchy, Schwarz)."""
     return _group_sizes(values, 1)[:, 0]
 
 
@@ -366,10 +352,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Attended:
-    """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand.
-
-    ``key_padding_mask``: (B, S); bool: true where a key is not attended to; else added to the scores.
-    """
+    """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand."""
     dtype = module.in_proj_weight.dtype
     inputs = tuple(given.to(dtype) for given in (query, key, value))
     weights = module.in_proj_weight.detach().chunk(3)
@@ -410,10 +393,7 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def attention_factors(
     module: nn.MultiheadAttention, attended: Attended, error: Tensor, memory: Memory
 ) -> dict[str, Factor]:
-    """Return the factors of the module's parameters by their names in it.
-
-    ``error``: the gradients of its output, (B, T, width).
-    """
+    """Return the factors of the parameters by their names in the module, from its output's gradients (B, T, width)."""
     error = error.to(attended.output.dtype)
     factors = {"out_proj.weight": of_products(attended.heads.detach(), error, memory)}
     if module.out_proj.bias is not None:

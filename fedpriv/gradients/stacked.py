@@ -237,10 +237,7 @@ class StackedModel:
         self.draws = bool(dropouts)
 
     def outputs(self, parameters: Vector, x: Tensor, generators: Sequence[torch.Generator] = ()) -> Tensor:
-        """Return the outputs (M B, ...) of all models, differentiable.
-
-        ``parameters``: name -> (M, *shape); ``x``: (M, B, ...), each model's own examples.
-        """
+        """Return the outputs (M B, ...) of all models for examples (M, B, ...) of their own, differentiable."""
         self._numbers, self._generators = dict(parameters), tuple(generators)
         outputs: Tensor = self._model(_laid_out(x))
         return outputs
@@ -290,10 +287,7 @@ class StackedModel:
     def _backward(
         self, parameters: Vector, x: Tensor, y: Tensor, objective: Objective, generators: Sequence[torch.Generator]
     ) -> tuple[list[tuple["_LinearCall", Tensor]], Vector]:
-        """Return the calls of Linear layers with the gradients of their outputs, and the other parameters' gradients.
-
-        As far as the objective depends on them.
-        """
+        """Return Linear layers' calls with their outputs' gradients, and the gradients of all other parameters."""
         calls: list[_LinearCall] = []
         self._calls = calls
         try:

@@ -107,11 +107,7 @@ class DistributedSettings(NoisySettings):
 
 
 class ShareOfNoise(GaussianMechanism):
-    """What leaves a client for quantisation.py: its clipped update; the share is added to whole numbers there.
-
-    ``sigma`` is that of one share. For attacks its law is taken to be normal: a heuristic, close where a share has a
-    deviation of many levels.
-    """
+    """A clipped update for quantisation.py, which adds the share; its law is taken as normal by attacks."""
 
     @override
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:

@@ -69,10 +69,7 @@ class LaplaceSettings(NoisySettings):
 
 @dataclass(frozen=True)
 class LaplaceMechanism(Mechanism):
-    """Each finite gradient is clipped in L1, others count as zero.
-
-    The sum gets Laplace noise, always, also that of an empty batch.
-    """
+    """Gradients clipped in L1, those that are not finite as zero; the sum always gets Laplace noise."""
 
     name: ClassVar[str] = "laplace"
 

@@ -129,10 +129,7 @@ def _kernels_to_images(
     weight: Tensor,
     of_output: Tensor | None,
 ) -> Tensor:
-    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images.
-
-    Where it is given, the output's gradient through the weight, which all share, is added.
-    """
+    """Each image's errors (R, out, P) through its own kernel (R, out, in * kernel), back to padded images."""
     windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), 1)
     groups = len(weight) // kernels.shape[1]
     kernels, errors = kernels.contiguous(), errors.contiguous()
@@ -156,10 +153,7 @@ def _kernels_to_images(
 
 
 def _folded(patches: Tensor, windows: Windows) -> Tensor:
-    """Patches (R, in * kernel, positions) added up where they lie in the images (R, in, H, W).
-
-    torch's ``fold`` does that in one thread: from so many images on a sum for each place in the kernel is faster.
-    """
+    """Add up patches (R, in * kernel, positions) in images (R, in, H, W); torch's ``fold`` takes one thread alone."""
     (down, across), (tall, wide) = windows.positions, windows.kernel
     channels = patches.shape[1] // (tall * wide)
     if patches.device.type != "cpu" or len(patches) * channels * down * across < MANY_SUMS:
@@ -227,10 +221,7 @@ def _buffer(x: Tensor, windows: Windows) -> Tensor:
 
 
 def _patches(x: Tensor, windows: Windows, buffer: Tensor) -> Tensor:
-    """The patches (R, positions, kernel * in) of padded images (R, in, H, W), in the buffer, which others use too.
-
-    Channels are last, so that runs are long.
-    """
+    """Patches (R, positions, kernel * in) of padded images (R, in, H, W), channels last, in a shared buffer."""
     x = x.permute(0, 2, 3, 1).contiguous()
     images, height, width, channels = x.shape
     positions, kernel = windows.positions, windows.kernel

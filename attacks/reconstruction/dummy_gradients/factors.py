@@ -177,11 +177,7 @@ def _widened(columns: Tensor, rank: int) -> Tensor:
 
 
 def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return (out, r) and (in, r) whose product is the matrix up to rounding, or ``None``.
-
-    The range is found with random vectors (Halko, Martinsson and Tropp 2011, algorithm 4.1) and then checked on the
-    whole matrix, so that chance decides nothing but the time.
-    """
+    """Return (out, r) and (in, r) whose product is the matrix up to rounding, or ``None`` (Halko et al. 2011, 4.1)."""
     generator = torch.Generator().manual_seed(0)
     precise = matrix if matrix.device.type == "mps" else matrix.double()
     probes = torch.randn(matrix.shape[1], RANK + 2, generator=generator).to(precise)
@@ -328,10 +324,7 @@ class _DummyLengths(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """Squared norms (N, U) of vectors (N, U, K), and their inner products with others (N, K) or (1, K).
-
-    Both together, since the derivative is one sum of two vectors.
-    """
+    """Squared norms (N, U) of vectors (N, U, K), with their inner products with others (N, K) or (1, K)."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,11 +342,7 @@ class _Products(torch.autograd.Function):
 
 
 class _Bilinear(torch.autograd.Function):
-    """``e^T T a`` for inputs a (N, P, in), errors e (N, P, out) and each row's own matrix T: (N, P).
-
-    Both products with the matrix, which the derivatives need, are made at once, while it is in the cache: matrices are
-    what takes the time.
-    """
+    """``e^T T a`` (N, P) for inputs a (N, P, in), errors e (N, P, out), and each row's matrix T, read once."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, errors: Tensor, matrix: Matrix) -> Tensor:
@@ -368,11 +357,7 @@ class _Bilinear(torch.autograd.Function):
 
 
 class DummyGradients:
-    """The gradients of N rows of U units: U = B examples, or one mean over a dummy batch.
-
-    Every call takes a ``block``: the names of the parameters it is about; ``None`` means all of them. Everything can be
-    differentiated with respect to the dummy images and label probabilities.
-    """
+    """The gradients of N rows of U units, differentiable: U = B examples, or one mean over a dummy batch."""
 
     def __init__(self, factors: Mapping[str, DummyFactor], joined: Written | None = None) -> None:
         self._factors = dict(factors)

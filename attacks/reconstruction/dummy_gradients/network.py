@@ -339,19 +339,13 @@ def ghost_obstacle(network: Network, shape: torch.Size, classes: int) -> str:
 def written_dummies(
     network: Network, parameters: Vector, images: Tensor, labels: Tensor, *, each: bool
 ) -> DummyGradients:
-    """Compute the gradients by ``vmap``: N * U * K numbers, for any network that ``vmap`` can take.
-
-    ``images``: (N, B, C, H, W), normalised; ``labels``: probabilities (N, B, classes).
-    """
+    """Compute the gradients of (N, B, C, H, W) by ``vmap``: N * U * K numbers."""
     gradients = network.gradients(parameters, images, labels, shared=True, each=each)
     return DummyGradients({name: Written(value if each else value[:, None]) for name, value in gradients.items()})
 
 
 def plain_dummies(network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> DummyGradients:
-    """Compute the gradient of a single dummy batch by ordinary autograd: for a small network nothing costs less.
-
-    ``images``: (1, B, C, H, W), normalised; ``labels``: probabilities (1, B, classes).
-    """
+    """Compute the gradient of one dummy batch (1, B, C, H, W) by ordinary autograd, the cheapest for small networks."""
     with torch.enable_grad():
         leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
         loss = network.loss_alone(leaves, images[0], labels[0])

@@ -95,10 +95,7 @@ SMALLEST = 16  # side of an image from which on noise is averaged over 2 x 2 pix
 
 
 def unmix(mixtures: Tensor, shape: tuple[int, int, int], *, noisy: bool) -> Tensor:
-    """Find the unmixing A (B, B): the rows of ``A @ mixtures`` are images, each but for a factor.
-
-    ``mixtures``: (B, P), float64; ``shape``: (C, H, W) with C H W = P.
-    """
+    """Find the unmixing A (B, B): the rows of A times mixtures (B, P) are images (C, H, W), each but for a factor."""
     samples = _differences(mixtures.unflatten(1, shape), pooled=noisy and min(shape[1:]) >= SMALLEST)
     values, vectors = torch.linalg.eigh(samples @ samples.mT / samples.shape[1])
     whitening = (vectors / values.clamp(min=1e-12 * float(values[-1])).sqrt()) @ vectors.mT
@@ -241,10 +238,7 @@ def _precision(matrix: Tensor) -> float:
 
 
 def _seen(shape: torch.Size, squared: float, values: Tensor, least: float) -> tuple[float, int]:
-    """The noise's deviation, and how many of the values are images: the fewest without which the rest looks like noise.
-
-    As the number of components is tested by Kritchman and Nadler (2008).
-    """
+    """The noise's deviation, and the fewest values without which the rest looks like noise (Kritchman, Nadler 2008)."""
     rows, columns = shape
     rests = squared - torch.cat([values.new_zeros(1), values.square().cumsum(0)])
     for above, (value, rest) in enumerate(zip(values.tolist(), rests.tolist(), strict=False)):
@@ -279,10 +273,7 @@ FAINT = 3.0  # deviations of the noise below which a bias says nothing of an ima
 
 
 def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor:
-    """Return the images (B, P).
-
-    ``mixing``: (B, B): the errors are ``left @ mixing``.
-    """
+    """Return the images (B, P) whose errors are ``left @ mixing``, with mixing (B, B)."""
     prior, variance = prior.to(mixing), spectrum.deviation**2
     information = mixing.mT @ mixing / variance
     offsets = spectrum.scaled[:, :-1] - mixing.sum(dim=1, keepdim=True) * prior.mean
@@ -349,10 +340,7 @@ class Polished:
 
 
 def polish(spectrum: Spectrum, mixing: Tensor, errors: Errors) -> Polished:
-    """Solve for the mixing.
-
-    ``mixing``: (B, B), scaled (see :func:`switching.scaled`), roughly right.
-    """
+    """Solve for the mixing (B, B), scaled, from one that is roughly right."""
     problem = _Problem(spectrum, errors)
     # Unknown is A = mixing^-1 in coordinates of orthonormal right factors.
     point = _Point.of(problem, torch.linalg.inv(mixing) * spectrum.values)
@@ -496,10 +484,7 @@ def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:
 
 
 def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer, *, switching: bool = True) -> Switched:
-    """Take turns of images and errors until they agree; return the turn in which they agreed best.
-
-    ``mixing``: (B, B), scaled, roughly right.
-    """
+    """Take turns of images and errors until they agree; return the mixing (B, B) with which they agreed best."""
     best = Switched(mixing, _certificate(spectrum, mixing, layer))
     for turn, kept in enumerate(KEPT):
         certain = switching and best.certificate.disagreeing == 0
@@ -625,10 +610,7 @@ def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
 
 
 def stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
-    """The layer's matrix (outputs, P) and bias (outputs,): of several uploads one below the other, as of a wider layer.
-
-    They are scaled such that the noise is as large in all rows.
-    """
+    """The matrix (outputs, P) and bias (outputs,) of all uploads one below the other, scaled to equal noise."""
     if not victim.more:
         return layer.gradients(victim.gradient)
     scales = _scales(victim, layer)
@@ -639,10 +621,7 @@ def stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:
 
 
 def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, labels: Tensor) -> Tensor:
-    """The errors (N, B, outputs) with which the examples of dummy batches enter one upload.
-
-    ``images``: (N, B, C, H, W), normalised; ``labels``: (N, B).
-    """
+    """The errors (N, B, outputs) with which dummies (N, B, C, H, W), labels (N, B), enter one upload."""
     dtype = wide_type(images)
     parameters = {name: value.to(dtype) for name, value in victim.parameters.items()}
     one_hot = F.one_hot(labels, scene.classes).to(dtype)
@@ -657,11 +636,7 @@ def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, 
 
 
 def _scales(victim: Victim, layer: InputLayer) -> list[float]:
-    """What the rows of each upload are multiplied with, relative to the first's.
-
-    Averages of several releases have less noise. Where there is none, rounding errors count, which grow with what is
-    rounded.
-    """
+    """What each upload's rows are multiplied with for equal noise, or equal rounding errors where there is none."""
     if max(victim.noise.variances, default=0.0) > 0:
         return [math.sqrt(upload.model.releases / victim.model.releases) for upload in victim.uploads]
     sizes = [float(layer.gradients(upload.gradient)[0].norm()) for upload in victim.uploads]

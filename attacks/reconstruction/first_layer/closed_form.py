@@ -59,10 +59,7 @@ class RankOne:
 
 
 def quotient(weight: Tensor, bias: Tensor) -> RankOne:
-    """Return the quotient of matrix and bias, rows weighted by the squared bias: right where there is no noise.
-
-    ``weight``: (outputs, P); ``bias``: (outputs,), not zero.
-    """
+    """Return the quotient of matrix (outputs, P) and bias, rows weighted by the squared bias: right without noise."""
     image = (weight.mT @ bias) / bias.square().sum()
     rows = bias.abs().topk(min(PROVING_ROWS, len(bias))).indices
     rest = weight[rows] - torch.outer(bias[rows], image)
@@ -70,12 +67,7 @@ def quotient(weight: Tensor, bias: Tensor) -> RankOne:
 
 
 def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
-    """Return the quotient where the matrix is of rank one but for rounding, so that it is right; else ``None``.
-
-    Judged by the rows with the largest errors: all others are smaller, and most are zero behind a ReLU.
-
-    ``weight``: (outputs, P); ``bias``: (outputs,); ``None``: there is none.
-    """
+    """Return the quotient if the rows with the largest errors are of rank one up to rounding, else ``None``."""
     if bias is None or not bool(bias.any()):
         return None
     estimate = quotient(weight, bias)
@@ -85,11 +77,7 @@ def exact(weight: Tensor, bias: Tensor | None) -> RankOne | None:
 
 
 def rank_one(weight: Tensor, bias: Tensor | None, prior: GaussianPrior, bias_noise: float = 1.0) -> RankOne:
-    """Estimate image and errors.
-
-    ``weight``: (outputs, P); ``bias``: (outputs,); ``None``: there is none, or it is not on the same scale as the
-    matrix. Then the image's contrast and sign are guesses of the prior.
-    """
+    """Estimate image and errors; without a bias on the matrix' scale, contrast and sign are guesses of the prior."""
     return exact(weight, bias) or _Estimate(weight, bias, prior, bias_noise).settle()
 
 
@@ -180,10 +168,7 @@ class _Lengths:
         self._spread = max(prior.contrast, LEAST_SPREAD)
 
     def infer(self, seen: Tensor, bias_seen: float | None, deviation: float, bias_deviation: float) -> _Inferred:
-        """Infer them.
-
-        ``seen``: (P,), length times image plus noise.
-        """
+        """Infer them from length times image plus noise, (P,)."""
         prior = self._prior
         along = (prior.basis.mT @ seen).cpu().double()
         squared = float(seen.double().square().sum())
@@ -271,10 +256,7 @@ def run_closed_form(
 
 
 def read_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
-    """Return what attacks that start there are given: as many images a victim as its public number says.
-
-    Images that the first layer does not show are the prior's mean; then no labels are told.
-    """
+    """Return where attacks start: the images that the first layer shows, then the prior's mean without labels."""
     answers = _read_all(scene, victims)
     labels = _complete(scene, victims, answers)
     return [

@@ -133,10 +133,7 @@ def _brightness(weight: Tensor) -> Tensor:
 
 
 def _cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
-    """Quantiles of the measurements, ascending, then cuts that no image passes: (rows,).
-
-    The lowest one lies below whatever an image may measure.
-    """
+    """Quantiles (bins,) of the measurements, the lowest below all, then cuts that no image passes: (rows,)."""
     levels = torch.arange(bins, device=measured.device, dtype=measured.dtype) / bins
     far = 2 * (measured.max() - measured.min()) + SMALL
     cuts = torch.quantile(measured, levels)
@@ -427,11 +424,7 @@ def _occupied(rows: ImprintRows, noise: StepNoise, one_scale: bool) -> Tensor:
 def _amplitudes(
     steps: RowSteps, noise: StepNoise, middles: Tensor, one_scale: bool, doubt: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Amplitudes (N,) of steps by least squares, and their precisions (N,).
-
-    ``middles``: what the images are expected to measure, (N,); ``doubt``: standard deviation of what is measured
-    because of what is expected being wrong, (N,); ``None``: zero.
-    """
+    """Least-squares amplitudes (N,) of steps and their precisions, for expected measurements and their deviations."""
     measured = steps.variances * noise.measured**2
     if doubt is not None:
         measured = measured + doubt.square()

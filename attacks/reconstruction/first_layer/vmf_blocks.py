@@ -133,10 +133,7 @@ def heard_blocks(weight: Tensor, offset: int, length: int, kappa: float) -> Hear
 
 
 def _row_signs(heard: HeardBlocks) -> tuple[Tensor, Tensor]:
-    """Return each row's sign (m,), from -1 to 1, all of them perhaps reversed, and the log odds (m,) that it has any.
-
-    A row without one has sign 0.
-    """
+    """Return each row's sign (m,), all perhaps reversed, 0 where it has none, and the log odds (m,) that it has one."""
     _, vectors = torch.linalg.eigh(heard.rows @ heard.rows.mT)
     signs: Tensor = vectors[:, -1]
     for _ in range(TURNS):
@@ -237,10 +234,7 @@ class LengthSearch:
 
 
 class PixelFilter:
-    """The prior of images of which each pixel (P,) is seen through noise of its own variance.
-
-    The covariance is diagonal but for as many directions as the prior tells apart (Woodbury).
-    """
+    """The prior of images of which each pixel (P,) is seen through noise of its own variance (Woodbury)."""
 
     def __init__(self, prior: GaussianPrior, noise: Tensor) -> None:
         self._prior, self._noise = prior, noise
@@ -251,10 +245,7 @@ class PixelFilter:
         self._left, self._right = scaled, torch.linalg.solve(inner, gains[:, None] * scaled.mT)
 
     def of_parts(self, unit: Tensor, parts: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return, of lengths (J,) of parts (P,) with directions (P,), how far the image is from the mean.
-
-        It is the squared distance in standard deviations, differentiable.
-        """
+        """Return the squared distance from the mean of an image of parts of lengths (J,), in standard deviations."""
 
         def summed(columns: Tensor) -> Tensor:
             count = int(parts.max()) + 1

@@ -48,10 +48,7 @@ LARGEST = tl.constexpr(1 - 2.0**-24)
 
 @triton.jit
 def normal(key, row, example, call, WIDTH: tl.constexpr):
-    """Standard normal numbers (rows, WIDTH), of the first WIDTH / 16 parts of each row (Box and Muller 1958).
-
-    ``row``: numbers of rows, (rows,); ``example``: a number for each row, (rows,).
-    """
+    """Standard normal numbers (rows, WIDTH), for numbers of rows and of examples (rows,) (Box and Muller 1958)."""
     parts: tl.constexpr = WIDTH // WORDS
     part = tl.arange(0, parts)[None, :] + tl.zeros_like(row)[:, None]
     w = cipher(key, row[:, None] + tl.zeros_like(part), example[:, None], part, call, ROUNDS)
@@ -71,10 +68,7 @@ def _eight(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def uniform(word, more):
-    """Uniform numbers between 0 and 1, from a word and the lowest 8 bits of another: they go down to 2^-41.
-
-    None rounds to 1, whose logarithm would be 0.
-    """
+    """Uniform numbers above 0 and below 1 from a word and 8 bits of another, down to 2^-41."""
     return tl.minimum(word.to(tl.float32) * STEP + ((more & 0xFF).to(tl.float32) + 0.5) * FINE, LARGEST)
 
 
@@ -201,10 +195,7 @@ def _add_span(
 
 
 def _launch(total: Tensor, rows: Tensor, kappa: float, key: Tensor, call: int) -> None:
-    """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place.
-
-    ``key``: of the cipher, (8,) in int32.
-    """
+    """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place."""
     examples, blocks, length = rows.shape
     b = wood_parameter(kappa, length) if length > 1 else 1.0
     width = max(WORDS.value, triton.next_power_of_2(length))

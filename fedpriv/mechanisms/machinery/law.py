@@ -48,11 +48,7 @@ class Noise:
         return ((squared - 2 * dot) / (2 * variances)).sum(dim=1)
 
     def misfit(self, expected: Tensor, heard: Tensor) -> Tensor:
-        """Return minus the log-likelihood (N,) of heard vectors (N, K), over that of an expected vector of zero.
-
-        The difference to zero is what depends on the expected vectors (N, K), and it does not drown in the noise's own
-        length; differentiable.
-        """
+        """Return minus the log-likelihood (N,) of heard vectors (N, K), over that of zero; differentiable."""
         parts = zip(self.variances, expected.split(self.sizes, dim=1), heard.split(self.sizes, dim=1), strict=True)
         return torch.stack([_normal(*part) for part in parts]).sum(dim=0)
 

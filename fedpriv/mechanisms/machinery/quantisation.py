@@ -45,10 +45,7 @@ class Share:
 
 
 def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: np.random.Generator) -> Words:
-    """Return a client's words, (D,), for :func:`fedpriv.algorithms.secure_aggregation.client.masked`.
-
-    ``update``: (K,), over the bound of its norm; what is longer than 1 is clipped once more.
-    """
+    """Return the words (D,) of an update (K,) over its bound, clipped once more, for masking."""
     values = update.detach().cpu().double().numpy()
     values = values / max(1.0, float(np.linalg.norm(values)))
     flattened = LEVELS * _flattened(values, signs)

@@ -131,10 +131,7 @@ class Basis(NamedTuple):
 
 
 def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
-    """Return bases of the spans of groups of n independent unit vectors, ``None`` if any is too close to dependent.
-
-    ``similarity``: (G, n, n), their inner products, float64.
-    """
+    """Return bases of the spans of groups of unit vectors with products (G, n, n); ``None``: nearly dependent."""
     factor, failed = torch.linalg.cholesky_ex(similarity)
     # No eigenvalue is below the smallest by much, but some square on the diagonal may be: then there is no proof.
     if failed.any() or (factor.numel() and not float(factor.diagonal(dim1=1, dim2=2).min()) ** 2 >= least):
@@ -149,10 +146,7 @@ def triangular_basis(similarity: Tensor, least: float) -> Basis | None:
 
 
 def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
-    """Return a basis of the span of one group of unit vectors, dependent or not, and vectors of zeros among them.
-
-    ``similarity``: (n, n), their inner products, float64.
-    """
+    """Return a basis of the span of unit vectors, dependent or not, and of zeros, with products (n, n)."""
     values, vectors = _eigenvectors(similarity)
     # An eigenvector's sign is the library's to choose, by rounding errors; another sign would make other draws. Its
     # product with a vector that is orthogonal to none by design decides instead.
@@ -169,11 +163,7 @@ def spectral_basis(similarity: Tensor, dimension: int, least: float) -> Basis:
 
 
 def _eigenvectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (n,), ascending, and eigenvectors (n, n) of a symmetric matrix.
-
-    PyTorch has LAPACK divide and conquer, which does not converge on rare matrices with repeated eigenvalues. QR
-    iteration, which takes longer, is then asked: a client must not fail because of its examples.
-    """
+    """Eigenvalues, ascending, and eigenvectors of a symmetric matrix; by QR where divide and conquer fails."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -319,10 +309,7 @@ def draw_sum(
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:
-    """Return the size of groups of examples with which drawing their sums takes about the least time: a power of 2.
-
-    A group of b examples takes b^2 times the inner product of a pair, and a normal vector.
-    """
+    """Return the size of groups, a power of 2, with which sums take least: b^2 products and a normal vector each."""
     each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
     pair = max(1, gradients.pair_products(block, precise=False))
     return 1 << max(0, round(math.log2(each / pair) / 2))
@@ -449,10 +436,7 @@ def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
 
 
 def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws) -> Parts:
-    """Make the parts of all sums of what was drawn.
-
-    ``present``: (G, b), which gradients have a direction; ``normal``: standard normal numbers, (G, r, b); overwritten.
-    """
+    """Make the parts of all sums of what was drawn; ``normal`` (G, r, b) is overwritten."""
     cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
     along = torch.where(present, cosine, 0.0)
     sines = torch.where(present, sine, 1.0)
@@ -468,12 +452,7 @@ def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws)
 
 
 def _walk(lengths: Floats, cosines: Floats) -> Floats:
-    """Return the lengths (G,) of sums of vectors of given lengths (G, b) and independent directions.
-
-    The directions are uniform, and so are those of sums: two of them at a time become one.
-
-    ``cosines``: of uniform directions of the space, (G, b - 1); none where it has no dimension.
-    """
+    """Return the lengths (G,) of sums of vectors of lengths (G, b) in independent uniform directions, by pairs."""
     while lengths.shape[1] > 1 and cosines.size:
         pairs = lengths.shape[1] // 2
         left, right, single = lengths[:, :pairs], lengths[:, pairs : 2 * pairs], lengths[:, 2 * pairs :]
@@ -522,11 +501,7 @@ def draw_sums(
     noises: Sequence[NoiseStream],
     rngs: Sequence[np.random.Generator],
 ) -> Vector:
-    """Draw for each of M models ``scale`` times the sum over its batch of VMF(g_i / |g_i|, kappa), (M, *shape).
-
-    Where the directions of some model are nearly dependent, or a batch falls into groups of several sizes, models are
-    drawn one after the other.
-    """
+    """Draw for M models the sums of :func:`draw_sum`, (M, *shape); one by one where directions are nearly dependent."""
     cut = cut_groups(next(gradients.each()), block)
     groups = gradients.models * cut[0][1]
     directions = directions_of(gradients.flat, groups, block) if len(cut) == 1 else None
@@ -582,10 +557,7 @@ _NEGLIGIBLE = 1e-13  # of the largest eigenvalue: what rounding leaves of a dire
 
 
 def normal_products(gram: Array, variance: float, sources: NDArray[np.int64], rng: np.random.Generator) -> Array:
-    """Return inner products of N(e_i, variance) with all e_j, (draws, N).
-
-    ``gram``: (N, N), of the e; ``sources``: i of each draw, (draws,).
-    """
+    """Return inner products of N(e_i, variance) with all e_j, (draws, N), from their own (N, N) and each draw's i."""
     coordinates = _coordinates(gram)
     noise = rng.standard_normal((len(sources), coordinates.shape[1]))
     products: Array = gram[sources] + np.sqrt(variance) * noise @ coordinates.T

@@ -31,10 +31,7 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def quantised(values: Tensor, limit: float) -> Words:
-    """Return levels, from 0 for -limit to 2^22 for limit.
-
-    ``values``: float64 (K,); what lies outside [-limit, limit] is clipped.
-    """
+    """Return levels of values (K,), from 0 for -limit to 2^22 for limit; what lies outside is clipped."""
     if not bool(values.isfinite().all()):
         raise ValueError("an upload with NaN or infinity in it cannot be masked")
     shares = (values.clamp(-limit, limit) / limit + 1) / 2
@@ -62,10 +59,7 @@ def split(values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def noisy_counts(votes: Tensor, classes: int, sigma: float, clients: int, noise: NoiseStream) -> Tensor:
-    """Return a client's votes (t, Q) as counts (Q, K), with its share of the noise.
-
-    The sum of as many clients as secure aggregation guarantees has noise of deviation ``sigma``, or more.
-    """
+    """Return votes (t, Q) as counts (Q, K), with a share of noise that is ``sigma`` in the least sum."""
     counts = functional.one_hot(votes.long(), classes).sum(0).double()
     share = sigma / math.sqrt(least_survivors(clients))
     return counts + torch.from_numpy(noise.numpy().normal(0.0, share, tuple(counts.shape)))
