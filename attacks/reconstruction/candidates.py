@@ -73,14 +73,10 @@ def _compared(
     return torch.cat(parts)
 
 
-# How often the best decision among candidate records is right: no attack tells more, and one attains it.
+# How often the best decision among candidate records is right: no attack tells more.
 #
-# Let the record be any of N with equal probability, and the parameters that it was trained from known and independent
-# of it. The best decision names the record that makes the upload most probable. How often it is right follows from the
-# expected uploads of the N records alone, by drawing uploads; with normal and with directional noise their inner
-# products are drawn, in N dimensions rather than in as many as the network has parameters.
-#
-# In a batch the other examples are taken as known, and what they add as told: that can only make the decision better.
+# Any of N records is as likely; the best decision names the one that makes the upload most probable. Uploads are drawn
+# by their inner products with the N expected ones. In a batch the other examples, and what they add, count as known.
 
 
 Array = NDArray[np.float64]

@@ -23,11 +23,8 @@ from fedpriv.gradients import Vector
 
 # What reached the last Linear layer for each example of a batch, from that layer's gradient, with its label.
 #
-# The gradient is a sum of products of ``softmax - label`` and the features that the last layer multiplies, as that of a
-# first layer is of errors and images. A network that begins with convolutions has such a layer at its end. Its errors
-# sum to zero over the classes, so that at most one example fewer than there are classes can be told apart; but they
-# follow from features and public weights, so that the features are found like images behind a smooth activation
-# (``first_layer.batch.polish``). After Kariyappa et al. 2023, whose features are those of a first Linear layer.
+# The gradient is a sum of products of ``softmax - label`` and features, as a first layer's is of errors and images
+# (after Kariyappa et al. 2023). These errors sum to zero: at most classes - 1 examples can be told apart.
 
 
 DRAWS = 8  # sets of random images whose softmax the search starts from

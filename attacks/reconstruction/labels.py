@@ -95,14 +95,10 @@ def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
     return distinct
 
 
-# Labels of local training by a search on the logits: what each step does to them, and so to the steps after it.
+# Labels of local training by a search on the logits, which a step on class c moves by ``-rate k (softmax - label)``.
 #
-# A step on an example of class c moves the logits by ``-rate k (softmax - label)``, where k, the gain, is what
-# examples' gradients have in common (for the last layer alone 1 + the squared length of its input, some 200 in a LeNet
-# of sigmoids). Already at a rate of 0.01 the logits move by more than 1 in a step: the next example meets another
-# softmax, and the last bias, whose update adds these vectors up, shows the labels of early steps less than those of
-# late ones. But the images hardly matter before a network is trained. So the training of logits alone, which costs next
-# to nothing, is tried out for thousands of label sequences.
+# k, the gain, is what examples' gradients have in common (of the last layer alone 1 + the squared length of its input).
+# Images hardly matter before a network is trained, so thousands of label sequences are tried on logits alone.
 
 
 GAINS = (0.5, 0.63, 0.79, 1.0, 1.26, 1.59, 2.0)  # images differ; times the gain at random images

@@ -43,13 +43,9 @@ from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.gradients import Vector, flattened
 from fedpriv.gradients.operator import wide_type
 
-# The posterior's mean where an upload says little, from a normal distribution fitted to the posterior.
-#
-# Where the prior leaves most of an image open, the most probable image is no longer the one with the least expected
-# squared error: it explains the upload with details that are all zero, and coarse parts make up for them. The normal
-# distribution closest to the posterior (least Kullback-Leibler divergence; Kucukelbir et al. 2017) has a mean that
-# takes all details into account that the prior allows. Its deviations are free along the prior's principal directions,
-# and one number for all others.
+# The posterior's mean where an upload says little, from the normal distribution closest to the posterior (least
+# Kullback-Leibler divergence; Kucukelbir et al. 2017), with deviations along the prior's principal directions and one
+# for all others. The mode would explain the upload without details, and coarse parts would make up for them.
 
 
 NARROW = 0.1  # deviation at first, in the prior's: it grows where the upload leaves images open
@@ -175,12 +171,8 @@ class Whitening:
         return coordinates
 
 
-# Which labels of a single example an upload leaves open under noise.
-#
-# The gradient of the last bias, ``softmax - label``, says so without regard to the image: labels whose entry is not
-# among the smallest, give or take the noise, are out. The rest of the upload says more, for a label turns the whole
-# gradient. So before an image is searched for with every label that is left, images are drawn from the prior, and the
-# upload's likelihood is compared between labels at each of them.
+# Which labels of a single example an upload leaves open under noise: those among the smallest entries of the last
+# bias's gradient, give or take the noise, and likely at images that are drawn from the prior.
 
 
 MARGIN = 5.0  # standard deviations from the smallest entry of the last bias's gradient within which labels stay open
@@ -245,17 +237,11 @@ def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     return losses
 
 
-# Which units of a ReLU network are on, as unknowns of their own next to the image.
+# Which units of a ReLU network are on, as unknowns next to the image: an image that is slightly off has some wrong.
 #
-# A gradient jumps where a unit goes on or off, and an image that is slightly off has some units wrong: the likelihood
-# takes each for strong evidence, so that searches over images alone end far off, with lucky units. But the upload
-# itself says which units are on: those whose rows are more than noise. So the units are unknowns too. Each has a gate,
-# the probability that it is on; the network multiplies with gates where it would compare with zero, which leaves an
-# objective without jumps, and a gate that contradicts the image costs what the contradiction is worth (the
-# Kullback-Leibler divergence between two coins). Once the gates are decided, what is left is a network without kinks.
-#
-# The image is the mean of a normal distribution fitted to the posterior, of a prior whose
-# contrast is free: where little is seen of an image, the most probable one is too pale.
+# Each has a gate, the probability that it is on, with which the network multiplies instead of comparing with zero. A
+# gate that contradicts the image costs the Kullback-Leibler divergence of two coins. Once the gates are decided, the
+# network has no kinks. The image is the mean of a normal distribution, of a prior whose contrast is free.
 
 
 FIRST = 8.0  # logits of the gates at first, of a unit whose input is as large as their root mean square

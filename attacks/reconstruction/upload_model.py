@@ -36,16 +36,9 @@ from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
 from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
-# FedAvg on dummy data: a client's local steps, carried out so that its update can be differentiated.
-#
-# After several steps an update is no longer a gradient: parameters move between the steps, momentum weighs them
-# unequally, and Adam normalises them. So the adversary trains on the dummies as the client did on its images, with the
-# public optimiser, learning rate, batch size and number of steps, and compares the updates (Geiping et al. 2020,
-# section 6).
-#
-# Which examples were in which batch is not known. The dummies are taken in a fixed order, batch after batch, and from
-# the start again when all have been used: in each epoch the same batches. A client shuffles anew in each epoch; what
-# that changes in the update is of the second order in the learning rate.
+# FedAvg on dummy data: the adversary trains on the dummies as the client did, with the public settings, and compares
+# the updates (Geiping et al. 2020, section 6). Dummies are taken in a fixed order, the same batches in each epoch; that
+# a client shuffles anew changes the update in the second order of the learning rate.
 
 
 @dataclass(frozen=True)
@@ -525,15 +518,9 @@ def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> l
     return []
 
 
-# Several uploads of one and the same batch, attacked as one victim: noise is drawn anew, the images stay.
-#
-# Uploads that started from the same parameters have the same expectation, whatever the mechanism, and noise of their
-# own: they are averaged, and the noise's variance falls with their number. Uploads that started from other parameters,
-# as in later rounds, cannot be averaged. They are matched at once: one dummy batch, and the sum of the mismatches over
-# the uploads, each with its own parameters (for likelihoods that is the joint likelihood).
-#
-# Uploads of other mini-batches in each round, of one client's images, are neither. But the gradients of a first Linear
-# layer are combinations of these images in all rounds: stacked, they show them together (:class:`OtherBatches`).
+# Several uploads of one batch, attacked as one victim: from the same parameters they are averaged; from others, as in
+# later rounds, they are matched at once, with the sum of the mismatches (of likelihoods, the joint one). Uploads of
+# other mini-batches are neither, but a first Linear layer's gradients show them together (:class:`OtherBatches`).
 
 
 MOST = 128  # images of a client that its rounds show together

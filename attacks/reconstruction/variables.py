@@ -15,13 +15,9 @@ from fedpriv.core.columns import groups
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.scene import Scene
 
-# Coordinates of images in which neighbouring pixels are independent, so that optimisers get far in few steps.
-#
-# Photographs vary most in what is coarse and grey, and so do their gradients. In pixels a quasi-Newton method has to
-# find that out for each image. Here it is told: images are a fixed matrix times coordinates, and standard normal
-# coordinates make images with the covariance of photographs, neighbours and colours alike (the one of the generic
-# prior, see ``priors``). The objective does not change, only the path to its minimum; where an upload leaves details
-# open, they stay as small as they are in photographs. Nothing of the victims' data enters.
+# Coordinates in which neighbouring pixels are independent: images are a fixed matrix times coordinates, with the
+# covariance of photographs (the generic prior's, see ``priors``). Only the path to the minimum changes; where an upload
+# leaves details open, they stay as small as they are in photographs.
 
 
 # The side of an image in which neighbours are as much alike as in the generic prior. Photographs look the same at all

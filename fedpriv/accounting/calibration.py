@@ -138,18 +138,11 @@ def _check_epsilon(epsilon: float) -> None:
         raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")
 
 
-# Mechanisms on one scale: the noise-to-signal ratio of the mean gradient at the same proven (epsilon, delta).
+# Mechanisms on one scale: the noise-to-signal ratio of the mean of B gradients at the same proven (epsilon, delta).
 #
-# The noise-to-signal ratio is the root mean square of the length of the noise in the released mean of B gradients, over
-# the length of the signal, which is what is released without the noise. It needs an assumption about the gradients:
-#
-# - all B point the same way;
-# - each is as long as clipping allows, or longer (a clipped mechanism then keeps its direction only, as vmf does);
-# - for clipping in the L1 norm, its K coordinates are spread like normal ones, so that |g|_1 = sqrt(2 K / pi) |g|_2.
-#
-# This favours no mechanism by the size of clip_norm. It does not count what clipping distorts where it acts on some
-# gradients only, nor that blocks of equal length are not the gradient's own, nor that the size of a Poisson batch
-# varies around B.
+# The root mean square length of the noise over the length of what is released without it, if all B gradients point the
+# same way, are as long as clipping allows or longer, and, for L1, have |g|_1 = sqrt(2 K / pi) |g|_2. It does not count
+# what clipping distorts, nor blocks of equal length, nor that the size of a Poisson batch varies.
 
 
 _MOST_BLOCKS = 10_000_000

@@ -24,12 +24,10 @@ from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients.operator import wide_type
 
-# A proof of an answer that needs no truth: errors are zero where the images found switch a unit off, nowhere else.
+# A proof that needs no truth: behind a ReLU an error is zero exactly where the image found switches the unit off.
 #
-# Behind a ReLU an example's error is zero at a unit exactly where its pre-activation is not positive. Errors come from
-# the gradient, pre-activations from the images found and the public weights; wrong separations agreed at 0.5 to 0.9 of
-# the pairs (unit, example). The share that agrees is the sparsity-matching score of SPEAR (Dimitrov, Baader, Mueller
-# and Vechev 2024).
+# Wrong separations agreed at 0.5 to 0.9 of the pairs (unit, example). The share that agrees is the sparsity-matching
+# score of SPEAR (Dimitrov, Baader, Mueller and Vechev 2024).
 
 
 # An image: with 1 to 2 of them wrong images were found that agreed everywhere, with 3 and more none.
@@ -77,12 +75,8 @@ def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> 
     return SignCheck(zero.numel(), int(disagreeing.sum()), narrow)
 
 
-# Images told apart by what photographs are like, whatever the network's activation: independent components.
-#
-# A batch's gradient shows its images only mixed with each other. But differences of neighbouring pixels are mostly
-# small and sometimes large, and nearly independent between images; every mixture of several is closer to normal. So the
-# unmixing is looked for whose rows are farthest from normal (FastICA, Hyvarinen 1999, symmetric; on gradients Kariyappa
-# et al. 2023). No errors of the network are looked at, and no zeros among them are needed.
+# Images told apart by independent components: differences of neighbouring pixels are far from normal, mixtures less so
+# (FastICA, Hyvarinen 1999, symmetric; on gradients Kariyappa et al. 2023).
 
 
 SMOOTH = 0.1  # of the absolute value that measures how far from normal a row is, in its standard deviations
@@ -152,13 +146,10 @@ def _smooth_size(rows: Tensor) -> Tensor:
     return (rows.square() + SMOOTH**2).sqrt()
 
 
-# A first Linear layer's gradient as a product of few factors, and how many of them stand above the noise.
+# A first Linear layer's gradient as a product ``E Xh`` of errors (outputs, B) and images with a one (B, P + 1).
 #
-# The gradient of weight and bias side by side is ``E Xh``: the examples' errors E (outputs, B) times their images, each
-# with a one behind it (B, P + 1). Its singular values are those of the images as long as they exceed what noise alone
-# would show: a matrix of independent normal entries of deviation s has no singular value above ``s (sqrt(rows) +
-# sqrt(columns) + t)``, but with probability ``exp(-t^2 / 2)`` (Davidson and Szarek 2001, theorem II.13; in the limit of
-# large matrices Bai and Yin 1993). What is below that edge cannot be told from noise.
+# Noise of deviation s alone has no singular value above ``s (sqrt(rows) + sqrt(columns) + t)`` but with probability
+# ``exp(-t^2 / 2)`` (Davidson and Szarek 2001, theorem II.13). What is below that edge cannot be told from noise.
 
 
 FALSE_ALARM = 1e-6  # probability that noise alone counts as an image
@@ -311,12 +302,10 @@ def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], Gaussia
     return mixing * lengths
 
 
-# The unmixing made exact by the network itself, for any activation: errors must be those of the images found.
+# The unmixing A made exact by the network itself: with right factors V and left factors L, ``E(A V) A = L``.
 #
-# Images ``A V`` are combinations of the gradient's right factors V, so that only B x B numbers are unknown, and the
-# errors that the network gives them must add up to the left factors: ``E(A V) A = L``. That is far more equations than
-# unknowns. They are solved by damped Newton steps on the sum of squares (Gauss-Newton, Levenberg and Marquardt), with
-# derivatives of the errors along the B factors from differences. Close to the answer each step doubles the digits.
+# Solved by damped Newton steps on the sum of squares (Gauss-Newton, Levenberg and Marquardt), with differences for the
+# derivatives of the errors along the B factors.
 
 
 MOST_POLISHED = 64  # images: beyond, the B^2 unknowns take minutes
@@ -432,13 +421,9 @@ class _Problem:
 
 # The unmixing made exact where units switch: each example's errors are zero where its image switches units off.
 #
-# Images that are roughly right, with the public weights, say which units they switch off. The example's errors are the
-# combination of the gradient's left factors that is smallest there: in absolute values, so that units that are guessed
-# wrong do not matter (as SPEAR++ for sparse errors, but started from images and without drawing rows). Better errors
-# give better images, and these a better guess; where the certificate reaches 1 that ends at the truth.
-#
-# Without such units, several rounds with other batches show zeros as well: an example's errors vanish in all rounds
-# without it, and they are the combination whose lengths in the rounds have the smallest sum.
+# They are the combination of left factors that is smallest there, in absolute values (as SPEAR++ for sparse errors).
+# Better errors give better images, and these a better guess of the units. In several rounds with other batches, errors
+# vanish in all rounds without the example: then the sum of the rounds' lengths is made small.
 
 
 KEPT = (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0, 1.0)  # of the units that seem off, the clearest; in each turn

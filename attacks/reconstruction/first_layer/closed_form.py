@@ -27,14 +27,11 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients.operator import in_double
 from fedpriv.mechanisms.machinery.vmf_sampling import mean_cosine
 
-# The image of one example from the gradient of a first Linear layer: exact without noise, the best guess with it.
+# The image x of one example from the matrix ``e x^T`` and the bias ``e`` of a first Linear layer.
 #
-# Without noise the matrix is ``e x^T`` and the bias ``e``, so that x is their quotient. With noise of equal size in
-# every entry, row by row quotients are poor: entries of e are small. The whole matrix still is of rank one but for the
-# noise, and far below its entries' noise its direction is seen. Errors e and image x are estimated in turn: given one,
-# the other is a projection, shrunk by what the prior leaves open (variational Bayes for a matrix of rank one, with e on
-# a sphere as in Smidl and Quinn 2007). How long e is decides over the contrast of the image; the bias tells, and the
-# prior where noise covers the bias. That an image's own contrast may differ from the prior's is taken into account.
+# With noise, errors e and image x are estimated in turn: given one, the other is a projection, shrunk by what the prior
+# leaves open (variational Bayes for rank one, e on a sphere: Smidl and Quinn 2007). The length of e, and with it the
+# contrast of the image, follows from the bias, and from the prior where noise covers the bias.
 
 
 EXACT = 1e-12  # squared distance to a matrix of rank one, relative, that rounding alone explains

@@ -290,18 +290,11 @@ def _deviation(values: Tensor) -> float:
     return float(values.abs().median()) / MEDIAN
 
 
-# What an active server reads in the gradient of the parameters that it has made.
+# What an active server reads: rows of the gradient are equal from one occupied bin to the next, and the step between
+# two levels is one bin's image times an amplitude, which the bias tells without noise.
 #
-# Rows of the first layer's gradient are the same from one occupied bin to the next, and the step between two such
-# levels is one bin's image times an unknown amplitude. Without noise the bias tells the amplitude, and the image is a
-# quotient.
-#
-# With noise four things help. The image is known to have the brightness of its bin, which tells the amplitude far
-# better than the one number of the bias does. All rows of a level are averaged. Which bins are occupied is told from
-# the noise in the empty ones. And what is left of the noise is weighed against what public images look like.
-#
-# Where fewer images stand out than there are examples, the rest of the answer is the mean of the public images, which
-# counts for no more than the guess that it is; labels that are not read are -1.
+# With noise, the bin's brightness tells the amplitude better, rows of a level are averaged, empty bins tell the noise,
+# and the rest is weighed against the prior. Images that do not stand out are the public mean; labels not read are -1.
 
 
 UNREAD = -1  # in place of a label that is not read

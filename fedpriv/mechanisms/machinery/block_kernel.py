@@ -23,12 +23,8 @@ from fedpriv.gradients import Block, GradientOperator, Vector, flattened
 from fedpriv.mechanisms.machinery.base import block_runs
 from fedpriv.mechanisms.machinery.vmf_sampling import wood_parameter
 
-# Random numbers inside programs of Triton (Tillet, Kung and Cox 2019), made where they are used.
-#
-# Their bits come from ChaCha (Bernstein 2008) with twelve rounds, a stream cipher as AES in counter mode is one: no
-# attack is known that is faster than to guess its key. On a graphics card it needs nothing but additions, exclusive-ors
-# and turns of words. A block of the cipher is counted by four numbers; who calls sees to it that no block is used
-# twice.
+# Random numbers inside programs of Triton (Tillet, Kung and Cox 2019): ChaCha with twelve rounds (Bernstein 2008), a
+# stream cipher. A block is counted by four numbers; the caller uses none twice.
 
 
 # Of 32 bits, in a block of the cipher.
