@@ -36,11 +36,7 @@ from fedpriv.gradients.stacked import MappedModel, Objective, StackedModel, is_c
 
 
 def mapped_network(model: nn.Module) -> MappedModel:
-    """Return a network for many models that are not trained here.
-
-    Raises:
-        InputError: it has a layer with which models are not trained together.
-    """
+    """Return a network for many models, unless it has layers with which models are not trained together."""
     for what, names in (
         ("mixes the examples of a batch", coupled_layers(model)),
         ("is random while training", dropout_layers(model)),

@@ -107,11 +107,7 @@ def _softmax_draws(scene: Scene, victim: Victim, count: int) -> list[Tensor]:
 
 
 class _Errors:
-    """``(softmax - label) / B`` of features (N, B, F), as the search asks for it.
-
-    Args:
-        labels: (B,).
-    """
+    """``(softmax - label) / B`` of features (N, B, F) with labels (B,), as the search asks for it."""
 
     def __init__(self, parameters: Vector, name: str, labels: Tensor, examples: int) -> None:
         self._weight = parameters[f"{name}.weight"].double().cpu()

@@ -28,11 +28,7 @@ NEIGHBOURS = 512  # candidates that are tried at once, at most
 
 
 class TrialTraining:
-    """Local training on random images with candidate labels, against what was heard of the last layer.
-
-    Args:
-        images: random ones (R, B, C, H, W).
-    """
+    """Local training on random images (R, B, C, H, W) with candidate labels, against the last layer's upload."""
 
     def __init__(self, network: Network, victim: Victim, name: str, images: Tensor, classes: int) -> None:
         self._network = network
@@ -108,11 +104,7 @@ MOST = 8192  # sequences that are tried in one round, at most
 
 
 class LogitSearch:
-    """Training of the logits alone, against what was heard of the last layer.
-
-    Args:
-        images: random ones (R, B, C, H, W), at which softmax and gain are measured.
-    """
+    """Training of the logits alone, with softmax and gain of random images (R, B, C, H, W), against the upload."""
 
     def __init__(self, network: Network, victim: Victim, name: str, images: Tensor, classes: int) -> None:
         training = victim.model.training

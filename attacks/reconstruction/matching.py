@@ -29,23 +29,14 @@ class Compared:
 
     Where a mechanism's noise differs between coordinates, both are divided by its standard deviation (hgm). Numbers are
     float64 where the device has that. Everything but ``heard`` can be differentiated.
-
-    Attributes:
-        dot: (N, m), inner products of expected and heard upload, one for each of the m blocks.
-        squared: (N, m), squared norms of the expected upload's blocks.
-        heard: (N, m), squared norms of the heard upload's blocks.
-        blocks: the names of each block's parameters.
-        model: how these uploads come about.
-        expected: writes out the expected uploads, tensors (N, *shape): N * K numbers and more to differentiate them.
-        targets: see :meth:`upload`.
     """
 
-    dot: Tensor
-    squared: Tensor
-    heard: Tensor
-    blocks: tuple[Block, ...]
+    dot: Tensor  # (N, m), inner products of expected and heard upload, one for each of the m blocks
+    squared: Tensor  # (N, m), squared norms of the expected upload's blocks
+    heard: Tensor  # (N, m), squared norms of the heard upload's blocks
+    blocks: tuple[Block, ...]  # the names of each block's parameters
     model: UploadModel
-    expected: Callable[[], Vector]
+    expected: Callable[[], Vector]  # writes out the expected uploads (N, *shape): N * K numbers and more
     targets: Targets
 
     def upload(self) -> Vector:

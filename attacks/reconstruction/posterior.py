@@ -253,11 +253,7 @@ LEAST_SPREAD = 0.05  # of the logarithm of the contrast
 
 
 class Gated(ReluMode):
-    """Within this context the ReLUs, in the order in which they are called, multiply with gates of their inputs' shape.
-
-    Attributes:
-        inputs: what they got.
-    """
+    """Within this context ReLUs, in the order of their calls, multiply with gates of their inputs' shape."""
 
     def __init__(self, gates: Sequence[Tensor]) -> None:
         super().__init__()

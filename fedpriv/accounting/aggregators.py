@@ -5,12 +5,14 @@ says what any number of answers costs. PATE asks it, and an endpoint that answer
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import override
 
 from fedpriv.accounting.calibration import calibrate
 from fedpriv.accounting.composition import pure_composition_epsilon
@@ -33,25 +35,26 @@ ROUNDED = "Shares are rounded before they are masked, which the theorem does not
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12  # votes
 
 
-class _Aggregator(Protocol):
+class Aggregator(ABC):
     """What turns counts of votes into an answer."""
 
-    @property
-    def title(self) -> str:
-        """What it is, for people."""
+    title: ClassVar[str]  # for people
 
+    @abstractmethod
     def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
         """Return the class, from 0, of one question by its votes (K,); ``None``: no answer."""
 
+    @abstractmethod
     def spent(self, asked: int, answered: int) -> float:
-        """What answers cost where one voter changes its vote in every question, in the aggregator's own measure."""
+        """What answers cost where one voter changes its vote in every question: mu, or for Laplace epsilon."""
 
     def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
         """What is proven of answers at ``delta``, in (0, 1)."""
+        return gaussian_votes_claim(votes * self.spent(asked, answered), delta)
 
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMax(Aggregator):
     """The class whose count is the largest after normal noise (GNMax, Papernot et al. 2018)."""
 
     sigma: float  # deviation of the noise on each count, in votes, from 1e-9 to 1e12
@@ -61,23 +64,19 @@ class NoisyMax:
     def __post_init__(self) -> None:
         _check("sigma", self.sigma)
 
+    @override
     def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
-        """Answer one question; see :meth:`_Aggregator.decide`."""
         known = _checked(counts)
         return int(np.argmax(known + generator.normal(0.0, self.sigma, len(known))))
 
+    @override
     def spent(self, asked: int, answered: int) -> float:
-        """Return mu of Gaussian differential privacy: sqrt(2 A) / sigma of A answers."""
         _check_counts(asked, answered)
         return math.sqrt(2 * answered) / self.sigma
 
-    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
-        """What is proven; see :meth:`_Aggregator.claim`."""
-        return gaussian_votes_claim(votes * self.spent(asked, answered), delta)
-
 
 @dataclass(frozen=True)
-class ConfidentMax:
+class ConfidentMax(Aggregator):
     """The noisy maximum, where the largest count with noise of its own reaches a threshold (Confident-GNMax, 2018)."""
 
     threshold: float  # T, in votes
@@ -92,25 +91,21 @@ class ConfidentMax:
         _check("sigma1", self.sigma1)
         _check("sigma2", self.sigma2)
 
+    @override
     def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
-        """Answer one question, or not; see :meth:`_Aggregator.decide`."""
         known = _checked(counts)
         if known.max() + generator.normal(0.0, self.sigma1) < self.threshold:
             return None
         return NoisyMax(self.sigma2).decide(known, generator)
 
+    @override
     def spent(self, asked: int, answered: int) -> float:
-        """Return mu of Gaussian differential privacy: mu^2 = Q / sigma1^2 + 2 A / sigma2^2."""
         _check_counts(asked, answered)
         return math.sqrt(asked / self.sigma1**2 + 2 * answered / self.sigma2**2)
 
-    def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
-        """What is proven; see :meth:`_Aggregator.claim`."""
-        return gaussian_votes_claim(votes * self.spent(asked, answered), delta)
-
 
 @dataclass(frozen=True)
-class LaplaceMax:
+class LaplaceMax(Aggregator):
     """The class whose count is the largest after Laplace noise (LNMax, Papernot et al. 2017)."""
 
     scale: float  # of the noise on each count, in votes, from 1e-9 to 1e12; its deviation is sqrt(2) scale
@@ -120,28 +115,24 @@ class LaplaceMax:
     def __post_init__(self) -> None:
         _check("scale", self.scale)
 
+    @override
     def decide(self, counts: ArrayLike, generator: np.random.Generator) -> int | None:
-        """Answer one question; see :meth:`_Aggregator.decide`."""
         known = _checked(counts)
         return int(np.argmax(known + generator.laplace(0.0, self.scale, len(known))))
 
+    @override
     def spent(self, asked: int, answered: int) -> float:
-        """Return pure epsilon: 2 A / scale of A answers, since a vote moves two counts."""
         _check_counts(asked, answered)
-        return 2 * answered / self.scale
+        return 2 * answered / self.scale  # a vote moves two counts
 
+    @override
     def claim(self, asked: int, answered: int, delta: float, votes: int = 1) -> Claim:
-        """What is proven; see :meth:`_Aggregator.claim`."""
         _check_counts(asked, answered)
         theorem = (
             "Laplace noise on counts of votes, pure 2 / scale an answer and vote, composed exactly (Kairouz, Oh and "
             "Viswanath 2017, Thm 3.3)"
         )
         return Claim(pure_composition_epsilon(2 * votes / self.scale, answered, delta), theorem)
-
-
-Aggregator = NoisyMax | ConfidentMax | LaplaceMax
-"""All of them; what each can do :class:`_Aggregator` says."""
 
 
 def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: int = 1) -> int:

@@ -273,17 +273,10 @@ Product = Callable[[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], Tensor]
 
 
 class EmbeddingRows(Factor):
-    """Gradients of an embedding: example i adds ``errors[i, t]`` to the row ``indices[i, t]``.
-
-    Args:
-        indices: (B, T).
-        errors: (B, T, width); only one of an example's positions that look up the same row may have any. So no sum is
-            left whose terms may cancel.
-        shape: of the table, (words, width).
-        magnitudes: bounds of what was summed to make the gradients, (B,).
-    """
+    """Gradients of an embedding (words, width): example i adds ``errors[i, t]`` to the row ``indices[i, t]``."""
 
     def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
+        # Only one of an example's positions that look up the same row has errors: no sum is left that may cancel.
         super().__init__(len(errors), shape, scratch)
         self._indices = indices
         self._errors = errors
@@ -408,11 +401,7 @@ class _Some:
 
 
 class _Masked:
-    """Inputs with zeros in place of some examples', made only when they are asked for.
-
-    Args:
-        keep: which are left as they are, (B,).
-    """
+    """Inputs with zeros in place of all examples but those to keep, (B,), made only when they are asked for."""
 
     def __init__(self, inputs: Inputs, keep: Tensor) -> None:
         self._inputs = inputs
@@ -427,12 +416,8 @@ class _Masked:
 class Outer(Factor):
     """Sums of outer products: the gradient of example i is the sum over positions t of ``errors[i, t] inputs[i, t]^T``.
 
-    This is the gradient of a weight matrix that is applied at T positions, never multiplied out for a whole batch.
-
-    Args:
-        inputs: what the weight was applied to, (B, T, in).
-        errors: the gradients of the loss with respect to its results, (B, T, out).
-        magnitudes: bounds of the sums over t of |errors[i, t]| |inputs[i, t]|, (B,).
+    This is the gradient of a weight matrix that is applied to inputs (B, T, in), with errors (B, T, out), never
+    multiplied out for a whole batch; magnitudes (B,) bound the sums over t of |errors[i, t]| |inputs[i, t]|.
     """
 
     kept_as_sums = True
@@ -597,10 +582,8 @@ class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
     Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
-    with writing them out. That is not so for the two sides of dyads, and for large gradients.
-
-    Args:
-        magnitudes: bounds of what was summed to make them, (B,); ``None``: they are no sums.
+    with writing them out. That is not so for the two sides of dyads, and for large gradients. Magnitudes (B,) bound
+    what was summed to make them; ``None``: they are no sums.
     """
 
     def __init__(self, rows: Tensor, scratch: int, magnitudes: Tensor | None = None, *, side: bool = False) -> None:
@@ -712,11 +695,8 @@ class Rows(Factor):
 class Dyads(Factor):
     """Outer products: the gradient of example i is ``errors[i] inputs[i]^T``.
 
-    This is the gradient of a weight matrix that is applied once an example, never multiplied out for a whole batch.
-
-    Args:
-        inputs: what the weight was applied to, (B, in).
-        errors: the gradients of the loss with respect to its results, (B, out), a side; the bias has the same.
+    This is the gradient of a weight matrix that is applied once an example, to inputs (B, in), never multiplied out for
+    a whole batch; the errors (B, out) are the bias's gradients, too.
     """
 
     def __init__(self, inputs: Tensor, errors: Rows, scratch: int) -> None:
@@ -893,9 +873,6 @@ class Tied(Factor):
     With looked-up rows v_t and their errors d_t, inputs a_s and errors e_s, an example's squared norm is that of both
     gradients plus twice the sum over t and s of (a_s . d_t) e_s[v_t]; so are inner products. All in float64, since the
     two may cancel.
-
-    Args:
-        multiplied: the Linear layer's, of the same examples and the same shape, (words, width).
     """
 
     kept_as_sums = True
@@ -1031,9 +1008,7 @@ class Zero(Factor):
         """Return zeros, (B,)."""
         return self._parameter.new_zeros(self._examples)
 
-    def absolute_sums(self) -> Tensor:
-        """Return zeros, (B,)."""
-        return self.squared_norms()
+    absolute_sums = magnitudes = squared_norms
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return zeros, (B,)."""
@@ -1058,10 +1033,6 @@ class Zero(Factor):
     def masked(self, keep: Tensor) -> Factor:
         """Return zeros."""
         return self
-
-    def magnitudes(self) -> Tensor:
-        """Return zeros, (B,)."""
-        return self.squared_norms()
 
     def pair_products(self, precise: bool) -> int:
         """Return 0."""

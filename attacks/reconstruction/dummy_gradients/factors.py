@@ -260,12 +260,7 @@ class Written(DummyFactor):
 
 
 class DummyOuter(DummyFactor):
-    """Sums over positions t of outer products ``errors[t] inputs[t]^T``, not multiplied out: those of a Linear weight.
-
-    Args:
-        inputs: (N, U, T, in).
-        errors: (N, U, T, out).
-    """
+    """Sums over positions t of outer products ``errors[t] inputs[t]^T``: of errors (N, U, T, out), inputs (..., in)."""
 
     def __init__(self, inputs: Tensor, errors: Tensor, shape: torch.Size) -> None:
         self.size = shape.numel()

@@ -121,29 +121,16 @@ def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class Network:
-    """A network as the adversary runs it: no dropout, BatchNorm with the statistics of the dummy batch itself.
-
-    Args:
-        model: maps normalised images (B, C, H, W) to logits (B, classes); it is copied, not changed.
-
-    Attributes:
-        names: of the trained parameters, in order. Those that are not trained do not travel; they are part of the
-            public architecture.
-        size: K, their numbers.
-        device: where they are.
-        dtype: of them.
-        coupled: the names of layers that mix the examples of a batch.
-        trainable: the network itself with parameters that ask for derivatives; not to be changed.
-        obstacles: (shape of an image, classes) -> why the ghost route is closed, once that was tried (see ``routes``).
-    """
+    """A network as the adversary runs it: no dropout, BatchNorm with the statistics of the dummy batch itself."""
 
     def __init__(self, model: nn.Module, loss: Loss = soft_cross_entropy) -> None:
+        # Parameters that are not trained do not travel; they are part of the public architecture.
         self.names = tuple(name for name, value in model.named_parameters() if value.requires_grad)
         self.size = sum(value.numel() for value in model.parameters() if value.requires_grad)
         frozen = copy.deepcopy(model).eval()
-        self.coupled = coupled_layers(frozen)
+        self.coupled = coupled_layers(frozen)  # names of the layers that mix the examples of a batch
         replace_all_batch_norm_modules_(frozen)
-        self.trainable = copy.deepcopy(frozen)
+        self.trainable = copy.deepcopy(frozen)  # with parameters that ask for derivatives; not to be changed
         self._model = frozen.requires_grad_(False)
         first = next(frozen.parameters())
         self.device, self.dtype = first.device, first.dtype
@@ -152,6 +139,7 @@ class Network:
         self._places = _places(self._alone, self.names)
         self._entries: list[Entry] = []
         self._taped = _taped(frozen, self._entries)
+        # (shape of an image, classes) -> why the ghost route is closed, once that was tried
         self.obstacles: dict[tuple[torch.Size, int], str] = {}
         self._casts: dict[torch.dtype, Network] = {self.dtype: self}
 
