@@ -29,11 +29,7 @@ from fedpriv.gradients.numerics import lengths, without_extremes
 
 
 class Patches:
-    """The patches as the rows of a matrix, copied out for the examples that are asked for: they take many times x.
-
-    Args:
-        x: its input, (B, in, *size).
-    """
+    """The patches of x (B, in, *size) as rows of a matrix, copied out for the examples that are asked for."""
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, positions: int, group: int) -> None:
         self._layer = layer

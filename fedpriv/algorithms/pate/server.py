@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedpriv.accounting.aggregators import Aggregator, ConfidentMax, LaplaceMax
+from fedpriv.accounting.aggregators import Aggregator, ConfidentMax, NoisyMax
 from fedpriv.accounting.votes import (
     noisy_max_cost,
     noisy_max_local_sensitivity,
@@ -116,7 +116,7 @@ def data_dependent_cost(
 
     As Papernot et al. count: a threshold for each question (Q, K), a noisy maximum for each answer given.
     """
-    if isinstance(aggregator, LaplaceMax):
+    if not isinstance(aggregator, NoisyMax | ConfidentMax):
         raise ValueError("no smooth sensitivity is known for Laplace noise")
     cost, local = 0.0, np.zeros(voters)
     sigma = aggregator.sigma2 if isinstance(aggregator, ConfidentMax) else aggregator.sigma
