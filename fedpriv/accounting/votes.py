@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim
-from fedpriv.accounting.renyi import gaussian_rdp, pure_rdp
+from fedpriv.accounting.renyi import gaussian_rdp
 
 Array = NDArray[np.float64]
 
@@ -87,28 +87,6 @@ def threshold_rdp(order: ArrayLike, largest: ArrayLike, threshold: float, sigma:
     z = (np.asarray(largest, np.float64) - threshold) / sigma
     # The likelier of the two outcomes is the one; the other has probability Phi(-|z|).
     return unlikely_rdp(order, scipy.special.log_ndtr(-np.abs(z)), sigma * _SQRT2)
-
-
-def laplace_max_log_q(counts: ArrayLike, scale: float) -> Array:
-    """Return the log of a bound on the probability that Laplace noise makes another class win (2017, Lemma 4)."""
-    gaps = _gaps(counts) / scale
-    chances = scipy.special.logsumexp(np.log((2 + gaps) / 4) - gaps, axis=-1)
-    log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
-    return log_q
-
-
-def laplace_max_rdp(order: ArrayLike, counts: ArrayLike, scale: float) -> Array:
-    """Return the Renyi cost of one maximum with Laplace noise on these counts (K,): data-dependent (2017, Thm 3)."""
-    orders, each = np.asarray(order, np.float64), 2 / scale
-    free = pure_rdp(orders, each)
-    log_q = float(laplace_max_log_q(counts, scale))
-    # q <= (e^each - 1) / (e^(2 each) - 1) = 1 / (e^each + 1)
-    if log_q > -np.logaddexp(each, 0.0):
-        return free
-    likely = math.log1p(-math.exp(log_q))
-    ratio = likely - math.log1p(-math.exp(log_q + each))
-    moments = np.logaddexp(likely + (orders - 1) * ratio, log_q + (orders - 1) * each)
-    return np.clip(moments / (orders - 1), 0.0, free)
 
 
 def _gaps(counts: ArrayLike) -> Array:

@@ -34,7 +34,7 @@ from fedpriv.accounting.memorisation import Statement, exposure_ceiling, of_copi
 from fedpriv.accounting.response import Response, label_guarantee, most_told
 from fedpriv.accounting.sanitiser import gnss_rdp
 from fedpriv.accounting.skellam import LEVELS, rounded_norm
-from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, laplace_max_rdp, noisy_max_rdp
+from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, noisy_max_rdp
 from fedpriv.service.proof import AnswerRelease, answer_guarantee, calibrated_level
 from tests.accounting import contour
 
@@ -516,16 +516,14 @@ def _votes() -> Iterator[Row]:
             small=True,
         )
     # Of one noisy maximum of two classes the truth is the divergence of two coins.
-    for law, gap, noise, order in product(("normal", "laplace"), (1, 10, 60), (5.0, 20.0), (2.0, 10.0, 40.0)):
+    for gap, noise, order in product((1, 10, 60), (5.0, 20.0), (2.0, 10.0, 40.0)):
         counts = (100 + gap, 100)
         yield Row(
             "Renyi cost of a vote",
-            f"{law} noise {noise:g}, counts {counts}, order {order:g}; a bound for any number of classes, so looser",
+            f"normal noise {noise:g}, counts {counts}, order {order:g}; a bound for any number of classes, so looser",
             "scipy, exact for the two ways in which a vote can change",
-            lambda row=(law, counts, noise, order): float(
-                noisy_max_rdp(row[3], row[1], row[2]) if row[0] == "normal" else laplace_max_rdp(row[3], row[1], row[2])
-            ),
-            lambda row=(law, gap, noise, order): _coins(*row),
+            lambda row=(order, counts, noise): float(noisy_max_rdp(*row)),
+            lambda row=(gap, noise, order): _coins(*row),
             math.inf,
             rounding=EXACT,
             slack=0.0,
@@ -533,17 +531,11 @@ def _votes() -> Iterator[Row]:
         )
 
 
-def _coins(law: str, gap: int, noise: float, order: float) -> float:
+def _coins(gap: int, noise: float, order: float) -> float:
     """The divergence between the answers on these votes and on those with one vote more or less for the winner."""
 
     def log_chances(gap: float) -> np.ndarray:
-        if law == "normal":
-            tails = np.array([gap, -gap]) / (noise * math.sqrt(2))
-            return np.asarray(scipy.special.log_ndtr(tails))
-        x = abs(gap) / noise
-        less = math.log((2 + x) / 4) - x  # the difference of two Laplace numbers exceeds it
-        logs = [math.log1p(-math.exp(less)), less]
-        return np.array(logs if gap >= 0 else logs[::-1])
+        return np.asarray(scipy.special.log_ndtr(np.array([gap, -gap]) / (noise * math.sqrt(2))))
 
     here = log_chances(gap)
     there = [log_chances(gap + change) for change in (-2, 2)]
