@@ -1,17 +1,13 @@
 """Check on random data that an attack's simulation of a client computes what the client computes.
 
-Most attacks look for examples whose simulated upload is the one that was observed. Where the simulation is that of
-another network, they fail for that reason alone, and the failure says nothing about privacy. So before a failure
-counts, the simulation has to reproduce an unprotected upload: at the parameters that were observed, on random examples
-with random labels, from the clients' own code. Architecture and loss are public, and random data are nobody's.
+Where the simulation is that of another network, an attack fails for that reason alone. So before a failure counts, the
+simulation has to reproduce an unprotected upload of the clients' own code, on random examples.
 
 - It does: the attack's result counts, be it a success or a failure.
-- The clients' network draws random numbers while it trains (dropout, stochastic depth, noise), which no simulation can
-  know: what is recovered counts, and a failure is no result.
-- It computes something else: an attack that searches by simulation is not made. One that reads examples off the upload
-  (:attr:`AttackSettings.simulates` is false) is made, and only what it recovers counts.
-- It reproduces the first local step and not those after it (vectors of tokens stay where they are in the simulations of
-  tag and lamp): the attack is made, and only what it recovers counts.
+- The clients' network draws random numbers (dropout, stochastic depth, noise): only what is recovered counts.
+- It computes something else: an attack that searches by simulation is not made. Of one that reads examples off the
+  upload (:attr:`AttackSettings.simulates` is false), only what it recovers counts.
+- It reproduces the first local step and not those after it (tag, lamp): only what is recovered counts.
 """
 
 import copy

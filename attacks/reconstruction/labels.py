@@ -191,11 +191,7 @@ class OutputLayer:
 def find_output_layer(
     network: Network, parameters: Vector, shape: tuple[int, int, int], classes: int
 ) -> OutputLayer | None:
-    """Find the last layer by what it does, so that own networks need no naming convention.
-
-    A bias of the last layer is a tensor (classes,) that shifts the logits by its own change. A weight of a last layer
-    without bias is a matrix (classes, features) whose rows scale one logit each.
-    """
+    """Find the last bias (classes,), which shifts logits by its own change, or weight, whose rows scale them."""
     generator = torch.Generator().manual_seed(PROBE)
     reference = next(iter(parameters.values()))
     images = torch.randn(4, *shape, generator=generator).to(reference)

@@ -1,12 +1,8 @@
 """L-BFGS for many independent problems at once, each with its own curvature pairs and line search.
 
-Every row is a small state machine: one call evaluates one trial point of each unfinished row, whatever stage its line
-search is in, so that no row waits for another. Rows that are finished are no longer evaluated.
-
-The direction is that of Nocedal and Wright (2006), algorithm 7.4, worked out on inner products (Chen, Wang and Zhou
-2014, "Large-scale L-BFGS using MapReduce"), so that the pairs are read once and not once a pair. The line search is the
-bisection for the weak Wolfe conditions of Lewis and Overton (2013), algorithm 2.6, which needs no interpolation and
-keeps every pair's curvature positive.
+Every call evaluates one trial point of each unfinished row. The direction is algorithm 7.4 of Nocedal and Wright (2006)
+on inner products (Chen, Wang and Zhou 2014), so that pairs are read once; the line search is the bisection for the weak
+Wolfe conditions of Lewis and Overton (2013), algorithm 2.6, which keeps every pair's curvature positive.
 """
 
 from collections.abc import Callable
@@ -61,12 +57,7 @@ def minimise(
     progress: Callable[[int, Tensor], None] | None = None,
     target: Tensor | None = None,  # (N,), values that are low enough
 ) -> Minimum:
-    """Minimise many functions, row by row.
-
-    A row ends after ``iterations`` accepted steps, when its value reaches its target, when its gradient vanishes,
-    when a step gains next to nothing, or when its line search fails along steepest descent too. A row whose value is
-    not finite at the start stays there.
-    """
+    """Minimise row by row, until steps, target, gradient or gain end; a row that is not finite at the start stays."""
     rows = _start(evaluate, start)
     target = torch.full_like(rows.value, -torch.inf) if target is None else target
     active = torch.isfinite(rows.value) & (rows.slope < 0) & (rows.value > target)

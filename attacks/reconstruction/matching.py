@@ -235,11 +235,7 @@ def angle(comparison: Compared) -> Tensor:
 
 
 def opponent_variation(images: Tensor) -> Tensor:
-    """Mean length of the differences (across, down) of neighbours, in each channel and each difference of two channels.
-
-    Colours that change where brightness does not count too (double opponents, Åström and Schnörr 2016, as used by
-    Geiping's breaching). Nothing changes beyond the border.
-    """
+    """Mean length of differences of neighbours, in channels and their differences (Åström and Schnörr 2016)."""
     first, second = torch.triu_indices(images.shape[2], images.shape[2], 1, device=images.device)
     planes = torch.cat([images, images[:, :, first] - images[:, :, second]], dim=2)
     across = F.pad(planes.diff(dim=4), (0, 1))

@@ -1,23 +1,15 @@
 """The most probable images given an upload, noise and prior: maximum a posteriori, adapted to the mechanism.
 
-The objective has no weights. Adam minimises it in coordinates in which the prior is standard normal: where the upload
-says nothing, images stay at the prior's mean, and pixels that belong together average the noise. Two things keep the
-search away from local optima. The likelihood's share grows from where it just moves the start to its full weight, as if
-the noise fell from large to its true level. And kinks of the network are smoothed at first. Where a first Linear layer
-gives the images in closed form, or the last one a batch's features, the last part of the search, with the network as it
-is, starts there too. A sharper part counts only where it gains more than noise would explain: kinks offer many narrow
-peaks, and the highest is not where most of the probability lies. The most probable of all starts' results is kept.
+Adam minimises the negative log-posterior in coordinates in which the prior is standard normal. Against local optima the
+likelihood's share grows to its full weight, and kinks of the network are smoothed at first. The last part of the
+search, with the network as it is, starts at images that first or last layers show, too. A sharper part counts only
+where it gains more than noise would explain. Where an upload pins down no direction of an image, the posterior's mean
+is taken in place of its mode, for networks without kinks.
 
-Where an upload pins down no direction of an image, the posterior's mean is taken in place of its mode, which is worse
-than the prior's mean there. That needs derivatives, so it is done only for networks without kinks.
-
-With kinks such searches mostly make the closed form's image worse: one that is slightly off has some units wrong, and
-the likelihood takes each for strong evidence against it, so that images far off with lucky units are more probable.
-There the units are read from the upload together with the image, by all layers. That starts at the closed form's image,
-at its negative and at the prior's mean, with every label that may be right: an upload that says little of an image says
-even less of the label while the image is wrong. The answer is the mean of all these readings, weighted by their
-probabilities. Where the units cannot be unknowns of their own, as after several local steps, the closed form is the
-answer itself wherever it explains the upload at all.
+With kinks an image that is slightly off has some units wrong, and images far off with lucky units are more probable.
+There the units are read together with the image, from the closed form's image, its negative and the prior's mean, with
+every label that may be right; the answer is the mean of these readings by their probabilities. Where units cannot be
+unknowns, as after several local steps, it is the closed form wherever that explains the upload at all.
 """
 
 import math
@@ -128,10 +120,7 @@ def _prior_and_entropy(logarithms: Tensor) -> Tensor:
 
 
 def misfit(comparison: Compared) -> Tensor:
-    """Return minus the log-likelihood (N,) of what was heard, over that of an expected upload of zero; differentiable.
-
-    The difference to zero is what depends on the dummies, and it does not drown in the noise's own length.
-    """
+    """Return minus the log-likelihood (N,) of what was heard, over that of an expected upload of zero."""
     noise = comparison.model.noise([value.numel() for value in comparison.targets.vectors[0].values()])
     if noise.follows_from(len(comparison.blocks)):
         return noise.misfit_of_blocks(comparison.squared, comparison.dot, comparison.heard)
@@ -185,10 +174,7 @@ TRIED = 10  # labels that are searched with, at most
 
 
 def open_labels(scene: Scene, rows: Sequence[Victim]) -> list[list[Tensor | None]]:
-    """Return for each row all sets of labels (B,) that the last layer leaves open; ``None``: they are to be optimised.
-
-    Only those of a single example behind noise are open; others are read off (see :func:`read_labels`).
-    """
+    """Return each row's sets of labels (B,) that noise leaves open, of single examples; ``None``: to be optimised."""
     layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
     return [_open(scene, victim, layer, read) for victim, read in zip(rows, read_labels(scene, rows), strict=True)]
 
@@ -572,11 +558,7 @@ MOST_READINGS = 30  # of one upload: ten labels, each from three images
 def run_map(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: MapSettings, report: Report
 ) -> Outcome:
-    """Run the attack on rows of (victim, restart) together.
-
-    ``images``: standard normal numbers (N, B, C, H, W): the starts, in the prior's coordinates; ``logits``: starts of
-    the labels' logits (N, B, classes), for rows whose labels cannot be read off.
-    """
+    """Run the attack on rows of (victim, restart) together, from standard normal starts (N, B, C, H, W) and logits."""
     for victim in rows:
         _refuse(victim.model)
     lowest = torch.full((len(rows),), math.inf, dtype=wide_type(images), device=images.device)

@@ -82,12 +82,7 @@ def fit_prior(images: Tensor) -> GaussianPrior:
 
 
 def generic_prior(shape: Shape, mean: Tensor, std: Tensor) -> GaussianPrior:
-    """Return the prior of an adversary without public images: grey, and neighbouring pixels are alike.
-
-    The covariance is that of a Markov process in both directions and in the channels.
-
-    ``shape``: (C, H, W); ``mean``: (C, 1, 1) of the normalisation, on the [0, 1] scale; ``std``: (C, 1, 1), likewise.
-    """
+    """Return the prior without public images (C, H, W): grey, a Markov process in both directions and the channels."""
     channels, height, width = shape
     covariances = (channel_covariance(channels), line_covariance(height), line_covariance(width))
     factors = [_eigen(matrix) for matrix in covariances]
@@ -116,10 +111,7 @@ def line_covariance(length: int, neighbours: float = NEIGHBOURS) -> Tensor:
 
 
 def _principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances (r,), largest first, and directions (P, r) of centred images (n, P); those without variance left out.
-
-    From the smaller of the two matrices of inner products.
-    """
+    """Variances (r,), largest first, and directions (P, r) of centred images (n, P), those of variance 0 left out."""
     count, pixels = offsets.shape
     if count > pixels:
         values, vectors = torch.linalg.eigh(offsets.mT @ offsets / (count - 1))

@@ -1,13 +1,8 @@
 """Gradient matching built from parts: objective, priors, variables, optimiser, start and labels.
 
-Each attack names one part of each kind (:class:`Recipe`). The optimisers:
-
-- L-BFGS, as in DLG: unbounded, in float64 where the device has it, because near a match the distance is a small
-  difference of large numbers.
-- Adam on the gradient or on its sign, as in Inverting Gradients: elementwise, so that rows are independent. Weights of
-  priors may fall from step to step; the losses that are compared and reported use the weights of the last step.
-
-Each row keeps its iterate with the lowest loss.
+Each attack names one part of each kind (:class:`Recipe`): L-BFGS, as in DLG, in float64 where the device has it, or
+Adam on the gradient or its sign, as in Inverting Gradients. Weights of priors may fall from step to step; losses are
+compared with the weights of the last one. Each row keeps its iterate with the lowest loss.
 """
 
 import math
@@ -264,11 +259,7 @@ class MatchProblem:
         return chosen
 
     def losses(self, variables: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
-        """Return what is minimised, (N,).
-
-        ``variables``: (N, B, C, H, W); ``logits``: (N, B, classes); ``weights``: (N, k), see :meth:`weights`. The
-        derivatives by these are the priors' values.
-        """
+        """Return what is minimised, (N,): variables (N, B, C, H, W), logits (N, B, classes), priors' weights (N, k)."""
         images = self.images(variables)
         total = self._matcher(images, self.labels.probabilities(logits))
         for number, penalty in enumerate(self._penalties):
@@ -318,11 +309,7 @@ SOLVED = 1e-12
 def run_recipe(
     recipe: Recipe, scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: Any, report: Report
 ) -> Outcome:
-    """Run a recipe on rows of (victim, restart) together.
-
-    ``images``: standard normal numbers (N, B, C, H, W), from which the starts are made; ``logits``: starts of the
-    labels' logits (N, B, classes), for rows whose labels are optimised.
-    """
+    """Run a recipe on rows of (victim, restart) together, from standard normal numbers (N, B, C, H, W) and logits."""
     recipe = replace(recipe, start=getattr(config, "start", recipe.start))
     problem = MatchProblem(recipe, scene, rows, config)
     start = problem.start(recipe.start, rows, images)
@@ -563,11 +550,7 @@ def _nearest(images: Tensor, choice: _Choice) -> Tensor:
 
 
 def _decided(posterior: _Posterior, start: Tensor) -> Tensor:
-    """The decision for one victim's rows (B, 1, 1, features).
-
-    Rows that follow noise gain half a unit of log-likelihood for each free number (Wilks 1938), on narrow peaks where
-    little of the probability lies. What was read counts only where it gains more than that.
-    """
+    """The decision for one victim's rows: what was read counts if it gains half a unit a number (Wilks 1938)."""
     middle = posterior.prior.middle.expand_as(start)
     read, guessed = (_settled(posterior, posterior.with_numbers(begin)) for begin in (start, middle))
     gain = posterior.energy(guessed) - posterior.energy(read)

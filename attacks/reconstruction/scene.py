@@ -59,10 +59,7 @@ class Scene:
         return fit_prior((self.public_images.to(self.mean) - self.mean) / self.std)
 
     def starts(self, seed: int, attack: str, victim: Victim, restarts: int) -> tuple[Tensor, Tensor]:
-        """Draw images (restarts, B, C, H, W) and logits of labels (restarts, B, classes), standard normal.
-
-        The stream depends on seed, attack, round, client and restart: not on who else is attacked.
-        """
+        """Draw images (restarts, B, C, H, W), logits (restarts, B, classes), normal; by victim and restart alone."""
         images, logits = [], []
         for restart in range(restarts):
             generator = torch_stream(seed, f"attack {attack}", victim.round, victim.client, restart)

@@ -59,11 +59,7 @@ class LocalTraining:
 
     @property
     def length(self) -> float:
-        """By how much the update is longer than the mean gradient, were the gradient the same in all steps.
-
-        For sgd the sum of the steps' weights, learning_rate * steps without momentum; Adam's update has no such factor,
-        and the same number brings it to an order of magnitude of 1.
-        """
+        """By how much the update is longer than the mean gradient of equal steps; of Adam, an order of magnitude."""
         if self.optimizer == "adam":
             return self.learning_rate * self.steps
         return self.learning_rate * sum(self._weights)
@@ -239,11 +235,7 @@ class UploadModel:
         return self.mechanism.noise(tensors, examples, divisor).averaged(self.releases)
 
     def weights(self, gradients: Norms, scales: Mapping[str, float]) -> list[tuple[Block, Tensor]]:
-        """Return the weights (N, U) of the units in the standardised expected upload, and which tensors have them.
-
-        The expected upload is the sum over the U units of their gradients with these weights: with none 1 / U, with
-        gaussian min(1, C / |g|) / U, with vmf A_K(kappa) / (|g| U), per block.
-        """
+        """Return the units' weights (N, U) in the standardised expected upload, and which tensors have them."""
         mechanism = self.mechanism
         if not isinstance(mechanism, BlockMechanism):
             raise ValueError(f"the factors of {mechanism.name} do not follow from Euclidean norms")
@@ -262,12 +254,7 @@ class UploadModel:
         return weights
 
     def trained(self, network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
-        """Train on dummy batches as the client did, and return the expected uploads (N, *shape), in gradient space.
-
-        For models with local :attr:`training`. Noise that is added in each step is left out of the steps after it.
-
-        ``images``: (N, B, C, H, W), normalised; ``labels``: probabilities (N, B, classes).
-        """
+        """Train on (N, B, C, H, W) as the client did, noise left out, and return the expected uploads (N, *shape)."""
         if self.training is None:
             raise ValueError("this upload is one gradient; there is no local training to unroll")
         release = self._released if self.protects_examples else None

@@ -129,12 +129,7 @@ def least_tolerance(problem: Problem, tilt: float = 0.0) -> float:
 
 
 def most_steps(problem: Problem, tilt: float = 0.0) -> float:
-    """Return how many steps of gradient descent the solver of the convex model may need, whatever the data.
-
-    Descent starts where the objective is no larger than at zero. There its excess over the minimum is at most
-    log K + tilt^2 / (2 lambda), since losses are positive, and its gradient's square at most twice the smoothness times
-    that.
-    """
+    """Return how many steps may be needed from log K + tilt^2 / (2 lambda) above the least, whatever the data."""
     smoothness = 0.5 + 2 * problem.regularisation  # two classes are trained as two rows with 2 lambda
     excess = math.log(problem.classes) + tilt**2 / (2 * problem.regularisation)
     return descent_steps(smoothness, problem.regularisation, math.sqrt(2 * smoothness * excess), problem.tolerance)

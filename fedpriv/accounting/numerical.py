@@ -94,10 +94,7 @@ class LossDistribution:
 
     @classmethod
     def of(cls, pair: Pair, interval: float, end: float = math.inf) -> "LossDistribution":
-        """Put a pair's loss on a grid: the masses whose deltas are linear in exp(epsilon) between those of the grid.
-
-        What lies beyond ``end`` counts as infinite.
-        """
+        """Put a pair's loss on a grid, deltas linear in exp(epsilon) in between; beyond ``end`` it is infinite."""
         above, infinite = _masses(pair, interval, end)
         # The opposite loss of the exchanged pair has a probability that is exp(loss) times as large.
         below = above if pair.exchanged is pair else _masses(pair.exchanged, interval, _LOWEST_CELL * interval)[0]
@@ -121,10 +118,7 @@ class LossDistribution:
 
     @classmethod
     def under(cls, lowest: int, deltas: Array, interval: float) -> "LossDistribution":
-        """Return the loss whose delta is the largest convex function of exp(epsilon) that is at most this.
-
-        ``deltas``: (N,) upper bounds of delta from there on, N at least 2.
-        """
+        """Return the loss whose delta is the largest convex function of exp(epsilon) below bounds (N,), N >= 2."""
         odds = np.exp((lowest + np.arange(deltas.size)) * interval)
         widths = np.diff(odds, prepend=0.0)
         slopes = scipy.optimize.isotonic_regression(np.diff(deltas, prepend=1.0) / widths, weights=widths).x
@@ -157,10 +151,7 @@ class LossDistribution:
         return replace(self.rounded(self.losses, self.masses, 2 * self.interval), infinite=self.infinite)
 
     def narrowed(self, largest: float) -> "LossDistribution":
-        """Return the loss without negligible tails and without losses above ``largest``: these count as infinite.
-
-        At least two cells are left, so that deltas can be interpolated.
-        """
+        """Return the loss with negligible tails, and losses above ``largest``, as infinite; two cells stay."""
         first = min(int(np.searchsorted(np.cumsum(self.masses), _TRUNCATED)), self.masses.size - 2)
         last = self.masses.size - int(np.searchsorted(np.cumsum(self.masses[::-1]), _TRUNCATED))
         last = min(last, math.floor(largest / self.interval) - self.lowest + 1)
@@ -244,12 +235,7 @@ class LossDistribution:
 
 
 def _tilted_epsilon(laws: list[tuple[LossDistribution, int]], delta: float) -> float:
-    """Return epsilon of all these releases, on one grid, accurate however small delta is.
-
-    A Fourier transform rounds by about 1e-16 of the largest probability. So it composes the laws with the density
-    exp(order * loss) / M, with the order of Chernoff's bound on the loss that is exceeded with probability delta: the
-    sum then lies there. The density is taken back afterwards.
-    """
+    """Return epsilon on one grid, accurate for small delta: laws are composed tilted by Chernoff's order."""
     infinite = -math.expm1(sum(count * math.log1p(-law.infinite) for law, count in laws))
     if infinite >= delta:
         return math.inf

@@ -245,10 +245,7 @@ class DirectionalProof(PureProof):
 
 
 class LaplaceProof(PureProof):
-    """Each unit is clipped to clip_norm in the L1 norm, so that two are at most 2 clip_norm apart.
-
-    Laplace noise of scale ``scale * clip_norm`` is added to each coordinate of the sum.
-    """
+    """Units clipped to clip_norm in L1, 2 clip_norm apart; noise of scale ``scale * clip_norm`` a coordinate."""
 
     parameter: ClassVar[NoiseParameter] = SCALE
     ratio: ClassVar[str] = (

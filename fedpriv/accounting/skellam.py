@@ -47,11 +47,7 @@ def padded(dimension: int) -> int:
 
 
 def rounded_norm(dimension: int) -> float:
-    """Return the largest Euclidean norm of a rounded update, in levels (Kairouz, Liu and Steinke 2021).
-
-    Rounding is repeated until the norm is within this, so it bounds every update; the formula is such that this happens
-    with probability 1 - 10^-4 or more each time.
-    """
+    """Return the largest norm of a rounded update, in levels, to which rounding is repeated (Kairouz et al. 2021)."""
     root, scale = math.sqrt(dimension), float(LEVELS)
     likely = scale**2 + dimension / 4 + math.sqrt(2 * math.log(1 / _RETRY)) * (scale + root / 2)
     return math.sqrt(min(likely, (scale + root) ** 2))

@@ -2,14 +2,12 @@
 
 Voters name one class each, and a neighbour is a poll in which one voter names any other class: two counts move by one.
 
-- What is proven for any votes: normal noise of deviation sigma on all counts has sensitivity sqrt(2), so an answer is
-  Gaussian differential privacy of mu = sqrt(2) / sigma; normal noise on the largest count alone has sensitivity 1.
-- What is proven for these votes: where most voters agree, an answer costs far less. Such a figure depends on the votes
-  and is as private as they are. Only a sanitised one may be shown: the cost plus noise scaled to its smooth sensitivity
-  (Nissim, Raskhodnikova and Smith 2007; Papernot et al. 2018, appendix B).
+- For any votes: normal noise of deviation sigma on all counts has sensitivity sqrt(2), so an answer is Gaussian
+  differential privacy of mu = sqrt(2) / sigma; normal noise on the largest count alone has sensitivity 1.
+- For these votes: where most voters agree, an answer costs far less, but the figure is as private as the votes. Only
+  the cost plus noise scaled to its smooth sensitivity may be shown (Nissim, Raskhodnikova and Smith 2007; 2018, B).
 
-Costs are Renyi divergences. The bounds of single answers are of Papernot et al. 2018 (arXiv 1802.08908, theorem 6 and
-propositions 7, 8 and 10) and, for Laplace noise, of Papernot et al. 2017 (arXiv 1610.05755, theorem 3 and lemma 4).
+Costs are Renyi divergences, by Papernot et al. 2018 (arXiv 1802.08908, theorem 6 and propositions 7, 8 and 10).
 """
 
 import math

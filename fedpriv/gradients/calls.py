@@ -107,11 +107,7 @@ def recorded(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | 
 
 @contextmanager
 def spread(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
-    """Inside the block, have embeddings look up for each example what they are asked for all of them.
-
-    So networks look up positions: once, (T,) or (1, T), for a whole batch. A vector that all examples share has no
-    gradient of a single one; the same vector, looked up for each, has. Embeddings for which that happened are marked.
-    """
+    """Inside the block, have embeddings look up for each example what they are asked once for all, and mark them."""
     tables = [part for part in parts if part.ruled and isinstance(part.module, nn.Embedding)]
     known = [part for part in tables if shared is None or part.name in shared]
     with until_the_end([part.module.register_forward_pre_hook(_spreader(part, examples, shared)) for part in known]):

@@ -76,11 +76,7 @@ def summed_at_first(indices: Tensor, errors: Tensor) -> Tensor:
 
 
 def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
-    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64; of large groups about half are mirrored.
-
-    Some coordinates at a time: as many as stay in a processor's cache, or fit into the scratch. With ``own_type`` they
-    are computed in the rows' own type, unless it loses squares.
-    """
+    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64, or in their own type if that is exact."""
     if own_type:
         quick = rows @ rows.mT
         limits = torch.finfo(rows.dtype)
@@ -724,10 +720,7 @@ class Dyads(Factor):
         return row_norms(self._inputs, 1) * row_norms(self._errors, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares: a matrix product.
-
-        The sides are divided by powers of 2, which rounds nothing, so that none of their squares is 0 or infinite.
-        """
+        """Return the weighted sums of squares: a product of sides divided by powers of 2, which rounds nothing."""
         left, right = (powers_of_two(side.norms()) for side in self._sides)
         step = self._step(4 * sum(self._shape), self._errors.element_size())
         sums = []

@@ -1,10 +1,9 @@
 """The ghost operator: the gradients of a batch from one forward pass and one backward pass to the layers' outputs.
 
-Each layer keeps its input and the gradient of its output, from which a rule makes the factors of its parameters. Other
-modules that hold parameters get dense gradients of their own, of their part of the model alone. That is right when
-every parameter is used once, by its own layer (or by an embedding and a Linear layer together), and the first axis
-counts the examples. Both are checked on what the model did; where they do not hold, :class:`Entangled` says why, and
-the whole model has to be dense.
+A rule makes the factors of a layer's parameters from its input and its output's gradient; other modules get dense
+gradients of their part of the model alone. That is right when every parameter is used once, by its own layer (or by an
+embedding and a Linear layer together), and the first axis counts the examples. Both are checked on what the model did;
+where they do not hold, :class:`Entangled` says why.
 """
 
 from collections.abc import Mapping, Sequence

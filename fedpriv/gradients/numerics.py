@@ -96,11 +96,7 @@ def of_products(terms: int) -> float:
 
 
 def without_extremes(norms: Tensor) -> Tensor:
-    """Return norms (...) of sides of products, with bounds in place of those that are too large or too small.
-
-    The bound of those that are too large is infinite: such gradients count as not finite. With that of those that are
-    too small, which are not 0, a product is below LOST roundings: it has no direction.
-    """
+    """Return norms (...) with bounds for those too large, infinite, or too small, which then have no direction."""
     norms = norms.masked_fill(norms > LARGEST_SIDE[norms.dtype], torch.inf)
     if norms.dtype == torch.float32:
         return norms  # in float64 the squares of all numbers of float32 are normal numbers
@@ -108,10 +104,6 @@ def without_extremes(norms: Tensor) -> Tensor:
 
 
 def reaches(magnitudes: Tensor) -> Tensor:
-    """Tell which gradients can be worked with, (...), from bounds of what is summed to make them (...).
-
-    Not those that are NaN or infinite, nor those whose inner products with normal vectors (8.5 times the norm, see the
-    module ``normal``) or with each other in float64 could be infinite.
-    """
+    """Tell which gradients are finite in all products, (...), from bounds of what is summed to make them."""
     most = min(torch.finfo(magnitudes.dtype).max, math.sqrt(torch.finfo(torch.float64).max)) / 16
     return magnitudes <= most

@@ -320,11 +320,7 @@ class Attended:
 
 
 def is_usual(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
-    """Tell whether a module is an attention whose gradients :func:`attention_factors` knows.
-
-    Examples come first, keys and values are as wide as queries, nothing is added to them, no attention is dropped, and
-    all four projections are trained.
-    """
+    """Tell whether an attention has examples first, equal widths, all projections trained, and nothing added."""
     if type(module) is not nn.MultiheadAttention or module.in_proj_weight is None or not module.batch_first:
         return False
     hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

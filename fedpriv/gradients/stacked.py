@@ -41,11 +41,7 @@ def _linear(layer: nn.Linear, x: Tensor, own: Vector) -> Tensor:
 
 
 def _convolution(layer: Convolution, x: Tensor, own: Vector) -> Tensor:
-    """Many convolutions: as groups of one on a GPU; one after the other on a CPU, where groups take twice as long.
-
-    Of one channel, as grey images have, a CPU takes twice as long for the gradient of the weights as for a product with
-    the patches.
-    """
+    """Many convolutions, as fits the device: by groups on a GPU, in turn on a CPU, of one channel by patches."""
     if x.device.type == "cpu" and layer.in_channels == 1 and len(own["weight"]) > 1 and not x.requires_grad:
         return of_patches(layer, x, own)
     x = x if layer.padding_mode == "zeros" else padded(layer, x)
@@ -268,11 +264,7 @@ class StackedModel:
         rate: float,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
-        """Take one step of plain gradient descent in place; the other arguments are those of :meth:`gradients`.
-
-        Weights of Linear layers are moved by the product itself: no gradient is written out and read again, which is
-        what most of the time of a small network's step goes into.
-        """
+        """Take one plain step in place; Linear weights move by the product itself, in half the time."""
         calls, others = self._backward(parameters, x, y, objective, generators)
         for call, error in calls:
             for local, name in call.names.items():
@@ -444,11 +436,7 @@ def _is_dropout(model: nn.Module, name: str) -> bool:
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """Put the examples (M, B, ...) of all models in one batch (M B, ...).
-
-    On a CPU images of one model have their channels last: pooling is then many times as fast, convolutions as fast. Of
-    several models, each works on a part of the batch, and what is put together again has its channels first.
-    """
+    """Put examples (M, B, ...) in one batch (M B, ...); one model's images with channels last on a CPU, for speed."""
     batch = x.flatten(0, 1)
     if batch.ndim == 4 and len(x) == 1 and batch.device.type == "cpu":
         return batch.contiguous(memory_format=torch.channels_last)

@@ -289,11 +289,7 @@ def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
 
 
 def by_patches(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
-    """Return what a convolution of one group, padded with zeros, does with images (B, in, H, W).
-
-    Where that is little work on a CPU it is a product with patches: its derivatives, the second ones too, take less
-    time than those of a convolution.
-    """
+    """Return a convolution of one group, as a product with patches where that is little work."""
     sides: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
 
     def forward(x: Tensor) -> Tensor:

@@ -312,12 +312,7 @@ def dummy_gradients(
 
 
 def ghost_obstacle(network: Network, shape: torch.Size, classes: int) -> str:
-    """Find out, by trying it, why gradients of images (C, H, W) cannot be computed layer by layer; empty if they can.
-
-    The ghost route needs every parameter to be used once, by its own Linear or convolution, and every image to go
-    through on its own. That is read off what the network does with random images and parameters, and the numbers are
-    compared with those of ordinary autograd, one image at a time.
-    """
+    """Try on random images (C, H, W) why gradients cannot be computed layer by layer; empty: they can."""
     key = (shape, classes)
     if key not in network.obstacles:
         network.obstacles[key] = _obstacle(network, shape, classes)

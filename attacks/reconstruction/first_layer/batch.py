@@ -62,11 +62,7 @@ class SignCheck:
 
 
 def certify(errors: Tensor, noise: Tensor, outputs: Tensor, rounds: int = 1) -> SignCheck:
-    """Compare errors with the first layer's outputs at the images found.
-
-    ``errors``: (rows, B); the rows of several rounds one below the other; ``noise``: (B,), its deviation in each
-    example's errors; ``outputs``: (B, rows), of the first layer, before its activation.
-    """
+    """Compare errors (rows, B), of noise (B,), with the first layer's outputs (B, rows) at the images found."""
     zero = errors.mT.abs() <= CLEAR * noise[:, None]
     parts = zero.unflatten(1, (rounds, -1))
     missing = parts.all(dim=2, keepdim=True).expand_as(parts).flatten(1) if rounds > 1 else torch.zeros_like(zero)
@@ -195,13 +191,7 @@ def noise_edge(rows: int, columns: int, deviation: float) -> float:
 
 
 def take_apart(matrix: Tensor, deviation: float, expected: int) -> Spectrum:
-    """Find the leading singular values and vectors, and how many of them are the images'.
-
-    The noise is the larger of what is public and what is seen: the rest that no image explains (noise that the threat
-    model does not tell, or numbers that were sent with few digits).
-
-    ``matrix``: (rows, P + 1).
-    """
+    """Find the singular values and vectors of a matrix (rows, P + 1) that stand above public and seen noise."""
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError("the gradient of the first layer is not finite")
     precise = matrix.double().cpu()
@@ -280,13 +270,7 @@ def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor
 
 
 def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], GaussianPrior]) -> Tensor:
-    """Scale the columns of a mixing (B, B) such that each image ends in a one, or, faint ones, such that it is typical.
-
-    Where noise covers what an image has at the bias, its length is the prior's, and its sign that which has more of the
-    prior's mean.
-
-    ``mixing``: (B, B), its columns known but for their scale.
-    """
+    """Scale the columns of a mixing (B, B) so that images end in a one, or, if noise covers it, are typical."""
     inverse = torch.linalg.inv(mixing)
     rows = inverse @ spectrum.scaled
     ones = rows[:, -1]

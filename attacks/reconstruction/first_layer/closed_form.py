@@ -264,10 +264,7 @@ def read_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Images (n, C, H, W) and labels (n,); the labels are ``None`` where the last layer tells them without error.
-
-    ``unexplained`` is the share of the squared gradient that is none of these images'; ``None``: not of a batch.
-    """
+    """Images (n, C, H, W), labels (n,) unless the last layer tells them, and of a batch the share that is left."""
 
     images: Tensor
     labels: Tensor | None

@@ -1,18 +1,12 @@
 """Robbing the Fed (Fowl et al. 2022): an *active* server, the worst case, makes images readable in one gradient.
 
-The server does not follow the protocol: it sends a network whose first two Linear layers it has made. All rows of the
-first are the same measurement of an image, a weighted brightness, and their biases are cut points of that measurement:
-row k lets an image through the ReLU if its measurement is above the k-th cut point. All columns of the second layer are
-the same, so an image has the same weight in every row that it passes. It is then in the gradients of the rows up to
-that of its bin, and of none after: the difference of two neighbours' gradients holds the images of one bin only, and an
-image that is alone in its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
+The server sends a network whose first two Linear layers it has made. All rows of the first measure a weighted
+brightness, and their biases are cut points: row k lets an image through the ReLU if it is above the k-th. All columns
+of the second are the same. So an image is in the gradients of the rows up to that of its bin, and one that is alone in
+its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
 
-Two choices are not in the paper. The weights of the brightness differ a little from pixel to pixel, so that images of
-few grey levels do not fall on each other or on a cut point. And the first layer is small and the second large, which
-leaves the network's outputs as they are and puts nearly all of an example's gradient into the first layer: clipping
-then bounds the image, and not the rest.
-
-No passive adversary can do any of this: it measures what a mechanism is worth against a server that lies.
+Not in the paper: the brightness's weights differ a little from pixel to pixel, so that images of few grey levels do not
+coincide, and the first layer is small and the second large, so that clipping bounds the image rather than the rest.
 """
 
 import copy
@@ -53,13 +47,7 @@ class ImprintLayers:
 
 
 def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> ImprintLayers:
-    """Find the layers by what the network does with random images.
-
-    The first is a Linear layer with bias whose input is the image itself; the second is a Linear layer whose input is
-    the first one's output with negative numbers set to zero.
-
-    ``shape``: (C, H, W).
-    """
+    """Find the Linear layer that is given the image (C, H, W) itself, and the one behind its ReLU."""
     network = copy.deepcopy(model).eval()
     parameter = next(network.parameters())
     generator = torch.Generator().manual_seed(PROBE)
@@ -224,10 +212,7 @@ class ImprintRows:
         return self.between(places - 1, places, places + 1)
 
     def between(self, start: Tensor, middle: Tensor, end: Tensor) -> RowSteps:
-        """The mean of rows after ``start`` up to ``middle`` minus that of the rows after it up to ``end``, (N,) each.
-
-        Rows after the last one are zero, and without noise.
-        """
+        """Mean of rows after start up to middle, less that of those up to end, (N,) each; zero after the last."""
         before, after = (middle - start).double(), (end - middle).double()
         rows = torch.cat([self.weight, self.bias[:, None]], dim=1)
         sums = torch.cat([torch.zeros_like(rows[:1]), rows.cumsum(dim=0)])
@@ -357,11 +342,7 @@ def run_imprint(
 
 
 def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint:
-    """Read the images off one upload, or off a sum of several.
-
-    A bin holds an image if its difference of gradients stands out from rounding, and from the noise of the empty bins,
-    and if what it holds lies in the valid range and in the bin itself. The truth has no part in this.
-    """
+    """Read the images off an upload: of bins that stand out from noise, in the valid range and in their own bin."""
     title = f"client {victim.client}, round {victim.round}"
     if victim.model.training is not None:
         raise AttackRefused(f"{title}: imprint reads one gradient, and this is an update of local training")
@@ -390,11 +371,7 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
 
 
 def _occupied(rows: ImprintRows, noise: StepNoise, one_scale: bool) -> Tensor:
-    """The bins at which the rows change by more than noise: narrow windows first, then what only wider ones show.
-
-    As in narrowest-over-threshold change-point detection (Baranowski, Chen and Fryzlewicz 2019), with windows of 1, 2,
-    4, ... rows on both sides, none of which may hold a change that was found before.
-    """
+    """The bins at which rows change by more than noise: narrowest windows first (Baranowski et al. 2019)."""
     bins = len(rows.bias)
     places = torch.arange(bins, device=rows.bias.device)
     changes: list[int] = []

@@ -1,18 +1,12 @@
 """The image of one example from a first Linear layer with von Mises-Fisher noise on blocks of D coordinates.
 
-Row i of the layer's gradient is ``e_i x``. A block within it is released as a draw around ``sign(e_i) x_b / |x_b|``:
-all rows repeat the same few directions, up to a sign, or say nothing where ``e_i`` is 0 (a ReLU that is off). So
+Row i of the layer's gradient is ``e_i x``: a block within it is a draw around ``sign(e_i) x_b / |x_b|``, or says
+nothing where ``e_i`` is 0. So rows and directions are estimated in turn, from the first singular vector on; the lengths
+|x_b| and the common sign are those that the prior makes most probable (in polar coordinates), with the units that are
+on as inequalities ``w_i x + b_i > 0``; and the noise that is left in the directions is filtered by the prior.
 
-1. rows and directions are estimated in turn, from the first singular vector on; a row counts by the probability that it
-   says anything, with the sign that it has;
-2. the lengths |x_b|, which no row holds, and the one sign that all rows share are those that the prior of images makes
-   most probable: in polar coordinates, whose volume is a power of the length. Behind ReLUs the rows that say something
-   also tell which units are on, inequalities ``w_i x + b_i > 0`` or ``< 0`` that the image is to meet;
-3. what noise is left in the directions is filtered by the prior.
-
-Where D does not divide the P pixels, rows are cut at different places. The image then is cut at all of them, and the
-blocks, which overlap, say how long the parts are in relation to each other. Blocks that reach from one row into the
-next are not used.
+Where D does not divide the P pixels, rows are cut at different places, and the image at all of them. Blocks that reach
+from one row into the next are not used.
 """
 
 import math
@@ -96,11 +90,7 @@ class Units:
     bias: Tensor  # (m,)
 
     def surprise(self, odds: Tensor, image: Tensor, deviations: Tensor) -> Tensor:
-        """Minus the logarithm of the probability of what was heard of the units; differentiable.
-
-        ``odds``: (m,), the logarithm of the likelihood that a unit is on over that it is off; ``image``: (P,), the mean
-        of a normal distribution; ``deviations``: (m,), standard deviations of the units' inputs in it.
-        """
+        """Minus the log-probability of units on, of log odds (m,), given a normal image (P,) and deviations (m,)."""
         scores = (self.weight @ image + self.bias) / deviations
         on, off = (F.logsigmoid(side * odds) + torch.special.log_ndtr(side * scores) for side in (1, -1))
         return -torch.logaddexp(on, off).sum()

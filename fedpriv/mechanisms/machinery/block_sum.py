@@ -1,15 +1,12 @@
 """Sums of one von Mises-Fisher draw for each example and block of D coordinates, for blocks that cut through layers.
 
-The gradients are written out, some examples at a time, and each block of each of them is replaced by its draw: for
-small blocks that is cheaper than to work from inner products, and blocks that no layer knows of have none. A GPU makes
-its own random numbers for that, where it can (see the module ``block_kernel``).
+The gradients are written out, some examples at a time, and each block of each is replaced by its draw; on a GPU by
+``block_kernel``.
 
-A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see ``vmf_sampling``) and v uniform on the unit sphere
-of R^(D-1). A normal vector in R^D gives both: v is the direction of all coordinates but the first, and the first over
-the length, which is independent of v, is the first proposal for t. The reflection that maps e_1 to the direction mu
-turns it into a draw around mu: with c = 1 if mu_1 >= 0, else -1, and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps
--c e_1 to mu, and w.w = 2 (1 + |mu_1|), so that nothing cancels, in any dimension and in any type. (Ulrich 1984,
-Computer generation of distributions on the m-sphere; the reflection is Householder's.)
+A draw around e_1 is (t, sqrt(1 - t^2) v) with t the cosine (see ``vmf_sampling``) and v uniform in R^(D-1). A normal
+vector gives both: v is the direction of all coordinates but the first, and the first over the length is the first
+proposal for t. Householder's reflection turns it into a draw around mu (Ulrich 1984): with c = 1 if mu_1 >= 0, else -1,
+and w = mu + c e_1, z -> z - 2 w (w.z) / (w.w) maps -c e_1 to mu, and w.w = 2 (1 + |mu_1|): nothing cancels.
 """
 
 import math
@@ -124,10 +121,7 @@ def _signs(rows: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
 
 
 def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale blocks (n, m, d) to length 1 and tell which of them have a direction, (n, m); e_1 stands in for the others.
-
-    In float64 no number of a smaller type is too small or too large to be squared.
-    """
+    """Scale blocks (n, m, d) to length 1, in float64, and tell which have a direction, (n, m); e_1 stands in."""
     limits, precise = torch.finfo(rows.dtype), in_double(rows)
     lengths = scaled_norms(precise) if rows.dtype == torch.float64 else row_norms(precise)
     present = lengths > limits.tiny / limits.eps

@@ -38,10 +38,7 @@ def clip_factor(squared: Tensor, clip_norm: float) -> Tensor:
 
 
 def inverse_norm(squared: Tensor) -> Tensor:
-    """Return 1 / norm from squared norms, and 0 where the norm is next to nothing; differentiable, also at zero.
-
-    Next to nothing (7e-12 in float32) is what the derivative, a power of -3/2, would overflow at.
-    """
+    """Return 1 / norm from squared norms, and 0 next to nothing (7e-12 in float32); differentiable at zero, too."""
     known = squared > torch.finfo(squared.dtype).tiny ** 0.6
     return torch.where(known, torch.where(known, squared, 1.0).rsqrt(), 0.0)
 

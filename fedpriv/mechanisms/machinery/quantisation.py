@@ -1,17 +1,13 @@
 """Updates as whole numbers with Skellam noise: what a client masks where the noise is whole in the sum alone.
 
-Kairouz, Liu and Steinke 2021 ("The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
-Aggregation", arXiv 2102.06387), with the noise of Agarwal, Kairouz and Liu 2021 (arXiv 2110.04995): an update of norm 1
-at most is flattened by random signs and a Hadamard transform, scaled to ``LEVELS``, rounded at random until its norm is
-below :func:`~fedpriv.accounting.skellam.rounded_norm`, and gets a share of the noise. Sums of Skellam variables are
-Skellam, so that shares add up to exactly the noise that the ledger assumes. Sums are modulo 2^32: that is computed from
-the noisy sum, and costs no privacy; with the most noise and 1,000 clients they do not wrap around.
+Kairouz, Liu and Steinke 2021 (arXiv 2102.06387), with the noise of Agarwal, Kairouz and Liu 2021 (arXiv 2110.04995): an
+update of norm 1 at most is flattened by random signs and a Hadamard transform, scaled to ``LEVELS``, rounded at random
+until its norm is below :func:`~fedpriv.accounting.skellam.rounded_norm`, and gets a share of the noise; shares add up
+to exactly the ledger's. Sums are modulo 2^32, and do not wrap around with the most noise and 1,000 clients.
 
-A Skellam number is the difference of two Poisson numbers with the same mean, here up to 2^52. numpy draws Poisson
-numbers by comparing -m + k log m - log k! with a uniform number. These terms are of the size m log m and nearly cancel:
-the logarithm of a probability is off by about 10^-16 m log m, so that from means of about 10^14 on the variance is 16 %
-too small and more. Here a number is drawn as its distance from the mean, and its probability is computed in Loader's
-form (2000, "Fast and Accurate Computation of Binomial Probabilities"), in which nothing cancels.
+A Skellam number is the difference of two Poisson numbers with the same mean, here up to 2^52. In numpy's formula,
+-m + k log m - log k!, terms nearly cancel: from means of about 10^14 on its variance is 16 % too small and more. Here a
+number is drawn as its distance from the mean, with its probability in Loader's form (2000), where nothing cancels.
 """
 
 import math
@@ -54,10 +50,7 @@ def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: 
 
 
 def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:
-    """Return the sum, float64 (K,), of updates over the bound of their norms, of which ``total`` is the sum of words.
-
-    ``total``: (D,), modulo 2^32.
-    """
+    """Return the sum (K,) of updates over their bound, from the sum of their words modulo 2^32."""
     whole = total.astype(np.uint32).view(np.int32).astype(np.float64) / LEVELS
     return torch.from_numpy((_hadamard(whole) * _signs(len(whole), signs))[:dimension])
 
