@@ -16,6 +16,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, dummy_gradients, ghost_obstacle
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
+from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Block, Vector, flattened
 from fedpriv.gradients.operator import first_line, total, wide
 
@@ -290,9 +291,6 @@ COPIES = 6
 PER_PIXEL = 256
 # Examples with which memory is measured; what more take follows in proportion.
 MEASURED = 4096
-# A block a little below 32 MiB, the largest whose release makes glibc keep blocks of that size (mallopt(3), the dynamic
-# M_MMAP_THRESHOLD).
-SIGN_BYTES = 31 * 2**20
 
 
 def chunks(
@@ -316,15 +314,6 @@ def chunks(
     size = max(1, allowed // each)
     for start in range(0, len(rows), size):
         yield range(start, min(start + size, len(rows)))
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep freed memory for what comes next, up to 64 MiB, instead of handing it back.
-
-    One evaluation after the other asks for the same blocks. Handed back, their pages are cleared and mapped anew each
-    time, which took up to a tenth of an evaluation. Where the C library is not glibc nothing changes.
-    """
-    torch.empty(SIGN_BYTES, dtype=torch.uint8)
 
 
 def row_bytes(
@@ -392,11 +381,6 @@ class Evaluator:
     the whole computation, derivatives included, is traced and compiled (``torch.compile``), and kept if it is faster.
     Results are the same up to rounding. Where it cannot be compiled, for example without a C++ compiler, ``note`` says
     so, which belongs into the attack's notes, and everything runs in eager mode.
-
-    Attributes:
-        note: why it could not be compiled although that would have paid; may be empty.
-        compiled: whether compiled code is in use.
-        compile_seconds: what compiling took.
     """
 
     def __init__(self, losses: Losses, evaluations: int, compiling: Compiling = "auto") -> None:

@@ -380,9 +380,7 @@ class PoissonZeroOutPair(Pair):
         if self.comes:
             with np.errstate(divide="ignore"):  # log 0
                 return np.log1p(np.maximum(np.expm1(-epsilons) / self.rate, -1.0)).clip(-_NEVER)
-        near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / self.rate)
-        far = epsilons - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-np.maximum(epsilons, 1.0)))
-        return np.where(epsilons < 1, near, far)
+        return before_sampling(epsilons, self.rate)
 
 
 def _arsinh_exp(x: Array) -> Array:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
-    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
+    from fedpriv.gradients import Block, GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import Noise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
@@ -133,6 +133,8 @@ class GaussianSettings(GaussianFamily):
 class NormalNoise(BlockMechanism):
     """A mechanism whose sum gets normal noise, of one size in standardised coordinates."""
 
+    at_once: ClassVar[bool] = True
+
     sigma: float  # noise multiplier, at least 0
     clip_norm: float  # bound of the norm of one example's gradient, above 0
 
@@ -183,10 +185,6 @@ class GaussianMechanism(NormalNoise):
         super().__post_init__()
         if self.clipping not in ("flat", "layer"):
             raise InputError(key="clipping", given=self.clipping, allowed="flat, layer")
-
-    @override
-    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
-    from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
+    from fedpriv.gradients import Block, GradientOperator, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
@@ -102,10 +102,6 @@ class HeterogeneousGaussianMechanism(NormalNoise):
     name: ClassVar[str] = "hgm"
 
     redistribution: Redistribution  # r, public
-
-    @override
-    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

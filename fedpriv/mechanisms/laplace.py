@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
-    from fedpriv.gradients import GradientOperator, StackedGradients, Vector
+    from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
@@ -72,6 +72,7 @@ class LaplaceMechanism(Mechanism):
     """Gradients clipped in L1, those that are not finite as zero; the sum always gets Laplace noise."""
 
     name: ClassVar[str] = "laplace"
+    at_once: ClassVar[bool] = True
 
     # noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with b = scale *
     # clip_norm in each coordinate, a standard deviation of sqrt(2) b
@@ -81,10 +82,6 @@ class LaplaceMechanism(Mechanism):
     def __post_init__(self) -> None:
         check_noise("scale", self.scale)
         check_clip_norm(self.clip_norm)
-
-    @override
-    def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        return self._release_at_once(gradients, batch_size, noises)
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors

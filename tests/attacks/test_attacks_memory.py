@@ -9,7 +9,7 @@ import pytest
 # Page faults of ten rounds in which 12 blocks of 4 MiB are asked for, written to and freed; then as it is kept.
 FAULTS = """
 import resource, torch
-from fedpriv.attacks.reconstruction.matching import keep_freed_memory
+from fedpriv.core.threads import keep_freed_memory
 def blocks():
     some = [torch.ones(2**20) for _ in range(12)]
 def faults():

@@ -31,6 +31,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]  # as in the settings
     protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
+    at_once: ClassVar[bool] = False  # whether it does the same to every number, so that models are released together
 
     def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         """Return one noisy mean gradient.
@@ -52,7 +53,7 @@ class Mechanism(ABC):
     def release_each(self, gradients: "StackedGradients", batch_size: int, noises: "Sequence[NoiseStream]") -> "Vector":
         """Return one noisy mean gradient for each of M models, (M, *shape): what :meth:`release` draws for it alone.
 
-        Here one after the other. A mechanism that does the same to every number calls :meth:`_release_at_once`.
+        Where :attr:`at_once` says so all models together, else one after the other.
 
         Args:
             gradients: of all models.
@@ -64,17 +65,13 @@ class Mechanism(ABC):
         """
         import torch
 
+        from fedpriv.core.randomness import NoiseStreams
+
+        if self.at_once:
+            return self.release(gradients, batch_size, NoiseStreams(noises))
         pairs = zip(gradients.each(), noises, strict=True)
         released = [self.release(own, batch_size, noise) for own, noise in pairs]
         return {name: torch.stack([vector[name] for vector in released]) for name in gradients.shapes}
-
-    def _release_at_once(
-        self, gradients: "StackedGradients", batch_size: int, noises: "Sequence[NoiseStream]"
-    ) -> "Vector":
-        """As :meth:`release_each`, all models together."""
-        from fedpriv.core.randomness import NoiseStreams
-
-        return self.release(gradients, batch_size, NoiseStreams(noises))
 
     @abstractmethod
     def _release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
