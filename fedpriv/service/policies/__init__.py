@@ -15,6 +15,7 @@ from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry
 from fedpriv.core.settings import Epsilon, Positive, Real, Settings, wrong_value
+from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 
 if TYPE_CHECKING:
