@@ -112,11 +112,7 @@ class MatchingSettings(AttackSettings):
 
 
 def known_attack(name: str) -> type[AttackSettings]:
-    """Return the settings of an attack.
-
-    Raises:
-        InputError: there is none of this name.
-    """
+    """Return the settings of an attack."""
     if name not in ATTACKS:
         raise InputError(f"attack {name!r} is not known{suggestion(name, tuple(ATTACKS))}")
     kind: type[AttackSettings] = ATTACKS[name]

@@ -316,20 +316,12 @@ def findings() -> list[Finding[Any]]:
 
 
 def all_found(folder: "RunFolder") -> list[Found]:
-    """Return everything that was found of a run.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Return everything that was found of a run."""
     return [Found(finding, result) for finding in findings() if (result := finding.read(folder)) is not None]
 
 
 def records_found(folder: "RunFolder") -> dict[str, GrowingRecord]:
-    """Return what summary.json repeats of everything that was found, by key.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """Return what summary.json repeats of everything that was found, by key."""
     return {key: record for each in all_found(folder) for key, record in each.finding.records(each.result).items()}
 
 
@@ -356,11 +348,7 @@ def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: st
 
 
 def read_picture(path: Path) -> Picture:
-    """Return a PNG file.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Return a PNG file."""
     png = path.read_bytes()
     from PIL import Image, UnidentifiedImageError  # here, because every command reads this file
 

@@ -59,9 +59,6 @@ class Secret:
 
     Attributes:
         key: the bits, 32 bytes; not shown.
-
-    Raises:
-        ValueError: another number of bytes.
     """
 
     key: bytes = field(repr=False)
@@ -140,11 +137,7 @@ class NoiseStreams(NoiseStream):
         self.each = tuple(each)
 
     def key(self) -> bytes:
-        """Refuse: there is no key of several streams.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse: there is no key of several streams."""
         raise TypeError("several streams have a key each")
 
     def uniform(self, count: int) -> Tensor:

@@ -61,11 +61,7 @@ class Registry(Mapping[str, type[Any]]):
         self._begun = False
 
     def register(self, kind: Kind) -> Kind:
-        """Enter a thing of ours; a decorator of its class.
-
-        Raises:
-            ValueError: another one has this name.
-        """
+        """Enter a thing of ours; a decorator of its class."""
         _enter(self._things, kind)
         return kind
 
@@ -132,10 +128,6 @@ def check_complete(kind: Any, base: type[Any]) -> type[Any]:
     Args:
         kind: whatever its entry point names.
         base: what it has to be a subclass of.
-
-    Raises:
-        TypeError: it is no such class, its name cannot be one, a key of its own hides something of the base, or it
-            lacks an attribute that the base declares, or has one of another type.
     """
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise TypeError(f"{getattr(kind, '__qualname__', repr(kind))} is no subclass of {base.__qualname__}")

@@ -149,12 +149,7 @@ class Choice(Generic[Chosen]):
         return self.registry[self._tag(name)] if isinstance(name, str) and self._tag(name) in self.registry else None
 
     def settings(self, tree: Mapping[str, Any]) -> Chosen:
-        """Return the settings of what the key ``name`` says; of the default, without it.
-
-        Raises:
-            InputError: there is no such thing.
-            ValidationError: a key or value is not allowed.
-        """
+        """Return the settings of what the key ``name`` says; of the default, without it."""
         name = str(tree.get("name", self.default))
         kind = self.kind(name)
         if kind is None:
@@ -162,11 +157,7 @@ class Choice(Generic[Chosen]):
         return kind.model_validate(dict(tree))
 
     def recorded(self, tree: Mapping[str, Any]) -> Chosen:
-        """Read settings that this program has written, say those in an observation.
-
-        Raises:
-            InputError, ValidationError: as :meth:`settings`.
-        """
+        """Read settings that this program has written, say those in an observation."""
         return self.settings(self.read_keys(tree))
 
     def read_keys(self, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,12 +211,7 @@ class Extensible(Settings):
 
     @classmethod
     def further(cls) -> Mapping[str, FieldInfo]:
-        """The further keys.
-
-        Raises:
-            InputError: one is a key of the section itself, or hides another attribute of it, or two things read keys
-                of one name that are not the same.
-        """
+        """The further keys."""
         own = {key for each in cls.__mro__ for key in get_annotations(each)}
         fields: dict[str, FieldInfo] = {}
         for kind, key, field in cls.entries():

@@ -55,11 +55,7 @@ class FileKind(ABC):
 
     @classmethod
     def write_report(cls, folder: Path) -> Path:
-        """Write ``report.html`` into the folder of a run and return its path.
-
-        Raises:
-            InputError: it is no such folder, or it is not finished or damaged.
-        """
+        """Write ``report.html`` into the folder of a run and return its path."""
         module, _, name = cls.report.partition(":")
         path: Path = getattr(importlib.import_module(module), name)(folder)
         return path

@@ -12,11 +12,7 @@ def members_text(clients: Iterable[int]) -> str:
 
 
 def member_ranges(text: str) -> tuple[range, ...]:
-    """Return the clients that a text of :func:`members_text` names.
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """Return the clients that a text of :func:`members_text` names."""
     ranges: list[range] = []
     for part in text.split(", "):
         match = _PART.fullmatch(part)

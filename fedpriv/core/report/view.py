@@ -78,11 +78,7 @@ class View(RunView):
 
 
 def load_view(folder: Path) -> View:
-    """Read the folder of a run.
-
-    Raises:
-        InputError: it is not the folder of a run, or one of its files is damaged.
-    """
+    """Read the folder of a run."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not (folder / "config.toml").is_file():

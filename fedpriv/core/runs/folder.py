@@ -69,19 +69,15 @@ def picture_name(round_number: int, client: int, what: str, image: int | None = 
 
 
 class RunFolder(Files):
-    """The folder of one run.
+    """The folder of one run: use :meth:`create` for a new one and :meth:`open` for one that exists.
 
-    Use :meth:`create` for a new one and :meth:`open` for one that exists.
-
-    Attributes:
-        path: the folder.
-        observations: where the tap writes.
-        reconstructions: where the referee writes.
+    Readers return ``None``, or nothing, where there is no file, and raise an :class:`InputError` where it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.observations, self.reconstructions = path / "observations", path / "reconstructions"
+        self.observations = path / "observations"  # where the tap writes
+        self.reconstructions = path / "reconstructions"  # where the referee writes
         self._checkpoint = path / "checkpoint" / "server.safetensors"
         self._parts = (self.observations, self.reconstructions, self._checkpoint.parent)
 
@@ -154,11 +150,7 @@ class RunFolder(Files):
         return not experiment.keeps_secret or (self.path / _SECRET).is_file()
 
     def secret(self, experiment: Experiment) -> Secret:
-        """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's.
-
-        Raises:
-            InputError: it is no longer here.
-        """
+        """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's."""
         if not experiment.keeps_secret:
             return Secret.of_seed(experiment.seed)
         path = self.path / _SECRET
@@ -194,11 +186,7 @@ class RunFolder(Files):
         append_line(self.path / "asked.jsonl", json.dumps(asdict(line)))
 
     def asked(self) -> tuple[Asked, ...]:
-        """The queries so far, a cut-off round included.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The queries so far, a cut-off round included."""
         return tuple(self._lines("asked.jsonl", _ASKED))
 
     def append_round(self, record: RoundRecord) -> None:
@@ -206,19 +194,11 @@ class RunFolder(Files):
         append_line(self.path / "metrics.jsonl", json.dumps(record.to_json(), allow_nan=False))
 
     def rounds(self) -> list[RoundRecord]:
-        """The complete lines of metrics.jsonl.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """The complete lines of metrics.jsonl."""
         return self._lines("metrics.jsonl", _ROUND)
 
     def summary(self) -> Summary | None:
-        """What the run wrote about itself when it ended; ``None`` before, or if it was killed.
-
-        Raises:
-            InputError: the file is damaged. So it is of the readers that follow, which return ``None`` likewise.
-        """
+        """What the run wrote about itself when it ended; ``None`` before, or if it was killed."""
         return read_file(self.path / "summary.json", _SUMMARY)
 
     def settings_digest(self) -> str:
@@ -249,11 +229,7 @@ class RunFolder(Files):
         self.write_json("summary.json", summary.to_json())
 
     def final_summary(self) -> Summary:
-        """The summary of a run that has ended.
-
-        Raises:
-            InputError: it has not, or its settings were changed since, or the file is damaged.
-        """
+        """The summary of a run that has ended."""
         return self._needed("summary.json", self.checked_summary())
 
     def final_ledger(self) -> Ledger:
@@ -282,11 +258,7 @@ class RunFolder(Files):
         write_whole(self._checkpoint, save(tensors, metadata={"round": str(checkpoint.round)}), durable=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint, or ``None`` where no round was finished.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return the last checkpoint, or ``None`` where no round was finished."""
         if not self._checkpoint.exists():
             return None
         try:
