@@ -25,16 +25,12 @@ def momentum_weights(steps: int, momentum: float) -> list[float]:
 
 
 class Optimizer(ABC):
-    """A rule for a step.
+    """A rule for a step."""
 
-    Attributes:
-        slots: the names of what it remembers of each parameter.
-        memory: by slot, one tensor for each parameter in their order; empty before the first step.
-    """
-
-    slots: tuple[str, ...]
+    slots: tuple[str, ...]  # the names of what it remembers of each parameter
 
     def __init__(self, rate: float) -> None:
+        # Slot -> one tensor for each parameter in their order; empty before the first step.
         self.memory: dict[str, list[Tensor]] = {}
         self._rate = rate
 

@@ -132,17 +132,13 @@ class Registered:
 
 
 class Choice(Generic[Chosen]):
-    """Marks a field whose settings are those of one registered thing: which one, its key ``name`` says.
-
-    Attributes:
-        section: where experiments have it.
-        registry: the things.
-        default: the name where none is given.
-        open_name: under which the registry has settings that take every name with a colon; empty: none do.
-    """
+    """Marks a field whose settings are those of one registered thing: which one, its key ``name`` says."""
 
     def __init__(self, section: str, registry: Registry, default: str, open_name: str = "") -> None:
-        self.section, self.registry, self.default, self.open_name = section, registry, default, open_name
+        self.section, self.registry = section, registry
+        self.default = default  # the name where none is given
+        # Under which the registry has settings that take every name with a colon; empty: none do.
+        self.open_name = open_name
 
     def kind(self, name: Any) -> type[Chosen] | None:
         """Return the settings' class of this name; ``None`` where there is none."""

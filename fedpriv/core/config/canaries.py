@@ -12,11 +12,7 @@ _MOST_BITS = 256  # of a secret: its exposure is a number of bits
 
 
 class CanaryConfig(Settings):
-    """Random sequences in the training data, after Carlini et al. 2019 (The Secret Sharer).
-
-    Attributes:
-        space: |R|, how many secrets there are.
-    """
+    """Random sequences in the training data, after Carlini et al. 2019 (The Secret Sharer)."""
 
     count: Annotated[Integer, Field(ge=1, le=1000)] = Field(8, description="secrets that are put in, each its own draw")
     copies: Annotated[tuple[_Copies, ...], Field(min_length=1)] = Field(
@@ -46,7 +42,7 @@ class CanaryConfig(Settings):
 
     @property
     def space(self) -> int:
-        """How many secrets there are."""
+        """How many secrets there are: |R|."""
         return int(len(self.alphabet) ** self.length)
 
     def copies_of(self, canary: int) -> int:

@@ -15,6 +15,7 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.lab.victims import upload_of
 from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.threads import cpu_threads
@@ -23,7 +24,6 @@ from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.tap import observe
-from fedpriv.server.uploads import Upload
 
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _TEXTS = 16  # public ones, for attacks on texts
@@ -72,8 +72,7 @@ def _unprotected(stage: World) -> World:
 
 def _heard(stage: World) -> tuple[Observation, ...]:
     """What the threat model lets the adversary see of one upload."""
-    upload = local_upload(stage, _CLIENT, stage.initial, _ROUND)
-    return observe(stage, _ROUND, stage.initial, [Upload(_CLIENT, len(stage.partitions[_CLIENT]), upload)])
+    return observe(stage, _ROUND, stage.initial, [upload_of(stage, _CLIENT, stage.initial, _ROUND)])
 
 
 def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:

@@ -27,14 +27,13 @@ from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.attacks.truth import Truth
-from fedpriv.clients.training import local_upload
 from fedpriv.core.config import load_experiment, load_run
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.preflight import attack_warnings
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.victims import UploadTarget, truth
+from fedpriv.core.lab.victims import UploadTarget, truth, upload_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.core.records import Interval, RowResult, Score
@@ -44,7 +43,6 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
 from fedpriv.data.datasets import unit_scale
 from fedpriv.server.tap import observe, public_settings
-from fedpriv.server.uploads import Upload
 
 # Weights of priors act over orders of magnitude; zero is the attack without the prior.
 DEFAULT_GRID = ("0", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
@@ -216,12 +214,7 @@ def _rehearse(world: World, before: State, victims: int) -> list[_Victim]:
         if len(known.images) == 0:
             continue  # an empty Poisson batch
         uploads = [
-            Upload(
-                client,
-                len(stage.partitions[client]),
-                local_upload(stage, client, before, ROUND, stage.secret.derived("rehearsal", client)),
-            )
-            for client in clients
+            upload_of(stage, client, before, ROUND, stage.secret.derived("rehearsal", client)) for client in clients
         ]
         (observation,) = observe(stage, ROUND, before, uploads)
         # Rehearsals of sums would all bear the number of a sum: each is a victim of its own.

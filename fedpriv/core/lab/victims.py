@@ -26,7 +26,7 @@ from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import with_seed
-from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
@@ -167,12 +167,15 @@ def without_mechanism(world: World, observation: Observation, target: UploadTarg
     # The same batches, which without a mechanism would not be hidden.
     bare = replace(world.unprotected, plans=with_seed(world.unprotected.plans, world.plans[target.client].seed))
     before = State(observation.parameters, bare.initial.buffers)
-    uploads = [
-        Upload(client, len(bare.partitions[client]), local_upload(bare, client, before, target.round))
-        for client in target.clients
-    ]
-    (heard,) = observe(bare, target.round, before, uploads)
-    return replace(heard, labels=observation.labels, candidates=observation.candidates)
+    uploads = [upload_of(bare, client, before, target.round) for client in target.clients]
+    (sent,) = observe(bare, target.round, before, uploads)
+    return replace(sent, labels=observation.labels, candidates=observation.candidates)
+
+
+def upload_of(world: World, client: int, before: State, round_number: int, secret: Secret | None = None) -> Upload:
+    """Return what a client of a world uploads in a round, as the server receives it."""
+    upload = local_upload(world, client, before, round_number, secret)
+    return Upload(client, len(world.partitions[client]), upload)
 
 
 def approximation(world: World, target: UploadTarget) -> str:

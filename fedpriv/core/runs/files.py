@@ -22,11 +22,7 @@ def _adapter(kind: type[F]) -> TypeAdapter[F]:
 
 
 class Files:
-    """The files of a folder, each with its name in it.
-
-    Attributes:
-        path: the folder.
-    """
+    """The files of a folder, each with its name in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
