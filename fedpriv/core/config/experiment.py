@@ -3,7 +3,7 @@
 Sections of capabilities are registered (:mod:`fedpriv.core.sections`) and read by their class: ``Kind.of(experiment)``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -14,15 +14,7 @@ from typing_extensions import override
 
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config.data import DataConfig
-from fedpriv.core.config.rules import (
-    check_algorithm,
-    check_preparations,
-    check_texts,
-    check_trust,
-    with_own_section,
-    with_usual_sums,
-    without_attacks,
-)
+from fedpriv.core.config.rules import check_rules, with_usual_values
 from fedpriv.core.config.sections import (
     SUM_LISTENERS,
     AdversaryConfig,
@@ -31,7 +23,6 @@ from fedpriv.core.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.core.errors import InputError
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection, added_keys, given_sections, section_fields
@@ -75,154 +66,18 @@ class Experiment(Extensible):
 
     @model_validator(mode="before")
     @classmethod
-    def _algorithms_have_their_section(cls, tree: Any) -> Any:
-        """Where an algorithm has a section of its own and the experiment has none, the section has its defaults."""
-        return with_own_section(tree)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _masked_uploads_leave_the_sum(cls, tree: Any) -> Any:
-        """Where uploads are masked and the experiment names no threat model, the sum is attacked."""
-        if not isinstance(tree, Mapping):
-            return tree
-        tree = with_usual_sums(tree)
-        federation, adversary = tree.get("federation"), tree.get("adversary", {})
-        masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
-        if not masked or not isinstance(adversary, Mapping):
-            return tree
-        return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _texts_are_not_attacked(cls, tree: Any) -> Any:
-        """Where the data are texts and the experiment names no attack, there is none."""
-        return without_attacks(tree)
+    def _has_usual_values(cls, tree: Any) -> Any:
+        return with_usual_values(tree)
 
     @model_validator(mode="after")
-    def _rooms_agree(self) -> Self:
-        late = [number for number in self.adversary.rounds if number > self.federation.rounds]
-        if self.adversary.attacks and late:
-            raise InputError(
-                f"adversary.rounds names round {late[0]}, but federation.rounds = {self.federation.rounds}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _algorithm_fits(self) -> Self:
-        check_texts(self)
-        check_algorithm(self)
-        check_preparations(self)
-        check_trust(self)
-        return self
-
-    @model_validator(mode="after")
-    def _server_sees_what_it_aggregates(self) -> Self:
-        rule, listener = self.federation.aggregation, self.adversary.threat_model
-        if not self.federation.rule.needs_each:
-            return self
-        if listener in SUM_LISTENERS:
-            raise InputError(
-                f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model "
-                f"= {listener!r} the server has their sum only; use mean"
-            )
-        if self.adversary.crafts:
-            raise InputError(
-                f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left "
-                "out, and too few may be left to compare; use mean"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sums_hold_what_they_should(self) -> Self:
-        listener = self.adversary.threat_model
-        if self.federation.secure_aggregation and self.adversary.crafts and listener not in SUM_LISTENERS:
-            raise InputError(
-                "federation.secure_aggregation with imprint under adversary.threat_model = "
-                f"{listener!r}: the server reads the sum only; use malicious-secure-aggregation"
-            )
+    def _keeps_the_rules(self) -> Self:
+        check_rules(self)
         return self
 
     @property
     def hears_masked(self) -> bool:
         """Whether single uploads reach the adversary, but masked."""
         return self.federation.secure_aggregation and self.adversary.threat_model not in SUM_LISTENERS
-
-    @model_validator(mode="after")
-    def _uploads_for_every_attack(self) -> Self:
-        asked, adversary = self.federation.clients_per_round or self.federation.clients, self.adversary
-        if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
-            raise InputError(
-                key="adversary.victims",
-                given=adversary.victims,
-                allowed=f"imprint takes the uploads of the first {adversary.victims} clients, and of {asked} "
-                f"that leaves {adversary.passive_attacks[0]} none",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adjacency_is_proven(self) -> Self:
-        mechanism, sampling = self.mechanism, self.training.sampling
-        in_batches = mechanism.unit == "example" and sampling == "poisson"
-        if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
-            raise InputError(
-                key="mechanism.adjacency",
-                given="zero-out",
-                allowed=f"for examples in Poisson batches; with mechanism.unit = {mechanism.unit!r} and "
-                f"training.sampling = {sampling!r} allowed is replace-one",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _loss_fits(self) -> Self:
-        """Mechanisms and attacks that look at an example's own gradient take it for the cross entropy's."""
-        training = self.training
-        if not training.couples:
-            return self
-        what = "loss = 'risk-averting'" if training.tilt is not None else f"weight_decay = {training.weight_decay:g}"
-        if self.mechanism.protects and self.mechanism.unit == "example":
-            raise InputError(
-                f"training.{what}: a batch's gradient is then not the mean of its examples' own, which "
-                f"mechanism.name = {self.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no "
-                "mechanism"
-            )
-        if self.adversary.attacks:
-            raise InputError(
-                f"training.{what}: attacks on gradients are for the mean cross entropy; set adversary.attacks = []"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _bounds_are_accounted(self) -> Self:
-        """The estimate of a table's bounds is about examples, and is added to what is proven of a training."""
-        if not self.data.bounds_epsilon:
-            return self
-        for key, clash in (
-            ("federation.target_epsilon, which counts the training alone", self.federation.target_epsilon is not None),
-            ("mechanism.unit = 'update': it protects single rows", self.mechanism.unit == "update"),
-        ):
-            if clash:
-                raise InputError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
-        return self
-
-    @model_validator(mode="after")
-    def _target_can_be_kept(self) -> Self:
-        stop, calibrated = self.federation.target_epsilon, self.mechanism.calibrated_epsilon
-        if stop is None:
-            return self
-        if self.mechanism.parameter is None:
-            raise InputError(
-                key="federation.target_epsilon",
-                given=stop,
-                allowed=f"mechanism.name = {self.mechanism.name!r} proves no epsilon",
-            )
-        if calibrated is not None and calibrated < stop:
-            raise InputError(
-                key="federation.target_epsilon",
-                given=stop,
-                allowed=f"above mechanism.{self.mechanism.target_key} = {calibrated:g}, for which the noise of "
-                "the whole run is calibrated: no client would reach it",
-            )
-        return self
 
     @property
     def prepares_data(self) -> bool:

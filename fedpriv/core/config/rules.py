@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.algorithm import Algorithm, ModelRelease, algorithm_of
+from fedpriv.core.config.sections import SUM_LISTENERS
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS, ATTACKS, DATASETS, MECHANISMS, PREPARATIONS
 from fedpriv.core.sections import given_sections
@@ -17,9 +18,35 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.base import NoiseAt
 
 
-def with_own_section(tree: Any) -> Any:
+def with_usual_values(tree: Any) -> Any:
+    """Return settings with the defaults that depend on other sections."""
+    if not isinstance(tree, Mapping):
+        return tree
+    return with_own_section(with_sum_attacked(with_usual_sums(without_attacks(tree))))
+
+
+def check_rules(experiment: "Experiment") -> None:
+    """Refuse sections that do not go together; the first rule that is broken is reported."""
+    for check in (
+        check_attacked_rounds,
+        check_texts,
+        check_algorithm,
+        check_preparations,
+        check_trust,
+        check_aggregation,
+        check_crafted_sums,
+        check_victims,
+        check_adjacency,
+        check_loss,
+        check_bounds,
+        check_target,
+    ):
+        check(experiment)
+
+
+def with_own_section(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return settings in which the section that only this algorithm reads has its defaults, where there is none."""
-    federation = tree.get("federation") if isinstance(tree, Mapping) else None
+    federation = tree.get("federation")
     algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
     own = ALGORITHMS[algorithm].settings if isinstance(algorithm, str) and algorithm in ALGORITHMS else None
     return tree if own is None or tree.get(own.name) is not None else {**tree, own.name: {}}
@@ -66,19 +93,14 @@ def check_preparations(experiment: "Experiment") -> None:
         kind().conflicts(experiment)
 
 
-def text_attacks() -> tuple[str, ...]:
-    """The attacks that read texts."""
-    return tuple(name for name, attack in ATTACKS.items() if attack.is_text)
-
-
 def text_sets() -> tuple[str, ...]:
     """The data sets that are texts."""
     return tuple(name for name, source in DATASETS.items() if source.is_text)
 
 
-def without_attacks(tree: Any) -> Any:
+def without_attacks(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return settings in which nothing attacks texts, unless they name an attack: that is refused afterwards."""
-    data = tree.get("data") if isinstance(tree, Mapping) else None
+    data = tree.get("data")
     if not isinstance(data, Mapping) or not (data.get("name") in text_sets() or data.get("text")):
         return tree
     adversary = tree.get("adversary", {})
@@ -106,7 +128,7 @@ def unsuited(experiment: "Experiment", attack: str) -> str | None:
     if reads_texts == data.is_text:
         return None
     if data.is_text:
-        known = ", ".join(text_attacks())
+        known = ", ".join(name for name, kind in ATTACKS.items() if kind.is_text)
         return f"{attack} reads images or rows of tables, and data.name = {data.name!r} are texts; allowed: {known}"
     return f"{attack} reads texts, and data.name = {data.name!r} are none; allowed: {', '.join(text_sets())}"
 
@@ -132,6 +154,15 @@ def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     if where == "clients":
         return tree
     return {**tree, "federation": {"weighting": "uniform", "secure_aggregation": where == "sum", **federation}}
+
+
+def with_sum_attacked(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings in which the sum is attacked where uploads are masked and no threat model is named."""
+    federation, adversary = tree.get("federation"), tree.get("adversary", {})
+    masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
+    if not masked or not isinstance(adversary, Mapping):
+        return tree
+    return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
 
 
 def check_trust(experiment: "Experiment") -> None:
@@ -166,3 +197,115 @@ def check_trust(experiment: "Experiment") -> None:
         raise InputError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
     if secure:
         mechanism.shared_by(federation.asked)
+
+
+def check_attacked_rounds(experiment: "Experiment") -> None:
+    """Refuse to attack rounds that there are not."""
+    late = [number for number in experiment.adversary.rounds if number > experiment.federation.rounds]
+    if experiment.adversary.attacks and late:
+        raise InputError(
+            f"adversary.rounds names round {late[0]}, but federation.rounds = {experiment.federation.rounds}"
+        )
+
+
+def check_aggregation(experiment: "Experiment") -> None:
+    """Refuse rules that compare single uploads where the server has none, or too few."""
+    rule, listener = experiment.federation.aggregation, experiment.adversary.threat_model
+    if not experiment.federation.rule.needs_each:
+        return
+    if listener in SUM_LISTENERS:
+        raise InputError(
+            f"federation.aggregation = {rule!r} needs each upload, and under adversary.threat_model "
+            f"= {listener!r} the server has their sum only; use mean"
+        )
+    if experiment.adversary.crafts:
+        raise InputError(
+            f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left "
+            "out, and too few may be left to compare; use mean"
+        )
+
+
+def check_crafted_sums(experiment: "Experiment") -> None:
+    """Refuse to send crafted parameters where the server reads sums only and the adversary does not say so."""
+    listener = experiment.adversary.threat_model
+    if experiment.federation.secure_aggregation and experiment.adversary.crafts and listener not in SUM_LISTENERS:
+        raise InputError(
+            "federation.secure_aggregation with imprint under adversary.threat_model = "
+            f"{listener!r}: the server reads the sum only; use malicious-secure-aggregation"
+        )
+
+
+def check_victims(experiment: "Experiment") -> None:
+    """Refuse an active attack that leaves the passive ones no upload."""
+    asked, adversary = experiment.federation.clients_per_round or experiment.federation.clients, experiment.adversary
+    if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
+        raise InputError(
+            key="adversary.victims",
+            given=adversary.victims,
+            allowed=f"imprint takes the uploads of the first {adversary.victims} clients, and of {asked} "
+            f"that leaves {adversary.passive_attacks[0]} none",
+        )
+
+
+def check_adjacency(experiment: "Experiment") -> None:
+    """Refuse zero-out where it is not what the proof is about."""
+    mechanism, sampling = experiment.mechanism, experiment.training.sampling
+    in_batches = mechanism.unit == "example" and sampling == "poisson"
+    if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
+        raise InputError(
+            key="mechanism.adjacency",
+            given="zero-out",
+            allowed=f"for examples in Poisson batches; with mechanism.unit = {mechanism.unit!r} and "
+            f"training.sampling = {sampling!r} allowed is replace-one",
+        )
+
+
+def check_loss(experiment: "Experiment") -> None:
+    """Refuse losses that couple a batch's examples where their own gradients are taken for the cross entropy's."""
+    training = experiment.training
+    if not training.couples:
+        return
+    what = "loss = 'risk-averting'" if training.tilt is not None else f"weight_decay = {training.weight_decay:g}"
+    if experiment.mechanism.protects and experiment.mechanism.unit == "example":
+        raise InputError(
+            f"training.{what}: a batch's gradient is then not the mean of its examples' own, which "
+            f"mechanism.name = {experiment.mechanism.name!r} is proven for; use mechanism.unit = 'update' or no "
+            "mechanism"
+        )
+    if experiment.adversary.attacks:
+        raise InputError(
+            f"training.{what}: attacks on gradients are for the mean cross entropy; set adversary.attacks = []"
+        )
+
+
+def check_bounds(experiment: "Experiment") -> None:
+    """Refuse claims to which the estimate of a table's bounds, which is about examples, cannot be added."""
+    if not experiment.data.bounds_epsilon:
+        return
+    stops = experiment.federation.target_epsilon is not None
+    for key, clash in (
+        ("federation.target_epsilon, which counts the training alone", stops),
+        ("mechanism.unit = 'update': it protects single rows", experiment.mechanism.unit == "update"),
+    ):
+        if clash:
+            raise InputError(f"data.table.bounds_epsilon does not go with {key}; tell bounds that are public")
+
+
+def check_target(experiment: "Experiment") -> None:
+    """Refuse a target at which clients stop where no epsilon is proven, or none is ever reached."""
+    stop, calibrated = experiment.federation.target_epsilon, experiment.mechanism.calibrated_epsilon
+    if stop is None:
+        return
+    if experiment.mechanism.parameter is None:
+        raise InputError(
+            key="federation.target_epsilon",
+            given=stop,
+            allowed=f"mechanism.name = {experiment.mechanism.name!r} proves no epsilon",
+        )
+    if calibrated is not None and calibrated < stop:
+        raise InputError(
+            key="federation.target_epsilon",
+            given=stop,
+            allowed=f"above mechanism.{experiment.mechanism.target_key} = {calibrated:g}, for which the noise of "
+            "the whole run is calibrated: no client would reach it",
+        )
