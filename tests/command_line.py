@@ -41,6 +41,7 @@ IMPORTED = [
     "sklearn.neural_network",
     "torch._dynamo",
     "torchmetrics.functional.image",
+    "tests.warm",
 ]
 SECONDS = 540
 # CPU seconds of each command: they are children of the process that forks, and the system does not count them as ours.
