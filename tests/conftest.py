@@ -43,6 +43,7 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000, 20, 100)  # as often as by default it would take one second of 25
     gc.enable()
 
 
