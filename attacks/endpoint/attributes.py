@@ -46,9 +46,7 @@ def guessed_values(
 ) -> NDArray[np.bool_]:
     """Return whether the higher value is the likelier one; two questions a record.
 
-    Args:
-        images: (n, C, H, W) on [0, 1].
-        labels: (n,), known.
+    ``images``: (n, C, H, W) on [0, 1]; ``labels``: (n,), known.
     """
     asked = images.double().flatten(1)
     weights = []

@@ -115,9 +115,7 @@ def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, 
 
     The draws are the same for every network and deviation: what is compared differs in nothing else.
 
-    Args:
-        images: (n, C, H, W) on [0, 1], float64.
-        wanted: (n,), int64.
+    ``images``: (n, C, H, W) on [0, 1], float64; ``wanted``: (n,), int64.
     """
     stream = torch_stream(seed, "probe-sent")
     right = torch.zeros(len(images), dtype=torch.float64)
@@ -141,9 +139,7 @@ def equal_uniform(answers: Network, accuracy: float, images: Tensor, labels: Ten
 
     Where noise that is hardly there costs more than that, it is the strongest that costs a quarter of a point.
 
-    Args:
-        images: (n, C, H, W) on [0, 1], float64.
-        labels: (n,), of the model's task.
+    ``images``: (n, C, H, W) on [0, 1], float64; ``labels``: (n,), of the model's task.
     """
 
     def accurate(sigma: float) -> float:
@@ -271,8 +267,7 @@ def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[Figure, ...]:
 
     Nothing, where none is suppressed.
 
-    Args:
-        images: (n, C, H, W), public.
+    ``images``: (n, C, H, W), public.
     """
     if bool(cloak.kept.all()):
         return ()

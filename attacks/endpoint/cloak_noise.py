@@ -41,8 +41,7 @@ class Cloak:
         (Cover and Thomas, Elements of Information Theory, section 9.4), which features that depend on one another do
         not reach. Clamping tells no more. Of an image that is sent k times it is at most k times as much.
 
-        Args:
-            variances: (C, H, W), of the features.
+        ``variances``: (C, H, W), of the features.
         """
         ratio = torch.where(self.kept, variances / self.sigma.square(), torch.zeros_like(variances))
         return float((torch.log2(1 + ratio) / 2).sum())

@@ -65,9 +65,7 @@ def solved_scores(images: Tensor, shown: Array) -> AffineScores:
 
     With fewer, it is the solution of smallest norm. Rounded probabilities are taken for at least half a unit.
 
-    Args:
-        images: (n, C, H, W), what was asked.
-        shown: (n, classes), the probabilities that were answered.
+    ``images``: (n, C, H, W), what was asked; ``shown``: (n, classes), the probabilities that were answered.
     """
     logs = np.log(np.maximum(shown, max(rounding_unit(shown) / 2, _SMALLEST)))
     targets = logs - logs.mean(axis=1, keepdims=True)

@@ -185,9 +185,7 @@ def places(pictures: Tensor, test_means: Tensor) -> Tensor:
 
     Likeness is the cosine once the mean of all classes' test pictures is removed. Ties count against the attack.
 
-    Args:
-        pictures: (K, C, H, W), one a class.
-        test_means: (K, C, H, W), without NaN.
+    ``pictures``: (K, C, H, W), one a class; ``test_means``: (K, C, H, W), without NaN.
     """
     middle = test_means.mean(dim=0)
     offered = torch.nn.functional.normalize((pictures - middle).flatten(1), dim=1)
@@ -199,8 +197,7 @@ def places(pictures: Tensor, test_means: Tensor) -> Tensor:
 def inverted_classes(referee: ProbeReferee, pictures: Tensor, names: Sequence[str]) -> tuple[Inverted, ...]:
     """Return how each class came out; classes without test or training pictures are left out.
 
-    Args:
-        pictures: (classes, C, H, W) on [0, 1].
+    ``pictures``: (classes, C, H, W) on [0, 1].
     """
     kept = _complete(referee)
     ranks = places(pictures[kept], referee.test_means[kept])
@@ -215,8 +212,7 @@ def inverted_classes(referee: ProbeReferee, pictures: Tensor, names: Sequence[st
 def inversion_figures(referee: ProbeReferee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[Figure, ...]:
     """Return who is told, and how near the pictures are, with floor and reference.
 
-    Args:
-        guess: (C, H, W), what someone offers for every class who has no model: the mean of public pictures, or grey.
+    ``guess``: (C, H, W), what someone offers for every class who has no model: the mean of public pictures, or grey.
     """
     kept, count = _complete(referee), len(inverted)
     reference = places(referee.train_means[kept], referee.test_means[kept])

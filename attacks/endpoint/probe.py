@@ -46,11 +46,7 @@ def probe_run(
     adversary: str | None,
     progress: Progress,
 ) -> Probe:
-    """Attack the finished model of a run, and write what came of it.
-
-    Returns:
-        What is written to probe.json.
-    """
+    """Attack the finished model of a run, and write what came of it. It returns what is written to probe.json."""
     began = time.monotonic()
     summary = completed_summary(folder)
     experiment = folder.experiment()

@@ -132,9 +132,7 @@ def attacked(
 ) -> Tensor:
     """Return images (B, C, H, W) in ball and box whose loss the attack made large.
 
-    Args:
-        images: (B, C, H, W) on [0, 1], on the network's device.
-        labels: (B,), the true ones.
+    ``images``: (B, C, H, W) on [0, 1], on the network's device; ``labels``: (B,), the true ones.
     """
     count = 1 if attack.single else steps
     far = attack.far if ball.norm == "linf" or attack.single else _FAR_L2

@@ -50,8 +50,7 @@ def ask_rows(endpoint: Questions, game: MembershipGame, rows: NDArray[np.int64])
 def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) -> Told:
     """Return the signals of answers; a probability of 0 is taken for half a unit of rounding, or for next to nothing.
 
-    Args:
-        labels: (n,), the right ones.
+    ``labels``: (n,), the right ones.
     """
     shares = probabilities(answers, classes)
     unit = 0.0 if answers.probabilities is None else rounding_unit(np.nan_to_num(answers.probabilities))
@@ -76,8 +75,7 @@ def reference_signals(
 ) -> list[Told]:
     """Return what each of several models would say about rows of a pool.
 
-    Args:
-        stack: of R models, name -> (R, *shape).
+    ``stack``: of R models, name -> (R, *shape).
     """
     network = mapped_network(rehearsal.world.model)
     chosen = torch.from_numpy(rows).to(pool.images.device)
@@ -91,8 +89,7 @@ def trained_references(
 ) -> tuple[Vector, NDArray[np.bool_]]:
     """Train reference models on the run's data, as an audit does.
 
-    Returns:
-        The models, name -> (R, *shape), and (R, 2 C), which was trained with which candidate.
+    It returns the models, name -> (R, *shape), and (R, 2 C), which was trained with which candidate.
     """
     drawn, inside = draw_references(rehearsal.world, game.candidates, count, seed)
     last = max(rehearsal.schedule)
@@ -158,9 +155,7 @@ def membership_figures(
 ) -> tuple[Figure, ...]:
     """Return the area under the curve of each attack, and the largest advantage of the one with the largest area.
 
-    Args:
-        scores: name -> (N,), higher for members.
-        truth: (N,), who is one.
+    ``scores``: name -> (N,), higher for members; ``truth``: (N,), who is one.
     """
     auc, theorem = _ceiling(proven, membership_auc)
     figures = {

@@ -36,8 +36,7 @@ def shadow_models(signals: Signals) -> Floats:
     have few candidates: it sees the right label's logit and the other classes' log-probabilities in order of size
     (as Salem et al. 2019, ML-Leaks, Section III).
 
-    Returns:
-        (N,), the log-odds of "in".
+    It returns (N,), the log-odds of "in".
     """
     need_references(signals.inside, 1, "trained with it")
     need_references(~signals.inside, 1, "trained without it")
@@ -171,8 +170,7 @@ def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
 def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
     """RMIA with references trained with and without each example (Zarifzadeh et al. 2024, Section 3).
 
-    Returns:
-        (N,), the share of the population that the candidate beats.
+    It returns (N,), the share of the population that the candidate beats.
     """
     inside = signals.inside
     need_references(inside, 1, "trained with it")

@@ -34,11 +34,7 @@ _GAME = (
 
 
 def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> Membership:
-    """Attack the membership in a run's training data.
-
-    Returns:
-        What is written to membership.json.
-    """
+    """Attack the membership in a run's training data. It returns what is written to membership.json."""
     if references < 6 or references % 2:
         raise InputError(key="--references", given=references, allowed="an even number from 6 is wanted")
     summary = completed_summary(folder)

@@ -101,11 +101,7 @@ def membership_signals(
 def make_attacks(
     signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
 ) -> tuple[MembershipAttack, ...]:
-    """Make every attack and score it.
-
-    Args:
-        truth: (N,), which candidates are members; used for scoring only.
-    """
+    """Make every attack and score it; ``truth``: (N,), which candidates are members; used for scoring only."""
     results = []
     for number, (name, attack) in enumerate(ATTACKS.items()):
         scores = attack(signals)
@@ -119,9 +115,7 @@ def score_membership(
 ) -> MembershipAttack:
     """Return all figures of an attack with their intervals, and its curve.
 
-    Args:
-        scores: (N,), higher for members.
-        members: (N,), the truth; at least two of each kind.
+    ``scores``: (N,), higher for members; ``members``: (N,), the truth; at least two of each kind.
     """
     whole = curve(scores, members)
     figures: dict[str, Callable[[RocCurve], float]] = {

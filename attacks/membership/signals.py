@@ -96,8 +96,7 @@ def wrong_log_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
 def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
     """Refuse candidates with fewer references of a kind than an attack needs.
 
-    Args:
-        wanted: (R, N), which references are of that kind for which candidate.
+    ``wanted``: (R, N), which references are of that kind for which candidate.
     """
     counts = wanted.sum(axis=0)
     if len(counts) and counts.min() < least:

@@ -44,8 +44,7 @@ def by_model(
     A proposal that the target is at least as sure of is kept. A record is taken with the probability that the target
     gives its class, once that class is ahead and surer than the threshold.
 
-    Returns:
-        Those that were found; there may be none.
+    It returns those that were found; there may be none.
     """
     how = search or RecordSearch()
     features = int(np.prod(shape))
@@ -81,8 +80,7 @@ def by_model(
 def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np.random.Generator) -> Public:
     """Draw every feature from its own distribution, independently, and ask the target for the labels.
 
-    Args:
-        images: (N, C, H, W), public ones, whose features' distributions are known.
+    ``images``: (N, C, H, W), public ones, whose features' distributions are known.
     """
     flat = images.double().flatten(1).numpy()
     rows = generator.integers(len(flat), size=(count, flat.shape[1]))
@@ -93,9 +91,7 @@ def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np
 def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.random.Generator) -> Public:
     """Return real records with noise: a share of binary features is flipped, others get normal noise of that deviation.
 
-    Args:
-        images: (N, C, H, W) on [0, 1].
-        labels: (N,).
+    ``images``: (N, C, H, W) on [0, 1]; ``labels``: (N,).
     """
     flat = images.double().numpy()
     if is_binary(images):

@@ -42,11 +42,7 @@ _IMPOSSIBLE = 1e-3
 
 
 def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: Progress) -> Memorisation:
-    """Measure what a run's final model remembers.
-
-    Returns:
-        What is written to memorisation.json.
-    """
+    """Measure what a run's final model remembers. It returns what is written to memorisation.json."""
     summary = completed_summary(folder)
     experiment = folder.experiment()
     world = rebuilt_world(folder, experiment)

@@ -26,8 +26,7 @@ _SHOWN = 5
 def sampled(network: Network, count: int, length: int, generator: torch.Generator) -> Tensor:
     """Let a model write texts, each token drawn from what it says comes next, until their end.
 
-    Returns:
-        (N, T), int64, padded.
+    It returns (N, T), int64, padded.
     """
     tokens = torch.full((count, length), PAD, dtype=torch.int64)
     tokens[:, 0] = START

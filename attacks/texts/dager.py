@@ -54,8 +54,7 @@ class _EnoughError(Exception):
 def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[Probe]:
     """Return the probes of a network in the order in which it calls them, first those that see single tokens.
 
-    Args:
-        network: takes tokens int64 (B, T).
+    ``network``: takes tokens int64 (B, T).
     """
     layers = _linear_layers(network, names)
     stream = torch.Generator().manual_seed(_SEED)
@@ -231,9 +230,7 @@ class Span:
 def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
     """Return the row space of a gradient, or why it tells nothing.
 
-    Args:
-        gradient: (rows, n).
-        samples: (M, n), inputs of any tokens, which say how many dimensions inputs have.
+    ``gradient``: (rows, n); ``samples``: (M, n), inputs of any tokens, which say how many dimensions inputs have.
     """
     if not bool(gradient.any()):
         return Unusable("zero", f"the gradient of {probe.layer} is zero")

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def read_texts(job: "AttackJob") -> list[Reconstruction]:
     """Attack the texts behind uploads, one after the other; see :func:`fedpriv.attacks.reconstruction.run_attack`.
 
-    Returns:
-        One result for each observation, in their order. Its "images" are tokens, int64 (N, 1, 1, T).
+    It returns one result for each observation, in their order. Its "images" are tokens, int64 (N, 1, 1, T).
     """
     config: TextAttackSettings = job.config
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]

@@ -67,8 +67,7 @@ _UNMADE = {"restart": 0, "chosen": True, "loss": None, "note": ""}  # of what no
 def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, guesses: Sequence[Guess]) -> Scores:
     """Score every restart of one reading; a true sentence for which nothing was offered counts as read as nothing.
 
-    Args:
-        reconstruction: what the attack offers; its "images" are tokens, int64 (N, 1, 1, T).
+    ``reconstruction``: what the attack offers; its "images" are tokens, int64 (N, 1, 1, T).
     """
     if (reconstruction.round, reconstruction.client) != (truth.round, truth.client):
         raise ValueError("the reading and the truth are of different uploads")
@@ -174,8 +173,7 @@ def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
 
     The model counts triples of tokens, pairs, and tokens (Jelinek and Mercer 1980).
 
-    Args:
-        public: int64 (N, 1, 1, T) with N >= 1, texts of the same kind, none of the victims'.
+    ``public``: int64 (N, 1, 1, T) with N >= 1, texts of the same kind, none of the victims'.
     """
     texts = [bare(tokens) for tokens in public]
     counts = Counter(token for text in texts for token in text)

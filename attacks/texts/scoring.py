@@ -61,9 +61,7 @@ def split(scene: TextScene, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs (N, B, 1, T, V) and label probabilities of a soft network.
 
-    Args:
-        probabilities: of tokens, (N, B, L, V).
-        labels: int64 (N, B).
+    ``probabilities``: of tokens, (N, B, L, V); ``labels``: int64 (N, B).
     """
     if not scene.is_next:
         return probabilities[:, :, None], F.one_hot(labels, scene.classes).to(probabilities)

@@ -44,8 +44,7 @@ from fedpriv.gradients import Vector
 def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
     """Return a sentence (L,) with one other token each, (n, L): those that promise most.
 
-    Args:
-        slopes: (L, V), what each token in each place is to change; infinite where it may not stand.
+    ``slopes``: (L, V), what each token in each place is to change; infinite where it may not stand.
     """
     best = slopes.topk(min(each, slopes.shape[1]), dim=1, largest=False)
     values, tokens = best.values.flatten(), best.indices.flatten()
@@ -457,8 +456,7 @@ class Vectors:
     def descend(self, steps: int, rate: Callable[[int], float], each: Callable[[int, float], None]) -> float:
         """Make steps of Adam, keep the best point of them, and return the loss there.
 
-        Args:
-            each: is told (step, loss).
+        ``each``: is told (step, loss).
         """
         moved = self.now.clone().requires_grad_()
         adam = torch.optim.Adam([moved])

@@ -52,11 +52,7 @@ def hoeffding_deviation(trials: int, alpha: float) -> float:
 
 
 def vote_bounds(counts: Sequence[int], chosen: int, alpha: float, rivals: Rivals) -> Bounds:
-    """Return what the votes say of the classes; wrong with probability alpha at most.
-
-    Args:
-        alpha: in (0, 1).
-    """
+    """Return what the votes say of the classes; wrong with probability alpha at most; ``alpha``: in (0, 1)."""
     trials = sum(counts)
     if rivals == "together":
         lower = binomial_lower(counts[chosen], trials, alpha)

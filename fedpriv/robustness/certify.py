@@ -43,11 +43,7 @@ _AT_ONCE = 10
 
 
 def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | None, progress: Progress) -> Robustness:
-    """Certify a run's final model on test images.
-
-    Returns:
-        What is written to robustness.json.
-    """
+    """Certify a run's final model on test images. It returns what is written to robustness.json."""
     began = time.monotonic()
     summary = completed_summary(folder)
     # Whoever has damaged ones may want to look at them first.

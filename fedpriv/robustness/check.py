@@ -16,11 +16,7 @@ _ROUNDING = 1e-4
 
 
 def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> str | None:
-    """Say why the noise of a network proves nothing, or return ``None``.
-
-    Args:
-        shape: (C, H, W) of an image.
-    """
+    """Say why the noise of a network proves nothing, or return ``None``; ``shape``: (C, H, W) of an image."""
     layers = noise_layers(network)
     if len(layers) != 1:
         return f"it has {len(layers)} RobustnessNoise layers; exactly one, around its first affine layer, is wanted"
@@ -40,8 +36,7 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
 def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> bool:
     """Return whether the answer for an image depends on the others of its batch: then votes are not independent.
 
-    Args:
-        shape: (C, H, W) of an image.
+    ``shape``: (C, H, W) of an image.
     """
     weights = next(network.parameters())
     first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)

@@ -81,8 +81,7 @@ class SmoothedTarget:
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
     """Attack test images that a run's final model has right, and write what came of it.
 
-    Returns:
-        What is written to evasion.json.
+    It returns what is written to evasion.json.
     """
     began = time.monotonic()
     summary = completed_summary(folder)

@@ -55,8 +55,7 @@ class RobustnessNoise(RandomLayer):
     def value_at(self, network: nn.Module, x: Tensor) -> Tensor:
         """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed.
 
-        Args:
-            x: normalised images, (B, C, H, W).
+        ``x``: normalised images, (B, C, H, W).
         """
         self._halts = True
         try:

@@ -163,9 +163,7 @@ def dual_bound(matrix: Tensor, weights: Tensor) -> float:
 def sign_ascent(product: Callable[[Tensor], Tensor], starts: Tensor) -> float:
     """Return a lower bound of S_infinity = max of sqrt(s'Gs) over signs s: s <- sign(Gs) never lowers it.
 
-    Args:
-        product: signs (n, d) -> their products with G, (n, d).
-        starts: (n, d), of any length.
+    ``product``: signs (n, d) -> their products with G, (n, d); ``starts``: (n, d), of any length.
     """
     signs = _signs(starts)
     best = 0.0

@@ -29,9 +29,7 @@ def uniform_spread(first: FirstLayer) -> Tensor:
 def vulnerable_spread(first: FirstLayer, images: Tensor, labels: Tensor, inflation: float) -> Tensor:
     """More noise where the loss reacts: r in proportion to |mean over images of dL/dh_k| ** beta (Phan et al., Eq. 9).
 
-    Args:
-        images: public ones, (B, C, H, W) on [0, 1], in the network's numbers and on its device.
-        labels: (B,).
+    ``images``: public ones, (B, C, H, W) on [0, 1], in the network's numbers and on its device; ``labels``: (B,).
     """
     network, layer = first.network, first.layer
     with torch.enable_grad():
@@ -61,8 +59,7 @@ def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tenso
 
     The sum of t is d / sigma^2, as for even noise of the deviation sigma, so that S_infinity is the same.
 
-    Args:
-        images: public ones, (B, C, H, W) on [0, 1], B at least 2; v_i is the variance of pixel i.
+    ``images``: public ones, (B, C, H, W) on [0, 1], B at least 2; v_i is the variance of pixel i.
     """
     variances = images.double().cpu().var(dim=0, correction=0)
     if not bool((variances > 0).any()):

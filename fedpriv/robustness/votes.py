@@ -41,8 +41,7 @@ class SmoothedNetwork:
 
         For attacks through the expectation over the noise; the first layer is computed once for all draws.
 
-        Args:
-            images: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
+        ``images``: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
         """
         inputs = self.normalise(images)
         value = self.layer.value_at(self.network, inputs)
@@ -54,8 +53,7 @@ class SmoothedNetwork:
 
         The first layer is computed once an image, and only the rest of the network for each vote, many at a time.
 
-        Args:
-            images: (B, C, H, W), floating point on [0, 1]; clean ones, or attacked ones.
+        ``images``: (B, C, H, W), floating point on [0, 1]; clean ones, or attacked ones.
         """
         keep_freed_memory()
         with torch.inference_mode():

@@ -39,8 +39,7 @@ def public_features(size: int | None, norm: float) -> Features:
 def pooled_features(images: Array, size: int | None, norm: float) -> Array:
     """Return public features (n, d) of images: pixels, averaged over squares, scaled to one length.
 
-    Args:
-        images: (n, C, H, W) on [0, 1].
+    ``images``: (n, C, H, W) on [0, 1].
     """
     count, channels, height, width = images.shape
     if size is not None:

@@ -115,8 +115,7 @@ class QueryLedger:
     def charge(self, requests: Sequence[Request]) -> list[range | str]:
         """Charge for requests, in their order, and have that on the disk before this returns.
 
-        Returns:
-            For each request the numbers of its answers, or why it is refused: nothing of it was charged.
+        It returns for each request the numbers of its answers, or why it is refused: nothing of it was charged.
         """
         with self._locked():
             charges: list[_Entry] = []
