@@ -224,7 +224,7 @@ MUTANTS = (
     ),
     Mutant(
         "certificates from a lower bound at half the confidence",
-        "fedpriv/robustness/certificates.py",
+        "attacks/intervals.py",
         "float(special.betaincinv(count, trials - count + 1, alpha))",
         "float(special.betaincinv(count, trials - count + 1, 0.5))",
         "tests/robustness",
