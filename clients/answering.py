@@ -1,4 +1,4 @@
-"""What comes before and after a client's work on a message: the settings, its data, its secret, and discretion.
+"""Answer a message: read its settings, open the client's data, draw the secret of its noise, and stay discreet.
 
 Where noise protects the data, nothing that goes wrong may reach the server in words: they would depend on the data.
 """
@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
 from fedpriv.clients.cohort import Cohort
 from fedpriv.clients.memory import check_data, check_question, own_secret, secret_for
-from fedpriv.clients.raising import discreet
+from fedpriv.clients.model_errors import discreet
 from fedpriv.clients.training import answer_secret, local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RefusedError

@@ -1,4 +1,4 @@
-"""The clients that are asked at once in one process: trained together as far as they do the same.
+"""Train the clients that one process answers for together, as far as they do the same.
 
 Each client still answers its own message, after all checks of its own; only the training may have been done before.
 """

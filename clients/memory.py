@@ -1,4 +1,4 @@
-"""What a client keeps to itself over the messages of a run: its secret, the settings, what it was sent.
+"""A client's memory over the messages of a run: its secret, the settings, what it was sent.
 
 A client answers a round once. Asked again with the same parameters and settings it computes the same answer, noise
 included; asked with others it refuses: the difference of two answers would have less noise than the ledger counts on.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.clients.raising import unless_raised
+from fedpriv.clients.model_errors import unless_raised
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.checks import LOSS, random_examples

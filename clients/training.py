@@ -1,4 +1,4 @@
-"""What a client computes in one round; it knows no Flower.
+"""A client's training in one round; it knows no Flower.
 
 FedSGD uploads the privatised mean gradient of one batch, FedAvg the change of the parameters after local training; so
 does a client that trains a convex model to its minimum, once.
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.clients.raising import unless_raised, where_sound
+from fedpriv.clients.model_errors import unless_raised, where_sound
 from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.federated import batch_loss, example_losses, train_locally
 from fedpriv.core.plan import Plan

@@ -1,4 +1,4 @@
-"""What an active server does besides listening: it sends some clients parameters of its own making.
+"""Parameters that an active server makes up and sends to some clients.
 
 In each attacked round the clients whose uploads are attacked get a network in which
 ``attacks.reconstruction.first_layer.imprint`` has replaced the first two layers; all others get the model. The

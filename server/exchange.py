@@ -1,4 +1,4 @@
-"""One exchange of messages with clients: out, and the usable uploads back, in the order of the clients.
+"""Exchange messages with clients and collect the usable uploads, in the order of the clients.
 
 A client that raises, stays silent, or sends something that does not fit is left out and named with the reason.
 """

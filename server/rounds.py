@@ -1,4 +1,4 @@
-"""The rounds of a federation: ask, listen in, aggregate, evaluate, write down."""
+"""The rounds of a federation: ask clients, record observations, aggregate, evaluate."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""The tap: writes down, of the attacked rounds, exactly what the threat model lets the adversary see."""
+"""The tap: writes observations of the attacked rounds, exactly what the threat model lets the adversary see."""
 
 import math
 from collections.abc import Sequence

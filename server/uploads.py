@@ -1,4 +1,4 @@
-"""The server's door: what an upload has to be before it is aggregated.
+"""Check what clients send before it is aggregated.
 
 Whoever can reach the server can send it anything. A reply is an upload if it holds the model's tensors, finite and no
 longer than an honest client's could be, and says as many examples as the client is known to hold; else it is refused,

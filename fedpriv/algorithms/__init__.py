@@ -1,1 +1,1 @@
-"""What clients and server do instead of, or around, the usual round; one folder each."""
+"""Algorithms: what clients and server do instead of, or around, the usual round; one folder each."""

@@ -1,1 +1,1 @@
-"""A deployment on this machine: the processes that a real one has, with TLS and keys, started, followed and stopped."""
+"""Deployments on this machine: start, follow and stop the processes of a real one, with TLS and keys."""

@@ -1,4 +1,4 @@
-"""The app as it is sent: the code that runs here, and one experiment without its seed."""
+"""Pack the app that is sent: the code that runs here, and one experiment without its seed."""
 
 import shutil
 from importlib.metadata import version

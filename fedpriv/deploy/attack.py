@@ -1,4 +1,4 @@
-"""Attacks on what a listener on the network has stored of a deployment's run, in a copy of the run's folder.
+"""Attack the uploads that a network listener has stored, in a copy of the run's folder.
 
 The run's own observations are the server's; those of the copy come from the traffic, and its threat model is the
 network's: without TLS, or, where the listener heard nothing but TLS, with it.

@@ -1,4 +1,4 @@
-"""The command lines of a deployment's processes: the one place that knows them.
+"""Command lines of a deployment's processes.
 
 ``fedpriv deploy up`` starts them on one machine; whoever starts them elsewhere (containers) takes them from here, so
 that the two cannot drift apart.

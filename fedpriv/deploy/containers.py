@@ -1,4 +1,4 @@
-"""What a deployment of containers needs before and after its SuperLink starts: keys for each party, and who is let in.
+"""Keys and admission for a deployment of containers.
 
 Each party has a folder (a volume) of its own, and no party sees another's keys: ``superlink``, ``supernode-0`` and so
 on, and ``admission``, with the public halves of the SuperNodes' keys.

@@ -1,4 +1,4 @@
-"""One connection, followed from outside: which requests and replies its bytes are, where they are HTTP at all."""
+"""Read the HTTP requests and replies of one connection from its bytes."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

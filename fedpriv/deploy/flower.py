@@ -1,4 +1,4 @@
-"""Flower's command line, asked for JSON; exit codes are never trusted, answers are."""
+"""Ask Flower's command line for JSON; exit codes are never trusted, answers are."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whether the SuperLink of a deployment answers."""
+"""Check whether a deployment's SuperLink answers, and whether its certificates are valid."""
 
 import ssl
 import urllib.request

@@ -1,4 +1,4 @@
-"""Flower's messages, put together again from what passes: a question to a SuperNode, and its answer.
+"""Reassemble Flower's messages from intercepted requests: a question to a SuperNode, and its answer.
 
 Messages travel in pieces: first their metadata with a tree of names, then one object after another, each under the
 SHA-256 of its bytes. Both ends leave out objects that the other has already. Nothing here runs code that came over the

@@ -1,4 +1,4 @@
-"""What the listener writes down: observations of each run, and an account of what passed.
+"""The listener's records: an observation of each upload, and counts of what passed.
 
 The folder holds ``listener.json`` (connections, bytes, what was read) and, where anything could be read, for each run
 ``run-ID/experiment.json`` (the experiment as the messages tell it) and ``run-ID/observations/``.

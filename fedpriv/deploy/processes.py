@@ -1,4 +1,4 @@
-"""Processes that outlive the command that starts them, and are found again by number and time of start.
+"""Start processes that outlive their command, and find them again by number and time of start.
 
 A process number alone may by now be somebody else's; together with the time of start it is not.
 """

@@ -1,4 +1,4 @@
-"""The reverse proxy itself: passes on every byte unchanged, and lets the listener hear it.
+"""The listener's reverse proxy: passes on every byte unchanged, and a copy to the follower.
 
 It works on TCP and knows nothing of what it carries, so that TLS passes through it unharmed and unread. Hearing is done
 on a thread of its own: the traffic never waits for it.

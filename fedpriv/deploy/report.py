@@ -1,4 +1,4 @@
-"""What an eavesdropper on the network read of a run, in its verdict."""
+"""The network listener's sentence in a run's verdict."""
 
 from typing import ClassVar
 

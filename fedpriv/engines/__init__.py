@@ -1,4 +1,4 @@
-"""How an app is run: in this process, or on Ray's actors.
+"""Engines: run an app in this process, or on Ray's actors.
 
 The same ServerApp and ClientApp run on every engine. Inline and Ray give the same bytes; the stacked engine, which
 trains the clients of a round together in this process, gives the same numbers up to rounding.

@@ -1,4 +1,4 @@
-"""The stacked engine: the inline engine, which tells the clients' app who of a round is about to be asked."""
+"""The stacked engine: an inline engine that tells the clients' app which clients are about to be asked."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

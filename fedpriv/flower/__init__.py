@@ -1,4 +1,4 @@
-"""Mods for anybody's Flower app: hear what leaves its clients, or have a mechanism act on it.
+"""Mods for any Flower app: record what leaves its clients, or apply a mechanism to it.
 
 >>> from fedpriv.flower import privatise, tap
 >>> app = ClientApp(mods=[tap(__file__), privatise(__file__)])  # doctest: +SKIP

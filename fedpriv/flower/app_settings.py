@@ -1,4 +1,4 @@
-"""fedpriv.toml of a Flower app: what the tap cannot see by itself, the mechanism, and how often clients answer."""
+"""fedpriv.toml of a Flower app: settings of the tap, the mechanism, and how often clients answer."""
 
 from pathlib import Path
 from typing import Annotated, Any

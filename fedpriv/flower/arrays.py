@@ -1,4 +1,4 @@
-"""What messages of a Flower app hold: their parameters, what of them training changes, and who trains."""
+"""Read messages of a Flower app: parameters, which of them training changes, round and client."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The folder that the tap leaves: observations, what the attack builds the network from, and the truth, apart.
+"""The folder that the tap writes: observations, how to build the network, and the truth, apart.
 
 ``tap.json``; ``observations/``; ``truth/`` with what clients trained on; ``ledger/`` with what was proven of them.
 """

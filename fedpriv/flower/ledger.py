@@ -1,4 +1,4 @@
-"""How often a client has answered, on the disk before the noise of an answer is drawn.
+"""A client's ledger of answers, written to disk before the noise of an answer is drawn.
 
 A client has one file, ``client-K.jsonl``. Its first line says what a release is; each further one is an answer: its
 number, the run, the round. Lines are appended and fsynced under an exclusive lock, and the answer leaves afterwards. So

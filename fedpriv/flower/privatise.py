@@ -1,4 +1,4 @@
-"""The mod that has a mechanism act on what any ClientApp returns, and counts it in a ledger."""
+"""The mod that applies a mechanism to what a ClientApp returns, and counts it in a ledger."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedpriv.accounting import calibrate
-from fedpriv.clients.raising import unless_raised
+from fedpriv.clients.model_errors import unless_raised
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret

@@ -1,4 +1,4 @@
-"""What ``flwr run .`` starts on the server's side: a whole experiment, from its rounds to its report."""
+"""The server app of ``flwr run .``: a whole experiment, from its rounds to its report."""
 
 import os
 import subprocess

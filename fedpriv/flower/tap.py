@@ -1,4 +1,4 @@
-"""The mod that writes down what leaves the clients of any Flower app, as observations that ``fedpriv attack`` reads."""
+"""The mod that records uploads of any Flower app as observations for ``fedpriv attack``."""
 
 import json
 import logging

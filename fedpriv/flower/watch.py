@@ -1,4 +1,4 @@
-"""What PyTorch does while a client answers: the images that the network is shown, and the optimiser's steps.
+"""Watch PyTorch while a client answers: the images shown to the network, and the optimiser's steps.
 
 PyTorch has hooks for every module and every optimiser of a process. So the tap needs no line in anybody's training: it
 learns the batch size, the steps and the learning rate, which an adversary is taken to know, and keeps the images apart,

@@ -1,4 +1,4 @@
-"""Private in-context learning: examples in prompts of a language model, and what leaves them.
+"""Private in-context learning: examples in prompts of a language model, and what they reveal.
 
 - settings.py, texts.py: the file of ``fedpriv icl``, and the examples that it names.
 - language.py, llama.py, remote.py: language models through one interface.

@@ -1,4 +1,4 @@
-"""A client that votes with prompts of its own examples, of which the server gets the sum of noisy counts under masks.
+"""A client whose prompts vote on questions; the server gets the sum of noisy counts under masks.
 
 PATE's messages and secure aggregation, with prompts of a language model for teachers. What decides how much noise there
 is comes with the app and not from the server, and a client votes once.
@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedpriv.clients.memory import secret_for
-from fedpriv.clients.raising import discreet
+from fedpriv.clients.model_errors import discreet
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret

@@ -1,4 +1,4 @@
-"""Language models through one interface: how likely a text goes on with each of some continuations.
+"""Language models through one interface: log-probabilities of how a text goes on.
 
 What is asked of a model depends on private examples, so no answer of a model is ever an error because of a prompt: a
 prompt that is too long loses its beginning.

@@ -1,4 +1,4 @@
-"""What prompts give away about the examples in them, and what private answers do.
+"""Attacks on prompts and on private answers: membership of an example, and repeating the prompt.
 
 Membership: the adversary asks about an example, and tells from the answer whether it was in the prompt. Without
 protection a prompt holds one example, and the adversary sees the probability of the true label. With protection it sees

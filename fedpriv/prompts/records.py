@@ -1,4 +1,4 @@
-"""icl.json: private in-context learning, what it is worth and what its prompts give away."""
+"""icl.json: accuracy, guarantee and leaks of private in-context learning."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The page of a run of prompts: its section "Prompts", its ledger and its settings; put into report.html."""
+"""The report of ``fedpriv icl``: its results, its ledger and its settings."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One file of ``fedpriv icl`` from its settings to its results: ask, vote, add noise, score, account, attack.
+"""Run one file of ``fedpriv icl``: ask, vote, add noise, score, account, attack.
 
 Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.core.report`).
 """

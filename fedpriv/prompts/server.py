@@ -1,4 +1,4 @@
-"""Votes of prompts that nobody sees: clients add the noise in shares, and secure aggregation leaves the server the sum.
+"""Votes of prompts under secure aggregation: clients add noise in shares, and the server gets the sum.
 
 The clients are simulated, in this process; the server's part has their masked messages and nothing else.
 """

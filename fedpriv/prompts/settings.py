@@ -1,4 +1,4 @@
-"""The file of ``fedpriv icl``: private examples in prompts of a language model. No experiment: nothing is trained.
+"""Settings of ``fedpriv icl``: private examples in prompts of a language model. Nothing is trained.
 
 Settings are read without torch; what needs it is imported where it is used.
 """

@@ -1,4 +1,4 @@
-"""Private examples and public questions from the files of data sets of texts, and the words around them in a prompt."""
+"""Private examples and public questions from data sets of texts, and the words around them in a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From examples to prompts, and who is in which."""
+"""Word prompts from examples, and draw which examples are in which prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The rules of aggregation, one file each: from the uploads of a round to one.
+"""Aggregation rules, one file each: from the uploads of a round to one.
 
 These files are read whenever an experiment is, so they import numpy, torch and Flower where they use them.
 """

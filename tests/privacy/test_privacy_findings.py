@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedpriv.accounting.gaussian import gaussian_epsilon
 from fedpriv.clients import answering
-from fedpriv.clients.raising import Sound, unless_raised
+from fedpriv.clients.model_errors import Sound, unless_raised
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import resume_run, start_run

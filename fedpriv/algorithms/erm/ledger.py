@@ -1,4 +1,4 @@
-"""Runs of convex models (private ERM): what the ledger adds, what is warned of, and the result in words."""
+"""Ledger, warnings and result of runs of convex models (private ERM)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is proven about labels that clients changed."""
+"""The guarantee of labels that clients changed."""
 
 from fedpriv.accounting.response import label_guarantee
 from fedpriv.algorithms.labels.client import response_of

@@ -1,4 +1,4 @@
-"""labels.json: what changed labels tell about how frequent classes are. What the referee knows lies in referee/."""
+"""labels.json: the survey of changed labels. What only the referee knows lies in referee/."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar

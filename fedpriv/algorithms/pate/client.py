@@ -19,7 +19,7 @@ from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.supervised import teach
 from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
 from fedpriv.clients.answering import Answering, about, partition_of
-from fedpriv.clients.raising import unless_raised
+from fedpriv.clients.model_errors import unless_raised
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.transport import SharedNoise, sums

@@ -1,4 +1,4 @@
-"""What a run of votes (PATE) proves, and which settings of it mislead."""
+"""The guarantee of a run of votes (PATE), and warnings about its settings."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What clients voted (PATE): a file for the owner's eyes only."""
+"""Votes of clients (PATE), in a file that only its owner reads."""
 
 import io
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From what was asked of votes to what they prove."""
+"""The guarantee of answers by vote, or how much noise or how many answers a target allows."""
 
 import math
 from dataclasses import dataclass, replace

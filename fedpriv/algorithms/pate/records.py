@@ -1,4 +1,4 @@
-"""Knowledge transfer by votes (PATE): each question, and all together."""
+"""Records of PATE: each question, and all together."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

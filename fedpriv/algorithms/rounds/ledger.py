@@ -1,4 +1,4 @@
-"""The ledger of a run of uploads: what was asked of each client, accounted for once for all that are alike."""
+"""The ledger of rounds of uploads: clients that were asked alike are accounted for once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

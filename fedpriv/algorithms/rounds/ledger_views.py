@@ -1,4 +1,4 @@
-"""Whom the ledger's figures protect against where noise is on the sum of a round's uploads, and whom they do not."""
+"""Against whom the ledger's figures protect where noise is on the sum of a round's uploads."""
 
 import math
 from dataclasses import replace

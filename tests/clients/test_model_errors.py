@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.clients.raising import Sound, discreet, unless_raised, where_sound
+from fedpriv.clients.model_errors import Sound, discreet, unless_raised, where_sound
 from tests.cases import in_one_test
 
 EXAMPLES = 7

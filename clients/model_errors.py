@@ -1,4 +1,4 @@
-"""Examples on which a model raises: with a mechanism they count as zero, and nobody notices.
+"""Errors of a model on examples: with a mechanism such an example counts as zero, and nobody notices.
 
 An error, or a client that drops out, would tell of an example what no noise hides. So what a model raises on one must
 change nothing for the others, wherever in the batch it stands and whatever is drawn at random there.
