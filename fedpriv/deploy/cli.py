@@ -46,12 +46,14 @@ deploy_app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Folder of the deployment.")]
+Nodes = Annotated[int, typer.Option("--nodes", "-n", min=1, max=1000, help="SuperNodes; one client each.")]
+Server = Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")]
 _DEFAULT = Path("deployment")
 
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy up --nodes 3")
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=1000, help="SuperNodes; one client each.")] = 3,
+    nodes: Nodes = 3,
     port: Annotated[
         int, typer.Option("--port", min=1024, max=65535, help="The SuperLink's; the nodes take those after it.")
     ] = 8000,
@@ -138,7 +140,7 @@ def restart(folder: Folder = _DEFAULT) -> None:
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy prepare --nodes 3 --volumes keys --name fl.example.org")
 def prepare(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=1000, help="SuperNodes; one client each.")] = 3,
+    nodes: Nodes = 3,
     volumes: Annotated[
         Path, typer.Option("--volumes", metavar="DIR", help="One folder for each party; none sees another's keys.")
     ] = Path("keys"),
@@ -161,7 +163,7 @@ def prepare(
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy admit --server fl.example.org:8000 --keys keys/admission")
 def admit(
-    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
+    server: Server = "127.0.0.1:8000",
     keys: Annotated[
         Path, typer.Option("--keys", metavar="DIR", help="The folder `admission` that `prepare` has written.")
     ] = Path("keys/admission"),
@@ -179,7 +181,7 @@ def admit(
     "  fedpriv attack runs/x --heard heard --out runs/x-heard"
 )
 def listen(
-    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The SuperLink.")] = "127.0.0.1:8000",
+    server: Server = "127.0.0.1:8000",
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="SuperNodes that connect here are heard.")

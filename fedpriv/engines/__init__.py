@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
-from fedpriv.engines.inline import run_inline
+from fedpriv.engines.inline import InlineGrid, run_server
 
 __all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
 
@@ -56,8 +56,8 @@ def run_engine(server_app: ServerApp, client_app: ClientApp, clients: int, confi
 
         run_ray(server_app, client_app, clients, config)
     elif name == "stacked":
-        from fedpriv.engines.stacked import run_stacked
+        from fedpriv.engines.stacked import StackedGrid
 
-        run_stacked(server_app, client_app, clients)
+        run_server(server_app, StackedGrid(client_app, clients))
     else:
-        run_inline(server_app, client_app, clients)
+        run_server(server_app, InlineGrid(client_app, clients))

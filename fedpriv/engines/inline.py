@@ -21,11 +21,6 @@ RUN_ID = 1
 _Record = tuple[str, Any, tuple[str, ...], tuple[Any, ...]]
 
 
-def run_inline(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
-    """Run the server's main function here; every message to a client is a function call."""
-    run_server(server_app, InlineGrid(client_app, clients))
-
-
 def simulated(client_app: ClientApp, clients: int) -> "InlineGrid":
     """Return a grid for whoever asks clients without a ServerApp."""
     if not is_identified():

@@ -4,19 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flwr.app import Message
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 from typing_extensions import override
 
 from fedpriv.clients.cohort import CohortApp
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import InlineGrid
 
 _TRAINS = ("train", "train.masked")
-
-
-def run_stacked(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:
-    """Run the server's main function here; clients of a round that do the same work are trained as one stack."""
-    run_server(server_app, StackedGrid(client_app, clients))
 
 
 @dataclass

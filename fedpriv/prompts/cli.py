@@ -63,8 +63,8 @@ def icl(
 def _table(prompts: "Prompts") -> Table:
     """Accuracies, from a guess to answers without noise."""
     table = Table(box=None, pad_edge=False)
-    for heading, justify in (("answers", "left"), ("noise", "right"), ("right", "right"), ("95 %", "right")):
-        table.add_column(heading, justify="right" if justify == "right" else "left")
+    for heading in ("answers", "noise", "right", "95 %"):
+        table.add_column(heading, justify="left" if heading == "answers" else "right")
     rows = [("the commonest label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
     for level in prompts.levels:
         name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"

@@ -23,7 +23,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.deploy import flower
 from fedpriv.deploy.folder import DeploymentFolder, is_free
-from fedpriv.engines.inline import run_inline
+from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower.attack import attack_tapped
 from tests.deploy.deployments import free_ports, over, wait_for
@@ -47,7 +47,7 @@ def run_here(folder: Path) -> Path:
     from quickstart import client_app, server_app
 
     torch.manual_seed(0)
-    run_inline(server_app.app, client_app.app, CLIENTS)
+    run_server(server_app.app, InlineGrid(client_app.app, CLIENTS))
     return folder / "runs" / "tap-1"
 
 

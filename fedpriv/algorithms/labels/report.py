@@ -121,12 +121,11 @@ class LabelsFinding(Finding[LabelSurvey]):
 
     @override
     def sentences(self, found: LabelSurvey) -> tuple[str, ...]:
-        survey = found
         proven = (
-            f"Labels were changed once at the clients (each kept with probability {survey.keep:.1%}): pure epsilon "
-            f"{survey.epsilon:.4g} of each label, for the whole run and against everybody"
+            f"Labels were changed once at the clients (each kept with probability {found.keep:.1%}): pure epsilon "
+            f"{found.epsilon:.4g} of each label, for the whole run and against everybody"
         )
-        told = survey.told
+        told = found.told
         if told is None:
             return (f"{proven}.",)
         rate = told.right / told.examples
@@ -137,7 +136,7 @@ class LabelsFinding(Finding[LabelSurvey]):
         return (
             f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, {ceiling} "
             f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; somebody "
-            f"who already names 90% of labels from the features can reach {most_told(survey.epsilon, 0.9):.1%}.",
+            f"who already names 90% of labels from the features can reach {most_told(found.epsilon, 0.9):.1%}.",
         )
 
     @override
