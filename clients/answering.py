@@ -25,11 +25,14 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.base import NoiseAt
 
 
-class _SimulatedRun(NamedTuple):
-    """What clients of a simulation know with the app: the run's secret, and the digest of what is read from files."""
+class _RunKey(NamedTuple):
+    """A run as a client knows it; the text of the settings is a quicker key than the object."""
 
-    secret: Secret | None
-    origin: bytes | None
+    text: str  # the settings
+    seed: str  # the name under which the seed is kept
+    secret: Secret | None  # the run's, in a simulation
+    origin: bytes | None  # digest of what is read from files, in a simulation
+    run_id: int
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class ClientTask:
     """What a message asks for."""
 
     experiment: Experiment  # the settings
-    known: tuple[str, str]  # their text, and the name under which the seed is kept
+    run: _RunKey  # whose these are
     round_number: int  # the round, from 1
 
 
@@ -53,15 +56,16 @@ class Answering:
     def question(self, message: Message, context: Context) -> ClientTask:
         """Read what a message asks for."""
         task = record_in(message.content, "task", ConfigRecord)
-        known = str(task["experiment"]), str(context.run_config.get("seed", ""))
-        return ClientTask(kept_for(*known, self.secret).experiment, known, int(str(task["round"])))
+        text, seed = str(task["experiment"]), str(context.run_config.get("seed", ""))
+        run = _RunKey(text, seed, self.secret, self.origin, context.run_id)
+        return ClientTask(kept_for(text, seed, self.secret).experiment, run, int(str(task["round"])))
 
     @contextmanager
     def opened(self, question: ClientTask, context: Context) -> Iterator[World]:
         """Check a question, and compute its answer inside: with the experiment, built, with this client's labels."""
         with self.silent(question.experiment, context):
             check_question(context, question.experiment, question.round_number)
-            world = self._own_world(context, question.known)
+            world = self._own_world(context, question.run)
             with cpu_threads(question.experiment.engine.threads):
                 yield world
 
@@ -110,16 +114,15 @@ class Answering:
         """The run's secret, where all clients have it; ``None``: each has its own."""
         return world.secret if self.secret is not None or not world.experiment.keeps_secret else None
 
-    def _own_world(self, context: Context, known: tuple[str, str]) -> World:
+    def _own_world(self, context: Context, run: _RunKey) -> World:
         """The experiment, built, with this client's labels as it changed them."""
-        run = _SimulatedRun(self.secret, self.origin)
-        world = _world(*known, run, context.run_id)
+        world = _world(run)
         shared = self._shared_secret(world)
         if run.origin is None:
             check_data(context, world.dataset.digest, shared)
         if shared is not None or not world.experiment.prepares_data:
             return world
-        return _with_own_labels(*known, run, context.run_id, partition_of(context), own_secret(context, None))
+        return _with_own_labels(run, partition_of(context), own_secret(context, None))
 
 
 def about(world: World, client: int) -> MetricRecord:
@@ -141,14 +144,14 @@ def partition_of(context: Context) -> int:
 
 
 @lru_cache(maxsize=2)
-def _with_own_labels(text: str, name: str, run: _SimulatedRun, run_id: int, client: int, own: Secret) -> World:
-    return _world(text, name, run, run_id).prepared([client], own)
+def _with_own_labels(run: _RunKey, client: int, own: Secret) -> World:
+    return _world(run).prepared([client], own)
 
 
 @lru_cache(maxsize=2)
-def _world(text: str, name: str, run: _SimulatedRun, _: int) -> World:
-    """Build the experiment once a run, whose number is the last argument; its text is a quicker key than the object."""
-    world = build_world(*kept_for(text, name, run.secret))
+def _world(run: _RunKey) -> World:
+    """Build the experiment, once a run."""
+    world = build_world(*kept_for(run.text, run.seed, run.secret))
     if run.origin is not None and world.origin != run.origin:
         raise RefusedError("the data, or the network, were changed after the run had begun")
     return world
