@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.records import ClientAccuracy
 from fedpriv.core.world import State, World
 
 _BATCH = 1000
@@ -22,6 +25,8 @@ class Evaluation:
     accuracy: float | None = None
     noisy_accuracy: float | None = None
     evaluated: int = 0
+    client_accuracy: ClientAccuracy | None = None
+    other_accuracy: ClientAccuracy | None = None
 
 
 def evaluate_round(world: World, state: State, number: int) -> Evaluation:
@@ -49,8 +54,11 @@ def _chosen_rows(world: World) -> Tensor:
 
 
 def _evaluation(world: World, state: State, number: int, rows: Tensor) -> Evaluation:
-    loss, accuracy = evaluate(world, state, rows)
-    return Evaluation(loss, accuracy, _noisy_accuracy(world, state, number, rows), len(rows))
+    scores = _scored(world, state, rows)
+    by_client = _by_client(world, scores, rows) if world.experiment.federation.evaluate == "clients" else (None, None)
+    return Evaluation(
+        scores.mean_loss, scores.accuracy, _noisy_accuracy(world, state, number, rows), len(rows), *by_client
+    )
 
 
 def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[float, float]:
@@ -59,13 +67,61 @@ def evaluate(world: World, state: State, rows: Tensor | None = None) -> tuple[fl
     Of sequences both are means over all tokens that are predicted: nats per token, and the share that is the likeliest.
     Without ``rows`` (R,) all test examples count that the model has not learnt.
     """
-    loss, right, targets = 0.0, 0, 0
+    scores = _scored(world, state, world.measured_rows if rows is None else rows)
+    return scores.mean_loss, scores.accuracy
+
+
+@dataclass(frozen=True, eq=False)
+class _ExampleScores:
+    """Of test examples."""
+
+    loss: float  # summed over all targets
+    right: np.ndarray  # (R,), how many targets of each example are the likeliest
+    targets: np.ndarray  # (R,), how many each has
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / max(int(self.targets.sum()), 1)
+
+    @property
+    def accuracy(self) -> float:
+        return int(self.right.sum()) / max(int(self.targets.sum()), 1)
+
+
+def _scored(world: World, state: State, rows: Tensor) -> _ExampleScores:
+    loss, right, targets = 0.0, [], []
     with torch.inference_mode():
-        for logits, target in _outputs(world, state, world.measured_rows if rows is None else rows):
+        for logits, target in _outputs(world, state, rows):
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
-            right += int((logits.argmax(1) == target).sum())
-            targets += int((target >= 0).sum())
-    return loss / max(targets, 1), right / max(targets, 1)
+            right.append((logits.argmax(1) == target).cpu())
+            targets.append((target >= 0).cpu())
+    by_example = [torch.cat(each).view(len(rows), -1).sum(1).numpy() for each in (right, targets)]
+    return _ExampleScores(loss, by_example[0], by_example[1])
+
+
+def _by_client(world: World, scores: _ExampleScores, rows: Tensor) -> tuple[ClientAccuracy | None, ClientAccuracy | None]:
+    """The accuracy of the clients that take part, and of other keys, on the test examples of each."""
+    keys = world.dataset.keys
+    if keys is None or len(keys.test) != len(world.dataset.y_test):
+        raise InputError(
+            key="federation.evaluate",
+            given="clients",
+            allowed=f"the test examples of data.name = {world.dataset.name!r} do not say whose they are",
+        )
+    owners = keys.test[rows.numpy()]
+    right, targets = (np.bincount(owners, each, len(keys.names)) for each in (scores.right, scores.targets))
+    takes_part = np.zeros(len(keys.names), dtype=bool)
+    takes_part[[keys.train[world.partitions[client][0]] for client in range(len(world.partitions))]] = True
+    known = targets > 0
+    accuracy = right / np.maximum(targets, 1)
+    return _distribution(accuracy[known & takes_part]), _distribution(accuracy[known & ~takes_part])
+
+
+def _distribution(accuracy: np.ndarray) -> ClientAccuracy | None:
+    if not len(accuracy):
+        return None
+    low, median, high = np.quantile(accuracy, (0.1, 0.5, 0.9)).tolist()
+    return ClientAccuracy(len(accuracy), median, low, high, float(accuracy.min()))
 
 
 def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> float | None:

@@ -1,19 +1,25 @@
 """Whose each example is, in every form of data, and the clients that follow from it."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import accuracy_score
 
 from fedpriv.core.config import DataConfig, Experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
+from fedpriv.core.progress import Silent
+from fedpriv.core.report import write_report
+from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.files import Keys
 
-HOSPITALS = [f"H{number:02}" for number in range(30)]
+HOSPITALS = [f"hospital {number:02}" for number in range(30)]
 
 
 def patients(folder: Path, owners: list[str]) -> Path:
@@ -94,3 +100,103 @@ def test_wrong_keys_of_tables(tmp_path: Path, change: dict[str, Any], words: str
     tree = table(patients(tmp_path, owners), partition="key", **change)
     with pytest.raises(InputError, match=words):
         build_world(validated(Experiment, {"data": tree, "model": {"name": "logistic"}}, "a test"))
+
+
+# --- federations of clients by nature -----------------------------------------------------------------------------
+
+
+def hospitals(folder: Path) -> dict[str, Any]:
+    """30 hospitals, some with fewer rows than a batch, some in training or test data alone."""
+    owners = [name for number, name in enumerate(HOSPITALS) for _ in range(number % 7 + 1)] + ["hospital 03"] * 10
+    columns = [{"name": "age", "low": 0, "high": 100}]
+    (folder / "test").mkdir()
+    data = table(patients(folder, owners), partition="key")
+    tests = patients(folder / "test", [*HOSPITALS[5:], "hospital 30"] * 4)
+    return data | {"table": {"label": "ill", "columns": columns, "test_path": str(tests)}}
+
+
+def leaf_writers(folder: Path) -> dict[str, Any]:
+    """100 writers of small pictures in LEAF's format."""
+    draw = np.random.default_rng(1)
+    users = {}
+    for number in range(100):
+        y = draw.integers(0, 2, number % 5 + 3).tolist()
+        users[f"f{number:04}"] = {"x": [(draw.random(16) * (0.5 + label)).clip(0, 1).tolist() for label in y], "y": y}
+    (folder / "leaf.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+    return {"name": "leaf", "path": str(folder / "leaf.json"), "partition": "key"}
+
+
+FEDERATIONS: dict[str, tuple[Any, int]] = {"hospitals": (hospitals, 28), "writers": (leaf_writers, 100)}
+
+
+def federation(folder: Path, which: str, **changes: Any) -> Experiment:
+    make, clients = FEDERATIONS[which]
+    settings = {
+        "data": make(folder),
+        "model": {"name": "logistic"},
+        "federation": {"clients": clients, "rounds": 2, "evaluate": "clients"},
+        "training": {"batch_size": 4, "sampling": "poisson"},
+        "mechanism": {"name": "gaussian", "sigma": 1.0},
+        "adversary": {"attacks": []},
+        "noise": "reproducible",
+    }
+    return validated(Experiment, settings | changes, "a test")
+
+
+@pytest.mark.parametrize("which", FEDERATIONS)
+def test_a_federation_of_clients_by_nature(tmp_path: Path, which: str) -> None:
+    """Accuracy per client as sklearn and numpy have it, a guarantee for each size, and no file that names a key."""
+    given = federation(tmp_path, which)
+    summary = start_run(given, tmp_path / "run", "", Silent())
+    assert summary.status == "completed"
+    folder, world = RunFolder.open(tmp_path / "run"), build_world(given)
+    state = folder.load_checkpoint()
+    last = folder.rounds()[-1]
+    keys = world.dataset.keys
+    assert state is not None and last.client_accuracy is not None and keys is not None
+    own = {int(keys.train[rows[0]]) for rows in world.partitions}
+    model = world.model
+    model.load_state_dict(
+        {name.removeprefix("parameters/"): value for name, value in state.tensors.items()}, strict=False
+    )
+    right = (model(world.network_input(world.dataset.x_test)).argmax(1) == world.dataset.y_test).numpy()
+    assert right.mean() == pytest.approx(last.accuracy)
+    for record, numbers in ((last.client_accuracy, own), (last.other_accuracy, set(keys.test.tolist()) - own)):
+        each = [accuracy_score(right[keys.test == number], [True] * int((keys.test == number).sum()))
+                for number in sorted(numbers & set(keys.test.tolist()))]  # fmt: skip
+        assert (record is None) == (not each)
+        if record is not None:
+            assert record.clients == len(each)
+            expected = [np.median(each), *np.percentile(each, (10, 90)), min(each)]
+            assert [record.median, record.low, record.high, record.worst] == pytest.approx(expected)
+    ledger = folder.ledger()
+    assert ledger is not None
+    assert sum(line.count for line in ledger.clients) == len(world.partitions)
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Accuracy of clients" in page
+    assert any("in the median" in sentence for sentence in summary.verdict)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert not any(name.encode() in written for name in keys.names)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"data": {"name": "digits"}},
+            r"federation\.evaluate = 'clients': data\.partition = 'iid' gives no client test",
+        ),
+        (
+            {"data": {"name": "npz"}},
+            r"federation\.evaluate = 'clients': the test examples of .* do not say whose they are",
+        ),
+    ],
+)
+def test_clients_without_test_examples(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    if change["data"]["name"] == "npz":
+        x, y = np.zeros((8, 4, 4), np.uint8), np.arange(8) % 2
+        np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y, client=y)
+        change = {"data": {"name": "npz", "path": str(tmp_path / "a.npz"), "partition": "key"}}
+        change["federation"] = {"clients": 2, "evaluate": "clients"}
+    with pytest.raises(InputError, match=words):
+        start_run(federation(tmp_path, "writers", **change), tmp_path / "run", "", Silent())

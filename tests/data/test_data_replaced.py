@@ -24,7 +24,7 @@ from fedpriv.core.wire import pack
 from fedpriv.core.world import build_world
 from fedpriv.data import datasets
 from fedpriv.data.datasets import load_dataset
-from fedpriv.data.sets.npz import OwnFile
+from fedpriv.data.sets.npz import OwnArrays
 from fedpriv.data.source import Place
 from fedpriv.models.machinery.settings import model_settings
 
@@ -96,9 +96,9 @@ def test_a_relative_path_is_another_file_in_another_folder(tmp_path: Path, monke
 
 def test_a_file_that_stays_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive(tmp_path / "own.npz", 10)
-    config, read = DataConfig(name="npz", path=str(tmp_path / "own.npz")), OwnFile.read
+    config, read = DataConfig(name="npz", path=str(tmp_path / "own.npz")), OwnArrays.read
     reads: list[Place] = []
-    monkeypatch.setattr(OwnFile, "read", lambda place: reads.append(place) or read(place))
+    monkeypatch.setattr(OwnArrays, "read", lambda place: reads.append(place) or read(place))
     assert load_dataset(config, 1) is load_dataset(config, 1)
     assert len(reads) == 1
 
@@ -106,13 +106,13 @@ def test_a_file_that_stays_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_data_whose_files_nobody_names_are_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of another package: no file of its is known to be the same."""
     archive(tmp_path / "own.npz", 10)
-    monkeypatch.setattr(OwnFile, "files", lambda place: None)
+    monkeypatch.setattr(OwnArrays, "files", lambda place: None)
     config = DataConfig(name="npz", path=str(tmp_path / "own.npz"))
     assert load_dataset(config, 1) is not load_dataset(config, 1)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, read = tmp_path / "own.npz", OwnFile.read
+    path, read = tmp_path / "own.npz", OwnArrays.read
     archive(path, 10)
 
     def meanwhile(place: Place) -> object:
@@ -120,7 +120,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         archive(path, 90)
         return found
 
-    monkeypatch.setattr(OwnFile, "read", meanwhile)
+    monkeypatch.setattr(OwnArrays, "read", meanwhile)
     with pytest.raises(InputError, match=r"own file, .*own\.npz: was changed while it was read; start again"):
         load_dataset(DataConfig(name="npz", path=str(path)), 1)
 

@@ -20,6 +20,7 @@ from fedpriv.core.progress import Silent
 from tests.algorithms.pate import test_pate
 from tests.algorithms.secure_aggregation import test_secure_aggregation
 from tests.core.lab import test_lab_attack_on_ray as attacks
+from tests.data import test_data_keys
 from tests.integration import test_active_server, test_determinism
 from tests.integration.small import LEAVER, experiment, left_behind
 from tests.sweep import test_sweep_run as sweeps
@@ -75,16 +76,19 @@ def cpus() -> float:
 
 @pytest.mark.slow
 def test_every_run_leaves_the_bytes_of_inline(tmp_path: Path, shared_actors: list[Any], elsewhere: str) -> None:
-    differing = {}
+    differing, by_nature = {}, {}
+    for name in test_data_keys.FEDERATIONS:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        by_nature[name] = test_data_keys.federation(tmp_path / "data" / name, name)
     share = max(0.5, cpus() // 2)  # room for two, for three where three CPUs are
-    for name, settings in SETTINGS.items():
+    for name, settings in (SETTINGS | by_nature).items():
         on_ray = settings.engine.model_copy(update={"name": "ray", "cpus_per_client": share})
         for kind, asked in (("inline", settings.engine), ("ray", on_ray)):
             run = settings.model_copy(update={"engine": asked})
             assert start_run(run, tmp_path / name / kind, "", Silent()).status == "completed"
         inline, there = (left_behind(tmp_path / name / kind) for kind in ("inline", "ray"))
         differing[name] = {key for key in inline | there if inline.get(key) != there.get(key)}
-    assert differing == dict.fromkeys(SETTINGS, TOLD)
+    assert differing == dict.fromkeys(SETTINGS | by_nature, TOLD)
     assert len(shared_actors) >= 2
     # A Ray that is started here has this process's environment, and looks for modules where it does.
     known = [actor.__ray_call__.remote(lambda _: (os.environ["FEDPRIV_DATA"], sys.path)) for actor in shared_actors]

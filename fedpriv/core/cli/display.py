@@ -56,6 +56,8 @@ class Display(Progress):
         figures = "not evaluated"
         if record.accuracy is not None and record.loss is not None:
             figures = f"accuracy {record.accuracy:.1%}  loss {record.loss:.3f}"
+        if record.client_accuracy is not None:
+            figures += f"  clients {record.client_accuracy.median:.1%}, worst {record.client_accuracy.worst:.1%}"
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger, which proves less or as much.
             figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick bound)"

@@ -140,7 +140,7 @@ class Experiment(Extensible):
         tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *SECTIONS})
         for section, keys in _INDECISIVE.items():
             for key in keys:
-                del tree[section][key]
+                tree[section].pop(key, None)
         for key in FederationConfig.further():
             del tree["federation"][key]
         # Experiments from before there was such a key release the same as they did.
@@ -183,6 +183,7 @@ _INDECISIVE = {
         "server_optimizer",
         "server_learning_rate",
         "server_momentum",
+        "evaluate",
         "evaluate_every",
         "evaluate_examples",
         "round_timeout",

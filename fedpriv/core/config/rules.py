@@ -29,6 +29,7 @@ def check_rules(experiment: "Experiment") -> None:
     """Refuse sections that do not go together; the first rule that is broken is reported."""
     for check in (
         check_attacked_rounds,
+        check_evaluation,
         check_texts,
         check_algorithm,
         check_preparations,
@@ -205,6 +206,16 @@ def check_attacked_rounds(experiment: "Experiment") -> None:
     if experiment.adversary.attacks and late:
         raise InputError(
             f"adversary.rounds names round {late[0]}, but federation.rounds = {experiment.federation.rounds}"
+        )
+
+
+def check_evaluation(experiment: "Experiment") -> None:
+    """Refuse the accuracy of clients who have no test examples."""
+    if experiment.federation.evaluate == "clients" and experiment.data.partition != "key":
+        raise InputError(
+            key="federation.evaluate",
+            given="clients",
+            allowed=f"data.partition = {experiment.data.partition!r} gives no client test examples; allowed: 'key'",
         )
 
 

@@ -40,6 +40,10 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def _is_all(value: str) -> bool:
+    return value == "all"
+
+
 class FederationConfig(Extensible):
     """Who takes part, how often, and what the server does with the uploads."""
 
@@ -74,6 +78,12 @@ class FederationConfig(Extensible):
     server_momentum: Momentum = Field(0.0, description="of the server's SGD")
     evaluate_every: Count = Field(
         1, description="rounds from one evaluation on the test data to the next; the last round is always evaluated"
+    )
+    evaluate: Literal["all", "clients"] = Field(
+        "all",
+        exclude_if=_is_all,
+        description="all: accuracy on all test data; clients: also each client's on its own test examples, as a "
+        "distribution, with data.partition = 'key'",
     )
     evaluate_examples: Count | None = Field(
         None, description="test examples of an evaluation, drawn by the seed; the last round and unset: all"

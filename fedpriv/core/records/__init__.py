@@ -38,6 +38,7 @@ from fedpriv.core.records.members import member_ranges, members_text, named_memb
 from fedpriv.core.records.reading import FileRecord, GrowingRecord, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
     Asked,
+    ClientAccuracy,
     Deployed,
     Failure,
     Holders,
@@ -56,6 +57,7 @@ __all__ = [
     "Asked",
     "AttackResult",
     "Ceiling",
+    "ClientAccuracy",
     "DataFacts",
     "DataRelease",
     "Deployed",

@@ -18,6 +18,17 @@ class Failure(Record):
 
 
 @dataclass(frozen=True)
+class ClientAccuracy(Record):
+    """The accuracy on each client's own test examples, of those who have some, as a distribution over clients."""
+
+    clients: int  # how many these are
+    median: float
+    low: float  # a tenth of the clients have this or less
+    high: float  # a tenth of the clients have this or more
+    worst: float
+
+
+@dataclass(frozen=True)
 class RoundRecord(Record):
     """One line of metrics.jsonl; round 0 is the model before training.
 
@@ -39,6 +50,8 @@ class RoundRecord(Record):
             where there is no such noise, or no evaluation.
         evaluated: the number of test examples that these figures are of, 0 where the round was not evaluated; ``None``
             in folders of versions that evaluated every round on all.
+        client_accuracy: of the federation's clients; ``None``, and not written, if nobody asks for it.
+        other_accuracy: of keys that take no part; likewise, and where all take part.
     """
 
     round: int
@@ -54,13 +67,14 @@ class RoundRecord(Record):
     crafted: tuple[int, ...] = ()
     noisy_accuracy: float | None = None
     evaluated: int | None = None
+    client_accuracy: ClientAccuracy | None = None
+    other_accuracy: ClientAccuracy | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The line of metrics.jsonl."""
         line = asdict(self)
-        if self.noisy_accuracy is None:
-            del line["noisy_accuracy"]
-        return line
+        added = ("noisy_accuracy", "client_accuracy", "other_accuracy")
+        return {key: value for key, value in line.items() if value is not None or key not in added}
 
 
 def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:
