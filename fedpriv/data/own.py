@@ -147,7 +147,7 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class ClientExamples:
     """What one client holds of a part of the data."""
 
     owner: str
@@ -164,7 +164,7 @@ class Share:
         return shape if shape[-1] not in (1, 3) else (shape[-1], *shape[:-1])
 
 
-def image_shares(parts: Sequence[Sequence[Share]], place: Place) -> Arrays:
+def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
     """Return the images of all clients, of training and, in a second part, of test data; they are read one by one."""
     import numpy as np
 
@@ -193,7 +193,7 @@ def image_shares(parts: Sequence[Sequence[Share]], place: Place) -> Arrays:
     return image_arrays(images, numbers, tests, classes, [owners[row] for row in order], place.path)
 
 
-def text_shares(parts: Sequence[Sequence[Share]], place: Place) -> Arrays:
+def text_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
     """Return the texts of all clients, of which the next token is predicted."""
     config = place.text or CorpusConfig()
     rows = [[Row(text, key=share.owner) for share in part for text in share.values] for part in parts]

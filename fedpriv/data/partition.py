@@ -1,16 +1,19 @@
 """Partitions: the training examples of each client. Flower Datasets' partitioners cut by label."""
 
+import inspect
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.config import DataConfig
-from fedpriv.core.errors import InputError
+from fedpriv.core.config.data import PartitionerConfig
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.randomness import numpy_stream
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ def partition_indices(
       shard (fewer than there are shards) belong to nobody.
     - ``overlapping``: each client draws ``examples_per_client`` of all examples without replacement, by its own stream,
       so that several clients hold copies of one example.
+    - ``partitioner``: as a partitioner of flwr-datasets cuts them.
     - ``key``: each client is one of those whose examples there are most; what belongs to others is nobody's.
 
     Args:
@@ -83,7 +87,10 @@ def partition_indices(
     order = stream.permutation(len(labels))
     if config.partition == "iid":
         return _cut(order, clients)
-    return _by_label(labels, order, config, clients, int(stream.integers(2**63)))
+    seed = int(stream.integers(2**63))
+    if config.partitioner is not None:
+        return _by_partitioner(labels, order, config.partitioner, keys, clients, seed)
+    return _by_label(labels, order, config, clients, seed)
 
 
 def _drawn(examples: int, each: int, clients: int, seed: int) -> Shares:
@@ -119,6 +126,78 @@ def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients
             f"{len(labels)} examples, in eleven draws; raise alpha or have fewer clients"
         ) from None
     return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
+
+
+def _by_partitioner(
+    labels: np.ndarray, order: np.ndarray, config: PartitionerConfig, keys: np.ndarray | None, clients: int, seed: int
+) -> Shares:
+    """As the partitioner cuts examples in a random order, with the columns index, label and, where known, key."""
+    from datasets import Dataset  # with the partitioners three seconds to import
+
+    partitioner = _flower_partitioner(config, clients, seed, has_keys=keys is not None)
+    columns = {"index": order, "label": labels[order]} | ({} if keys is None else {"key": keys[order]})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            partitioner.dataset = Dataset.from_dict(columns)
+            made = int(partitioner.num_partitions)
+            shares = [_indices(partitioner, client) for client in range(min(clients, made))]
+    except Exception as error:  # noqa: BLE001 (other people's code, with arguments of the user's)
+        raise InputError(f"data.partitioner: {config.name}: {one_line(error)}") from None
+    if made < clients:
+        raise InputError(key="federation.clients", given=clients, allowed=f"data.partitioner makes {made} partitions")
+    empty = next((client for client, share in enumerate(shares) if not len(share)), None)
+    if empty is not None:
+        raise InputError(
+            f"data.partitioner: {config.name} leaves client {empty} without an example; have fewer clients"
+        )
+    return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
+
+
+_FLOWERS = "Partitioner"  # what the names of its classes end with
+_UNSUITED = (
+    "",
+    "idtosizefnc",
+    "verticaleven",
+    "verticalsize",
+)  # the base, one of a function, and those that cut columns
+
+
+def _flower_partitioner(config: PartitionerConfig, clients: int, seed: int, *, has_keys: bool) -> "Partitioner":
+    """The partitioner of this name, with its arguments and those that follow from the experiment."""
+    import flwr_datasets.partitioner as known
+
+    def plain(name: str) -> str:
+        return re.sub("[^a-z]", "", name.removesuffix(_FLOWERS).lower())
+
+    names = [name.removesuffix(_FLOWERS) for name in known.__all__ if plain(name) not in _UNSUITED]
+    kind = next((name for name in names if plain(name) == plain(config.name)), None)
+    if kind is None:
+        raise InputError(key="data.partitioner.name", given=config.name, allowed=f"allowed: {', '.join(names)}")
+    make = getattr(known, kind + _FLOWERS)
+    takes = [name for name in inspect.signature(make).parameters if name not in ("num_partitions", "seed")]
+    unknown = next((name for name in config.arguments if name not in takes), None)
+    if unknown is not None:
+        allowed = f"{kind} takes {', '.join(takes) or 'no arguments'}, and federation.clients and seed give the others"
+        raise InputError(f"data.partitioner.{unknown}: {allowed}")
+    by = config.arguments.get("partition_by", "key" if "NaturalId" in kind else "label")
+    if by not in ("label", "key") or (by == "key" and not has_keys and "partition_by" in takes):
+        given = "the data say whose an example is" if has_keys else "the data do not say whose an example is (data.key)"
+        raise InputError(key="data.partitioner.partition_by", given=by, allowed=f"allowed: label, key; {given}")
+    everything = {**config.arguments, "num_partitions": clients, "partition_by": by, "seed": seed % 2**32}
+    arguments = {name: everything[name] for name in inspect.signature(make).parameters if name in everything}
+    plain_arguments = {name: _listed(value) for name, value in arguments.items()}
+    try:
+        return make(**plain_arguments)
+    except Exception as error:  # noqa: BLE001 (as above)
+        raise InputError(f"data.partitioner: {kind}: {one_line(error)}") from None
+
+
+def _listed(value: Any) -> Any:
+    """A list where settings have a tuple, and an array where they have a tuple of these."""
+    if not isinstance(value, tuple):
+        return value
+    return np.array(value) if any(isinstance(each, tuple) for each in value) else list(value)
 
 
 def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.config import DataConfig, Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.data.partition import partition_indices
 
@@ -179,7 +179,7 @@ def test_nothing_is_printed_or_cached_on_disk(tmp_path: Path) -> None:
     """A fresh process with an empty home: no progress bar, no warning (small alpha redraws), no data set cache."""
     program = """
 import numpy as np
-from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.config import DataConfig, Experiment, validated
 from fedpriv.data.partition import partition_indices
 import sys
 assert "flwr_datasets" not in sys.modules and "datasets" not in sys.modules and "torchvision" not in sys.modules
@@ -228,3 +228,77 @@ def test_no_example_decides_who_holds_the_others() -> None:
             assert np.array_equal(one, two)
     moved = zip(share("shards", 8), share("shards", 8, labels=changed), strict=True)
     assert any(not np.array_equal(one, two) for one, two in moved)
+
+
+# --- partitioners of flwr-datasets --------------------------------------------------------------------------------
+
+OWNERS = np.random.default_rng(5).integers(0, 6, 600)
+PARTITIONERS: dict[str, dict[str, object]] = {
+    "IidPartitioner": {},
+    "linear": {},
+    "square": {},
+    "Exponential": {},
+    "size": {"partition_sizes": [100, 150, 150, 100, 100]},
+    "inner-dirichlet": {"partition_sizes": [100, 150, 150, 100, 100], "alpha": 0.5},
+    "dirichlet": {"alpha": 0.5},
+    "pathological": {"num_classes_per_partition": 2},
+    "shard": {"num_shards_per_partition": 2},
+    "natural id": {},
+    "grouped_natural_id": {"group_size": 1},
+    "continuous": {"strictness": 0.5},
+    "distribution": {
+        "distribution_array": [[1, 1]] * 10, "num_unique_labels_per_partition": 2, "preassigned_num_samples_per_label": 5
+    },
+}  # fmt: skip
+
+
+def flowers(name: str, clients: int, **arguments: object) -> list[np.ndarray]:
+    config = validated(DataConfig, {"partitioner": {"name": name, **arguments}}, "a test")
+    return list(partition_indices(LABELS[:600], config, clients, 0, OWNERS))
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_partitioners_of_flwr_datasets(name: str) -> None:
+    """Disjoint, never empty, a function of the seed, and not in the order of the file."""
+    clients = 10 if name == "distribution" else 5  # as many as classes, or a multiple
+    shares, again = (flowers(name, clients, **PARTITIONERS[name]) for _ in range(2))
+    assert len(shares) == clients and all(map(len, shares))
+    everything = np.concatenate(shares)
+    assert len(np.unique(everything)) == len(everything) <= 600
+    assert all(map(np.array_equal, shares, again))
+    assert shares[0].tolist() != list(range(len(shares[0])))
+    if "natural" in name:
+        assert all(len(set(OWNERS[share].tolist())) == 1 for share in shares)
+    elif name == "pathological":
+        assert all(len(set(LABELS[share].tolist())) <= 2 for share in shares)
+    elif name == "size":
+        assert [len(share) for share in shares] == PARTITIONERS[name]["partition_sizes"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "fair"}, r"data\.partitioner\.name = 'fair': allowed: .*Dirichlet.*Pathological"),
+        ({"name": "vertical-even"}, r"data\.partitioner\.name = 'vertical-even': allowed"),
+        ({"name": "iid", "alpha": 1.0}, r"data\.partitioner\.alpha: Iid takes no arguments, and federation"),
+        (
+            {"name": "dirichlet", "seed": 3, "alpha": 1.0},
+            r"data\.partitioner\.seed: Dirichlet takes partition_by, alpha",
+        ),
+        ({"name": "dirichlet", "alpha": -1.0}, r"data\.partitioner: Dirichlet: Alpha"),
+        ({"name": "dirichlet"}, r"data\.partitioner: Dirichlet: .*alpha"),
+        ({"name": "natural-id", "partition_by": "city"}, r"partition_by = 'city': allowed: label, key"),
+        ({"name": "grouped-natural-id", "group_size": 3}, r"federation\.clients = 5: data\.partitioner makes 2"),
+        ({"name": "size", "partition_sizes": [700] * 5}, r"data\.partitioner: size: "),
+    ],
+)
+def test_wrong_partitioners(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        flowers(str(settings["name"]), 5, **{key: value for key, value in settings.items() if key != "name"})
+    assert "\n" not in str(caught.value)
+
+
+def test_partitioners_and_partitions_exclude_each_other() -> None:
+    for tree in ({"partition": "partitioner"}, {"partition": "iid", "partitioner": {"name": "iid"}}):
+        with pytest.raises(InputError, match=r"partition = '\w+': with data\.partitioner, and only then"):
+            validated(DataConfig, tree, "a test")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
@@ -13,11 +13,33 @@ from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import added_keys
-from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, absent
+from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, Section, absent
 
 
 def _empty(value: str) -> bool:
     return not value
+
+
+class PartitionerConfig(Section):
+    """A partitioner of flwr-datasets by name, and its arguments, any that it has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="such as pathological, exponential or grouped-natural-id")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, tree: Any) -> Any:
+        return {key: _fixed(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All but the name."""
+        return dict(self.model_extra or {})
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(map(_fixed, value)) if isinstance(value, list | tuple) else value
 
 
 class DataConfig(Extensible):
@@ -34,12 +56,18 @@ class DataConfig(Extensible):
     groups: Groups | None = Field(
         None, description="classes that become one, such as [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]; unset: each is its own"
     )
-    partition: Literal["iid", "dirichlet", "shards", "overlapping", "key"] = Field(
+    partition: Literal["iid", "dirichlet", "shards", "overlapping", "key", "partitioner"] = Field(
         "iid",
         description="how clients share the training data; overlapping: each draws its own from all of them, so that "
         "there may be more clients than examples, and a claim is about one client's copy of an example; key: each has "
         "what is somebody's, such as a speaker's texts, those with the most examples first; a client with fewer than "
-        "training.batch_size trains on all of them",
+        "training.batch_size trains on all of them; partitioner: as data.partitioner, which sets it",
+    )
+    partitioner: PartitionerConfig | None = Field(
+        None,
+        exclude_if=absent,
+        description="name and arguments of a partitioner of flwr-datasets; its columns are label and key; it gets the "
+        "examples shuffled, the number of clients and a seed that follows from ours",
     )
     alpha: Positive = Field(0.5, description="Dirichlet concentration; small: clients hold few classes")
     shards_per_client: Count = Field(2, description="label-sorted shards a client gets, for partition = 'shards'")
@@ -92,6 +120,21 @@ class DataConfig(Extensible):
             return tree
         return {**tree, "text": {}} if tree.get("text") is None else tree
 
+    @model_validator(mode="before")
+    @classmethod
+    def _partitioners_are_partitions(cls, tree: Any) -> Any:
+        given = isinstance(tree, Mapping) and tree.get("partitioner") is not None
+        return {"partition": "partitioner", **tree} if given else tree
+
+    @model_validator(mode="after")
+    def _one_partition(self) -> Self:
+        if (self.partition == "partitioner") != (self.partitioner is not None):
+            wanted = "leave it out" if self.partitioner else "set data.partitioner = {name = ...}"
+            raise InputError(
+                key="partition", given=self.partition, allowed=f"with data.partitioner, and only then: {wanted}"
+            )
+        return self
+
     @classmethod
     @override
     def entries(cls) -> Iterator[tuple[type[Any], str, FieldInfo]]:
@@ -111,7 +154,7 @@ class DataConfig(Extensible):
     @property
     def is_natural(self) -> bool:
         """Whether clients hold what is theirs, so that some may have fewer examples than a batch."""
-        return self.partition == "key"
+        return self.partition in ("key", "partitioner")
 
     @property
     def overlaps(self) -> bool:

@@ -19,7 +19,7 @@ from fedpriv.data.source import Place, home
 CLIENT = "client"  # what data.key calls the level of folders above the classes
 
 
-class Picture(NamedTuple):
+class PictureFile(NamedTuple):
     """A file and the folders that it lies in."""
 
     path: str
@@ -55,7 +55,7 @@ class ImageFolder(OwnFile):
         return tuple(Path(picture.path) for part in _parts(place) for picture in part)
 
 
-def _parts(place: Place) -> tuple[list[Picture], list[Picture]]:
+def _parts(place: Place) -> tuple[list[PictureFile], list[PictureFile]]:
     """The pictures of training and test data; the latter are none where the folder has no such part."""
     root = home(place.path)
     if place.key not in ("", CLIENT):
@@ -75,11 +75,11 @@ def _parts(place: Place) -> tuple[list[Picture], list[Picture]]:
     return _pictures(str(root / train), place.key), parts
 
 
-def _pictures(folder: str, key: str) -> list[Picture]:
+def _pictures(folder: str, key: str) -> list[PictureFile]:
     """All pictures of a part of the data, by client, class and name."""
     owners = _folders(folder) if key else [""]
     found = [
-        Picture(path, label, owner)
+        PictureFile(path, label, owner)
         for owner in owners
         for label in _folders(f"{folder}/{owner}")
         for path in _files(f"{folder}/{owner}/{label}")

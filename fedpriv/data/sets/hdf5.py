@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError, one_line, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TRAIN, OwnFile, Share, image_shares, text_shares
+from fedpriv.data.own import TEST, TRAIN, ClientExamples, OwnFile, image_shares, text_shares
 from fedpriv.data.source import Place, home
 
 _ENDINGS = (".h5", ".hdf5")
@@ -69,7 +69,7 @@ def _opened(path: Path) -> Iterator[Any]:
             raise InputError(f"{path}: truncated or damaged: {one_line(error)}") from None
 
 
-def _shares(path: Path, file: Any, place: Place) -> Iterator[Share]:
+def _shares(path: Path, file: Any, place: Place) -> Iterator[ClientExamples]:
     clients = file.get("examples")
     if clients is None or not hasattr(clients, "items"):
         raise InputError(f"{path}: has no group 'examples', whose groups are clients; it has {some_of(list(file))}")
@@ -83,11 +83,11 @@ def _shares(path: Path, file: Any, place: Place) -> Iterator[Share]:
         if place.text is not None:
             if values.dtype.kind not in "OS":
                 raise InputError(f"{where}: its texts are {values.dtype}")
-            yield Share(owner, [text.decode(errors="replace") for text in values[:]], [], where)
+            yield ClientExamples(owner, [text.decode(errors="replace") for text in values[:]], [], where)
             continue
         label = place.label or "label"
         if label not in names or fields[label].ndim != 1 or fields[label].dtype.kind not in "iu":
             raise InputError(f"{where}: wanted is {label!r}, a whole number for each image; it has {some_of(names)}")
         if values.dtype.kind not in "buif" or values.ndim not in (3, 4):
             raise InputError(f"{where}: images are {values.dtype} of shape {values.shape}; (n, H, W[, C]) is wanted")
-        yield Share(owner, values, fields[label][:].tolist(), where)
+        yield ClientExamples(owner, values, fields[label][:].tolist(), where)

@@ -27,7 +27,7 @@ _ENDING = ".parquet"
 
 
 @dataclass(frozen=True)
-class Table:
+class StoredTable:
     """Rows whose types are in the schema's metadata, as the library datasets writes them."""
 
     where: str  # names it in errors
@@ -88,7 +88,7 @@ class HubTables(OwnFile):
         return tuple(sorted(path for path in root.rglob("*") if path.is_file())) if root.is_dir() else (root,)
 
 
-def tables(place: Place) -> list[Table]:
+def tables(place: Place) -> list[StoredTable]:
     """The training data and, where there are any, the test data."""
     root = home(place.path)
     if not root.exists():
@@ -121,7 +121,7 @@ def _split(path: Path) -> str:
     return next((name for name in known if name in (*TRAIN, *TEST)), "")
 
 
-def _parquet(paths: Sequence[Path], root: Path) -> Table:
+def _parquet(paths: Sequence[Path], root: Path) -> StoredTable:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -140,10 +140,10 @@ def _parquet(paths: Sequence[Path], root: Path) -> Table:
     for path, schema in zip(paths, schemas, strict=True):
         if not schema.equals(schemas[0]):
             raise InputError(f"{path}: its columns are not those of {paths[0]}")
-    return Table(str(paths[0] if len(paths) == 1 else root), schemas[0], batches)
+    return StoredTable(str(paths[0] if len(paths) == 1 else root), schemas[0], batches)
 
 
-def _saved(root: Path) -> list[Table]:
+def _saved(root: Path) -> list[StoredTable]:
     from datasets import load_from_disk  # a second to import
 
     try:
@@ -153,23 +153,23 @@ def _saved(root: Path) -> list[Table]:
     return tables_of(found, str(root))
 
 
-def tables_of(found: Any, where: str) -> list[Table]:
+def tables_of(found: Any, where: str) -> list[StoredTable]:
     """Return the training and test data of a Dataset or DatasetDict of the library datasets."""
     parts = found if isinstance(found, dict) else {"": found}
     return [_table(parts[name], f"{where}: {name}" if name else where) for name in split_names(list(parts), where)]
 
 
-def _table(dataset: Any, where: str) -> Table:
+def _table(dataset: Any, where: str) -> StoredTable:
     plain = dataset.with_format("arrow")
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for table in plain.select_columns(columns).iter(_BATCH):
             yield from table.combine_chunks().to_batches()
 
-    return Table(where, dataset.features.arrow_schema, batches)
+    return StoredTable(where, dataset.features.arrow_schema, batches)
 
 
-def _images(parts: list[Table], place: Place) -> Arrays:
+def _images(parts: list[StoredTable], place: Place) -> Arrays:
     import numpy as np
 
     first = parts[0]
@@ -185,7 +185,7 @@ def _images(parts: list[Table], place: Place) -> Arrays:
     return image_arrays(images, numbers, tests, classes, whose, place.path)
 
 
-def _image_column(table: Table) -> str:
+def _image_column(table: StoredTable) -> str:
     """The column of pictures: of the type Image, or a struct with bytes."""
     possible = [field.name for field in table.schema if _has_bytes(field.type)]
     named = [name for name in possible if table.features.get(name, {}).get("_type") == "Image"]
@@ -205,7 +205,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
 
 
-def _label_column(table: Table, place: Place) -> str:
+def _label_column(table: StoredTable, place: Place) -> str:
     if place.label:
         return table.require("data.label", place.label)
     named = [name for name in _class_columns(table) if name != place.key]
@@ -215,16 +215,16 @@ def _label_column(table: Table, place: Place) -> str:
     return str(found[0])
 
 
-def _class_columns(table: Table) -> list[str]:
+def _class_columns(table: StoredTable) -> list[str]:
     return [name for name, feature in table.features.items() if feature.get("_type") == "ClassLabel"]
 
 
-def _names(table: Table, label: str) -> tuple[str, ...]:
+def _names(table: StoredTable, label: str) -> tuple[str, ...]:
     """The names of the classes in the schema; none: it has none."""
     return tuple(table.features.get(label, {}).get("names") or ())
 
 
-def _pictures(table: Table, column: str) -> Iterator[tuple[str, bytes]]:
+def _pictures(table: StoredTable, column: str) -> Iterator[tuple[str, bytes]]:
     row = 0
     for batch in table.batches([column]):
         for cell in batch.column(0).field("bytes"):
@@ -235,7 +235,7 @@ def _pictures(table: Table, column: str) -> Iterator[tuple[str, bytes]]:
             yield f"{table.where}: row {row:,}", content
 
 
-def _texts(parts: list[Table], place: Place) -> Arrays:
+def _texts(parts: list[StoredTable], place: Place) -> Arrays:
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
     part = Part(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
@@ -244,7 +244,7 @@ def _texts(parts: list[Table], place: Place) -> Arrays:
     return arrays_of(part, labels, config, place.root, place.path)
 
 
-def _rows(table: Table, place: Place, config: CorpusConfig) -> list[Row]:
+def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:
     texts = [str(value) for value in table.values("data.text.text", config.text)]
     empty: list[Any] = [None] * len(texts)
     labels = table.values("data.text.label", config.label) if config.label else empty

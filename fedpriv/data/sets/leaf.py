@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_memory
-from fedpriv.data.own import TEST, TRAIN, OwnFile, Share, as_pixels, image_shares, text_shares
+from fedpriv.data.own import TEST, TRAIN, ClientExamples, OwnFile, as_pixels, image_shares, text_shares
 from fedpriv.data.source import Place, home
 
 _MADE_OF_A_BYTE = 8  # a number is an object of Python's, and a pointer to it
@@ -56,7 +56,7 @@ def _parts(place: Place) -> list[list[Path]]:
     return parts
 
 
-def _shares(path: Path, place: Place) -> list[Share]:
+def _shares(path: Path, place: Place) -> list[ClientExamples]:
     check_memory(path, _MADE_OF_A_BYTE * path.stat().st_size, place.memory)
     try:
         tree = json.loads(path.read_bytes())
@@ -71,7 +71,7 @@ def _shares(path: Path, place: Place) -> list[Share]:
     return [share for share in shares if len(share.values)]
 
 
-def _share(path: Path, user: str, data: Any, place: Place) -> Share:
+def _share(path: Path, user: str, data: Any, place: Place) -> ClientExamples:
     where = f"{path}: user {user!r}"
     x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
@@ -82,10 +82,10 @@ def _share(path: Path, user: str, data: Any, place: Place) -> Share:
     if place.text is not None:
         if not all(isinstance(following, str) for following in y):
             raise InputError(f"{where}: y holds {_kinds(y)}; texts that go on those of x are wanted")
-        return Share(user, [f"{text}{following}" for text, following in zip(x, y, strict=True)], [], where)
+        return ClientExamples(user, [f"{text}{following}" for text, following in zip(x, y, strict=True)], [], where)
     if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in y):
         raise InputError(f"{where}: y holds {_kinds(y)}; whole numbers or texts are wanted")
-    return Share(user, _images(x, where), y, where)
+    return ClientExamples(user, _images(x, where), y, where)
 
 
 def _images(x: list[Any], where: str) -> Any:
