@@ -99,7 +99,9 @@ def _scored(world: World, state: State, rows: Tensor) -> _ExampleScores:
     return _ExampleScores(loss, by_example[0], by_example[1])
 
 
-def _by_client(world: World, scores: _ExampleScores, rows: Tensor) -> tuple[ClientAccuracy | None, ClientAccuracy | None]:
+def _by_client(
+    world: World, scores: _ExampleScores, rows: Tensor
+) -> tuple[ClientAccuracy | None, ClientAccuracy | None]:
     """The accuracy of the clients that take part, and of other keys, on the test examples of each."""
     keys = world.dataset.keys
     if keys is None or len(keys.test) != len(world.dataset.y_test):

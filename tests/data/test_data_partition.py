@@ -247,7 +247,8 @@ PARTITIONERS: dict[str, dict[str, object]] = {
     "grouped_natural_id": {"group_size": 1},
     "continuous": {"strictness": 0.5},
     "distribution": {
-        "distribution_array": [[1, 1]] * 10, "num_unique_labels_per_partition": 2, "preassigned_num_samples_per_label": 5
+        "distribution_array": 10 * [[1, 1]], "num_unique_labels_per_partition": 2,
+        "preassigned_num_samples_per_label": 5,
     },
 }  # fmt: skip
 

@@ -13,14 +13,14 @@ from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import added_keys
-from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, Section, absent
+from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, Settings, absent
 
 
 def _empty(value: str) -> bool:
     return not value
 
 
-class PartitionerConfig(Section):
+class PartitionerConfig(Settings):
     """A partitioner of flwr-datasets by name, and its arguments, any that it has."""
 
     model_config = ConfigDict(extra="allow")
