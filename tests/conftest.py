@@ -20,6 +20,8 @@ from tests import command_line
 # Ray runs its workers at nice 15: on a busy machine a test on Ray would wait for all the others.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+os.environ["FEDPRIV_CACHE"] = ""  # tests of what is kept name a folder
+
 # Without a GPU, programs of Triton are run by its interpreter, which has to be known before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

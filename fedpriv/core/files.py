@@ -26,7 +26,7 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 _KEPT = 50
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # Nanoseconds within which a file may change twice and show one time of change.
-_TICK = 3_000_000_000
+TICK = 3_000_000_000
 # What file systems answer that cannot bring a folder to the disk.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
 # What file systems answer that have no locks: there, nobody is kept out.
@@ -118,7 +118,7 @@ def content_digest(path: Path) -> bytes:
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
     seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    is_settled = time.time_ns() - status.st_ctime_ns > _TICK
+    is_settled = time.time_ns() - status.st_ctime_ns > TICK
     return _digest(path, seen) if is_settled else _digest.__wrapped__(path, seen)
 
 

@@ -20,7 +20,8 @@ from fedpriv.core.names import END
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
-from fedpriv.data.files import Keys
+from fedpriv.data.files import Arrays, Keys
+from fedpriv.data.kept import keeping, stamp_of
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
@@ -146,9 +147,18 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     """Load the data set that the config names, once in a process as long as its files hold the same."""
     place = place_of(config)
     files = DATASETS[config.name].files(place)
-    complete = _complete(config.name, place, token_bytes(32) if files is None else files_digest(files))
+    kept = _stamp(config.name, place, files)
+    digest = token_bytes(32) if files is None else files_digest(files) if kept is None else kept.encode()
+    complete = _complete(config.name, place, digest, is_kept=kept is not None)
     chosen = complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
     return chosen if config.groups is None else _grouped(chosen, config.groups)
+
+
+def _stamp(name: str, place: Place, files: Iterable[Path] | None) -> str | None:
+    """What kept images of these files are found by; ``None``: none are kept."""
+    if files is None or not DATASETS[name].is_kept or place.text is not None:
+        return None
+    return stamp_of(files, repr((name, place.key, place.label, place.size, place.test_share)))
 
 
 def files_digest(files: Iterable[Path]) -> bytes:
@@ -198,13 +208,27 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _complete(name: str, place: Place, digest: bytes) -> Dataset:
+def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Dataset:
     """``digest``: of the files, by which a replaced one is told from the one before."""
     source = DATASETS[name]
-    arrays, where = source.read(place)
-    files = source.files(place)
-    if files is not None and files_digest(files) != digest:
-        raise InputError(f"{source.title}, {where}: was changed while it was read; start again")
+    read_now = False
+
+    def read() -> Arrays:
+        nonlocal read_now
+        read_now = True
+        arrays: Arrays = source.read(place)[0]
+        return arrays
+
+    if is_kept:
+        arrays, where = keeping(digest.decode(), read), place.path
+    else:
+        arrays, where = source.read(place)
+        read_now = True
+    files = source.files(place) if read_now else None
+    if files is not None:
+        now = _stamp(name, place, files) if is_kept else None
+        if (now.encode() if now else files_digest(files)) != digest:
+            raise InputError(f"{source.title}, {where}: was changed while it was read; start again")
     said = f"{source.title}, {where}"
     x_train, x_test = _images(arrays.x_train), _images(arrays.x_test)
     channels = x_train.shape[1]
@@ -214,8 +238,8 @@ def _complete(name: str, place: Place, digest: bytes) -> Dataset:
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
     images = x_train, y_train, x_test, y_test
-    told = arrays.columns, arrays.notes, arrays.warnings, arrays.text, arrays.keys
-    return Dataset(name, *images, names, mean, std, said, *told)
+    facts = {key: getattr(arrays, key) for key in ("columns", "notes", "warnings", "text", "keys")}
+    return Dataset(name, *images, names, mean, std, said, **facts)
 
 
 @lru_cache(maxsize=4)

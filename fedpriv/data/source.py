@@ -66,6 +66,7 @@ class Source(ABC):
     needs_path: ClassVar[bool] = False  # whether `data.path` has to name its file
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
+    is_kept: ClassVar[bool] = False  # whether images that were read are kept on the disk
     reads: ClassVar[
         tuple[str, ...]
     ] = ()  # of the keys `key`, `label`, `size`, `test_share` and `text` those with a meaning

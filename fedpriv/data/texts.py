@@ -71,7 +71,10 @@ def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = 
 
 def read_texts(path: Path, columns: Columns) -> list[Row]:
     """Read texts and what stands beside them; the file's name may end in .gz."""
-    read = _json_lines if path.name.removesuffix(".gz").endswith(JSON_LINES) else _csv
+    if path.is_dir():
+        return _folder(path)
+    ending = Path(path.name.removesuffix(".gz")).suffix
+    read = _json_lines if ending in JSON_LINES else _json_list if ending == ".json" else _csv
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -81,7 +84,7 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        kind = "CSV" if read is _csv else "JSON lines"
+        kind = "CSV" if read is _csv else "JSON"
         raise InputError(f"{path}: cannot be read as {kind} in UTF-8: {error}") from None
     if not rows:
         raise InputError(f"{path}: there is no text in it")
@@ -89,7 +92,8 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
 
 
 def _csv(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
-    reader = csv.DictReader(file, restval="", strict=True)
+    tabs = path.name.removesuffix(".gz").endswith(".tsv")
+    reader = csv.DictReader(file, restval="", strict=True, delimiter="\t" if tabs else ",")
     header = list(reader.fieldnames or ())
     for column in columns.needed:
         if column not in header:
@@ -105,21 +109,51 @@ def _csv(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
 
 def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
     for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            given = json.loads(line, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: not JSON that can be read: {error}") from None
-        if not isinstance(given, dict):
-            raise InputError(f'{path}, line {number}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
-        for column in columns.needed:
-            if column not in given:
-                raise _missing(f"{path}, line {number}", column, list(given))
-        read = {
-            column: _cell(f"{path}, line {number}: {column!r}", given[column]) for column in columns if column in given
-        }
-        yield _row(path, number, read, columns)
+        if line.strip():
+            yield _json_row(path, f"{path}, line {number}", number, _parsed(f"{path}, line {number}", line), columns)
+
+
+def _json_list(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+    given = _parsed(str(path), file.read())
+    if not isinstance(given, list):
+        raise InputError(f'{path}: a JSON list of objects is wanted, such as [{{"{columns.text}": ...}}, ...]')
+    for number, each in enumerate(given, start=1):
+        yield _json_row(path, f"{path}, entry {number}", number, each, columns)
+
+
+def _parsed(where: str, text: str) -> object:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON that can be read: {error}") from None
+
+
+def _json_row(path: Path, where: str, number: int, given: object, columns: Columns) -> Row:
+    if not isinstance(given, dict):
+        raise InputError(f'{where}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
+    for column in columns.needed:
+        if column not in given:
+            raise _missing(where, column, list(given))
+    read = {column: _cell(f"{where}: {column!r}", given[column]) for column in columns if column in given}
+    return _row(path, number, read, columns)
+
+
+def _folder(root: Path) -> list[Row]:
+    """Texts in LABEL/NAME.txt, in the folder itself or in its folders train and test."""
+    found: dict[str | None, Path] = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    rows = []
+    for split, part in (found or {None: root}).items():
+        for path in sorted(part.glob("*/*.txt")):
+            try:
+                text = path.read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{path}: cannot be read as text in UTF-8: {error}") from None
+            if not text.strip():
+                raise InputError(f"{path}: the text is empty")
+            rows.append(Row(text, path.parent.name, None, split))
+    if not rows:
+        raise InputError(f"{root}: no text lies in LABEL/NAME.txt, nor in train/LABEL/NAME.txt")
+    return rows
 
 
 def _cell(where: str, value: object) -> str:
@@ -202,7 +236,9 @@ class Corpus(Source):
     @classmethod
     @override
     def files(cls, place: Place) -> tuple[Path, ...]:
-        return (cls.found(place), *tokenizer_files(place.text or CorpusConfig(), place.root))
+        found = cls.found(place)
+        files = sorted(found.rglob("*.txt")) if found.is_dir() else [found]
+        return (*files, *tokenizer_files(place.text or CorpusConfig(), place.root))
 
     @classmethod
     def wanted(cls) -> str:

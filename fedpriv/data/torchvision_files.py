@@ -195,15 +195,17 @@ IDX_UINT8 = b"\x00\x00\x08"
 class IdxFiles(Torchvision):
     """Four idx files."""
 
+    stems: ClassVar[Sequence[str]] = IDX_FILES
+
     @classmethod
     @override
     def is_complete(cls, folder: Path) -> bool:
-        return all(path.is_file() for path in _paths(folder))
+        return all(path.is_file() for path in cls._paths(folder))
 
     @classmethod
     @override
     def read_folder(cls, folder: Path, memory: int) -> Arrays:
-        paths = _paths(folder)
+        paths = cls._paths(folder)
         check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
         x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
         return checked(Arrays(x_train, y_train, x_test, y_test, cls.class_names), str(folder))
@@ -211,12 +213,12 @@ class IdxFiles(Torchvision):
     @classmethod
     @override
     def count_folder(cls, folder: Path) -> int:
-        return sum(read_idx_shape(path)[0] for path in _paths(folder) if "labels" in path.name)
+        return sum(read_idx_shape(path)[0] for path in cls._paths(folder) if "labels" in path.name)
 
-
-def _paths(folder: Path) -> list[Path]:
-    """The files, unpacked where torchvision has left them so."""
-    return [plain if (plain := folder / stem).is_file() else folder / f"{stem}.gz" for stem in IDX_FILES]
+    @classmethod
+    def _paths(cls, folder: Path) -> list[Path]:
+        """The files, unpacked where torchvision has left them so."""
+        return [plain if (plain := folder / stem).is_file() else folder / f"{stem}.gz" for stem in cls.stems]
 
 
 def read_idx(path: Path) -> np.ndarray:

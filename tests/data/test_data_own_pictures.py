@@ -1,8 +1,12 @@
 """Pictures of one's own in every form, written with the library that people write them with, against that library."""
 
+import gzip
 import io
 import json
+import os
 import struct
+import sys
+import types
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,9 @@ from pyarrow import parquet
 
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
+from fedpriv.data import datasets as datasets_module
+from fedpriv.data import kept
+from fedpriv.data import pictures as decoding
 from fedpriv.data.datasets import Dataset, load_dataset
 
 DRAW = np.random.default_rng(0)
@@ -475,3 +482,103 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
             for name, values in fields.items():
                 file.create_dataset(name, data=values)
         assert words in refusal("hdf5", path, test_share=0.5)
+
+
+# --- idx files ----------------------------------------------------------------------------------------------------
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+    content = head + values.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_idx_files(tmp_path: Path, ending: str) -> None:
+    """Labels may count from 1, as those of EMNIST's letters."""
+    x, y = pixels(9, 5, 4), np.arange(9) % 3 + 1
+    for part, rows in (("train", slice(0, 6)), ("t10k", slice(6, 9))):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte{ending}", x[rows])
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte{ending}", y[rows])
+    dataset = loaded("idx", tmp_path)
+    assert np.array_equal(images(dataset)[..., 0], x)
+    assert torch.cat([dataset.y_train, dataset.y_test]).tolist() == (y - 1).tolist()
+    assert dataset.class_names == ("1", "2", "3")
+    (tmp_path / f"train-labels-idx1-ubyte{ending}").rename(tmp_path / "labels")
+    assert "one file of labels of train data is wanted" in refusal("idx", tmp_path)
+    assert "no such folder" in refusal("idx", tmp_path / "labels")
+
+
+def test_emnist_is_upright(tmp_path: Path) -> None:
+    """Its files hold columns in place of rows, as torchvision documents."""
+    x, y = pixels(94, 28, 28), np.arange(94) % 47
+    raw = tmp_path / "EMNIST" / "raw"
+    for part in ("train", "test"):
+        write_idx(raw / f"emnist-balanced-{part}-images-idx3-ubyte", x.transpose(0, 2, 1))
+        write_idx(raw / f"emnist-balanced-{part}-labels-idx1-ubyte", y)
+    dataset = loaded("emnist", Path(), root=str(tmp_path))
+    assert np.array_equal(dataset.x_train[:, 0].numpy(), x)
+    assert dataset.class_names[10] == "A" and dataset.class_names[46] == "t"
+
+
+# --- objects ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["data", "made", "parts"])
+def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    given, drawn = hub()
+    module = types.ModuleType("own_module")
+    vars(module).update(data=given, made=lambda: given, parts=datasets.DatasetDict(train=given, test=given), other=3)
+    monkeypatch.setitem(sys.modules, "own_module", module)
+    config = validated(DataConfig, {"name": f"own_module:{kind}", "key": "writer"}, "a test")
+    dataset = load_dataset(config, 0)
+    assert dataset.name == "object" and dataset.class_names == ("ant", "bee", "cow")
+    assert {image.tobytes() for image in images(dataset)} == {image.tobytes() for image in drawn}
+    for name, words in (
+        ("own_module:other", "a Dataset or DatasetDict is wanted, not int"),
+        ("none_such:data", "cannot be"),
+    ):
+        with pytest.raises(InputError, match=f"data.name = '{name}': .*{words}"):
+            load_dataset(validated(DataConfig, {"name": name}, "a test"), 0)
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["folder", "hub"])
+def test_pictures_are_kept_and_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """The second start reads no picture, and a changed, added or damaged file has it read again."""
+    monkeypatch.setenv("FEDPRIV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "TICK", -1)
+    path = tmp_path / "data"
+    if form == "folder":
+        changed = folder(path / "ann") / "cat" / "0.png"
+    else:
+        changed = path = tmp_path / "a.parquet"
+        hub()[0].to_parquet(path)
+    key = {"key": "client" if form == "folder" else "writer"}
+
+    def again() -> Dataset:
+        datasets_module._complete.cache_clear()
+        return loaded(form, path, **key)
+
+    first = again()
+    with monkeypatch.context() as patched:
+        patched.setattr(decoding, "_pixels", None)  # nothing is decoded
+        second = again()
+    assert second.digest == first.digest and second.class_names == first.class_names
+    assert first.keys is not None and second.keys is not None
+    assert second.keys.names == first.keys.names and np.array_equal(second.keys.test, first.keys.test)
+    (entry,) = (tmp_path / "cache").iterdir()
+    assert entry.stat().st_mode & 0o777 == 0o600
+    entry.write_bytes(entry.read_bytes()[:-5])
+    assert again().digest == first.digest
+    times = changed.stat()
+    if form == "folder":
+        saved(changed, pixels(6, 5, 3))
+    else:
+        hub()[0].to_parquet(path)
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # as cp -p or a careless tool leaves it
+    assert again().digest != first.digest
+    assert len(list((tmp_path / "cache").iterdir())) == 2

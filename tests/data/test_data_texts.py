@@ -99,12 +99,18 @@ def test_sequences_predict_each_token_once() -> None:
     assert y[2].tolist() == Bytes().encode("fghi")
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "gz"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "gz", "tsv", "json"])
 def test_own_files(tmp_path: Path, kind: str) -> None:
     path = own(tmp_path)
     if kind == "jsonl":
         rows = [line.split(",") for line in ROWS.splitlines()]
         path = own(tmp_path, "\n".join(json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]), "o.jsonl")
+    if kind == "json":
+        cells = [line.split(",") for line in ROWS.splitlines()]
+        entries = [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
+        path = own(tmp_path, json.dumps(entries), "own.json")
+    if kind == "tsv":
+        path = own(tmp_path, ROWS.replace(",", "\t"), "own.tsv")
     if kind == "gz":
         path = tmp_path / "own.csv.gz"
         path.write_bytes(gzip.compress(ROWS.encode()))
@@ -248,3 +254,30 @@ def test_speakers_of_shakespeare() -> None:
     targets = int((dataset.y_train >= 0).sum() + (dataset.y_test >= 0).sum())
     tested = len(np.unique([who for who in speakers if round(0.1 * sum(w == who for w, _ in turns))]))
     assert targets == sum(len(speech.encode()) + 2 for _, speech in turns) - len(speakers) - tested
+
+
+def test_folders_of_texts(tmp_path: Path) -> None:
+    for part, label, name, text in (
+        ("train", "good", "1", "a joy"), ("train", "bad", "1", "a bore"), ("test", "bad", "1", "dull"),
+    ):  # fmt: skip
+        (tmp_path / part / label).mkdir(parents=True, exist_ok=True)
+        (tmp_path / part / label / f"{name}.txt").write_text(text)
+    tree = {"name": "text", "path": str(tmp_path), "text": {"length": 8}}
+    dataset = load_dataset(validated(DataConfig, tree, "a test"), 0)
+    assert dataset.class_names == ("bad", "good") and dataset.y_train.tolist() == [0, 1]
+    assert dataset.text is not None
+    assert dataset.text.tokenizer.decode(dataset.x_test[0].flatten().tolist()) == "dull"
+    (tmp_path / "train" / "bad" / "2.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"2\.txt: cannot be read as text in UTF-8"):
+        load_dataset(validated(DataConfig, tree, "a test"), 0)
+    with pytest.raises(InputError, match=r"no text lies in LABEL/NAME\.txt"):
+        load_dataset(validated(DataConfig, {**tree, "path": str(tmp_path / "train" / "good")}, "a test"), 0)
+
+
+def test_a_json_file_that_is_no_list(tmp_path: Path) -> None:
+    for content, words in (
+        ('{"what": "x"}', "a JSON list of objects is wanted"),
+        ("[3]", "entry 1: a JSON object is wanted"),
+    ):
+        with pytest.raises(InputError, match=words):
+            load_dataset(config(own(tmp_path, content, "own.json")), 0)

@@ -122,6 +122,13 @@ class DataConfig(Extensible):
 
     @model_validator(mode="before")
     @classmethod
+    def _modules_have_objects(cls, tree: Any) -> Any:
+        """``name = "module:object"`` is short for the data set object, whose path that is."""
+        name = tree.get("name") if isinstance(tree, Mapping) else None
+        return {**tree, "name": "object", "path": name} if isinstance(name, str) and ":" in name else tree
+
+    @model_validator(mode="before")
+    @classmethod
     def _partitioners_are_partitions(cls, tree: Any) -> Any:
         given = isinstance(tree, Mapping) and tree.get("partitioner") is not None
         return {"partition": "partitioner", **tree} if given else tree

@@ -33,6 +33,7 @@ class ImageFolder(OwnFile):
 
     name = "folder"
     title = "own pictures"
+    is_kept = True
     reads = ("key", "size", "test_share")
 
     @classmethod

@@ -72,20 +72,24 @@ class HubTables(OwnFile):
 
     name = "hub"
     title = "own data set of the hub"
+    is_kept = True
     reads = ("key", "label", "size", "test_share", "text")
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        parts = tables(place)
-        read = _images if place.text is None else _texts
-        return read(parts, place), place.path
+        return arrays_of_tables(tables(place), place), place.path
 
     @classmethod
     @override
     def files(cls, place: Place) -> tuple[Path, ...]:
         root = home(place.path)
         return tuple(sorted(path for path in root.rglob("*") if path.is_file())) if root.is_dir() else (root,)
+
+
+def arrays_of_tables(parts: list[StoredTable], place: Place) -> Arrays:
+    """Return the images of training and test data, or their texts where the experiment has a section for them."""
+    return (_images if place.text is None else _texts)(parts, place)
 
 
 def tables(place: Place) -> list[StoredTable]:

@@ -1,0 +1,33 @@
+"""EMNIST, balanced: handwritten numerals and letters, 28x28 (Cohen et al. 2017)."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from fedpriv.core.registry import DATASETS
+from fedpriv.data.files import Arrays
+from fedpriv.data.torchvision_files import IDX_FILES, IdxFiles
+
+
+@DATASETS.register
+class Emnist(IdxFiles):
+    """47 classes, letters whose cases look alike joined; the files hold each picture on its side."""
+
+    name = "emnist"
+    title = "EMNIST, balanced"
+    folder = "EMNIST/raw"
+    fetcher = "EMNIST"
+    options = MappingProxyType({"split": "balanced"})
+    stems = tuple(f"emnist-balanced-{stem.replace('t10k', 'test')}" for stem in IDX_FILES)
+    mean = (0.1751,)
+    std = (0.3332,)
+    class_names = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
+    classes = 47
+
+    @classmethod
+    @override
+    def read_folder(cls, folder: Path, memory: int) -> Arrays:
+        arrays = super().read_folder(folder, memory)
+        return replace(arrays, x_train=arrays.x_train.transpose(0, 2, 1), x_test=arrays.x_test.transpose(0, 2, 1))
