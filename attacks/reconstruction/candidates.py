@@ -5,12 +5,11 @@ batch the other examples are not known; their sum is modelled as normal (:func:`
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.methods.candidate import CandidateSettings
 from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, soft_cross_entropy, twice_differentiable
-from fedpriv.attacks.reconstruction.matching import Compared, Matcher, chunks
+from fedpriv.attacks.reconstruction.matching import compared
 from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -40,37 +39,19 @@ def alone(victim: Victim) -> Victim:
 
 def expected_uploads(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
     """Return what batches (n, B, C, H, W) with labels (n, B) are expected to send, (n, K), standardised."""
-    return _compared(scene, victim, images, labels, lambda comparison: flat(comparison.expected()), written=True)
+    rows = [victim] * len(images)
+    return compared(scene, rows, lambda comparison: flat(comparison.expected()), images, labels, written=True)
 
 
 def misfits(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
     """Return minus the log-likelihood (n,) of all uploads with batches (n, B, C, H, W), labels (n, B), behind them."""
-    return _compared(scene, victim, images, labels, misfit, written=victim.needs_writing)
+    return compared(scene, [victim] * len(images), misfit, images, labels, written=victim.needs_writing)
 
 
 def inner_products(vectors: Tensor) -> Tensor:
     """Return the inner products (n, n) of vectors (n, K), computed in float64 where the device has it."""
     parts = (wide(part) for part in vectors.split(COLUMNS, dim=1))
     return total([part @ part.mT for part in parts])
-
-
-def _compared(
-    scene: Scene,
-    victim: Victim,
-    images: Tensor,
-    labels: Tensor,
-    objective: Callable[[Compared], Tensor],
-    *,
-    written: bool,
-) -> Tensor:
-    given = F.one_hot(labels, scene.classes).to(images)
-    rows: Sequence[Victim] = [victim] * len(images)
-    parts = []
-    with torch.no_grad():
-        for part in chunks(scene.network, rows, scene.shape, scene.classes, written=written):
-            these = slice(part.start, part.stop)
-            parts.append(Matcher(scene.network, rows[these], objective, often=False)(images[these], given[these]))
-    return torch.cat(parts)
 
 
 # How often the best decision among candidate records is right: no attack tells more.

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, dummy_gradients, ghost_obstacle
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
+from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Block, Vector, flattened
@@ -314,6 +315,19 @@ def chunks(
     size = max(1, allowed // each)
     for start in range(0, len(rows), size):
         yield range(start, min(start + size, len(rows)))
+
+
+def compared(
+    scene: Scene, rows: Sequence[Victim], objective: Objective, images: Tensor, labels: Tensor, *, written: bool = False
+) -> Tensor:
+    """Return the mismatches (N,) of images (N, B, C, H, W) with labels (N, B), some at a time, without derivatives."""
+    given = F.one_hot(labels, scene.classes).to(images)
+    parts = []
+    with torch.no_grad():
+        for part in chunks(scene.network, rows, scene.shape, scene.classes, written=written):
+            these = slice(part.start, part.stop)
+            parts.append(Matcher(scene.network, rows[these], objective, often=False)(images[these], given[these]))
+    return torch.cat(parts)
 
 
 def row_bytes(

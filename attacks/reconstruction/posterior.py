@@ -27,7 +27,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import ReluMode, gho
 from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, OutputLayer, find_output_layer, read_labels
-from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses, Matcher, chunks
+from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses, Matcher, chunks, compared
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
@@ -212,15 +212,9 @@ def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     coordinates = torch.randn(LABEL_DRAWS, 1, *scene.shape, generator=generator).to(scene.mean)
     coordinates[0] = 0
     images = Whitening(scene.prior, scene.shape).images(coordinates).repeat(len(labels), 1, 1, 1, 1)
-    given = F.one_hot(labels, scene.classes).to(images).repeat_interleave(LABEL_DRAWS, dim=0)
-    rows = [victim] * len(images)
-    misfits = []
-    with torch.no_grad():
-        for part in chunks(scene.network, rows, scene.shape, scene.classes, written=victim.needs_writing):
-            these = slice(part.start, part.stop)
-            misfits.append(Matcher(scene.network, rows[these], misfit, often=False)(images[these], given[these]))
-    losses: Tensor = torch.cat(misfits).unflatten(0, (len(labels), LABEL_DRAWS))
-    return losses
+    rows, given = [victim] * len(images), labels.repeat_interleave(LABEL_DRAWS, dim=0)
+    misfits = compared(scene, rows, misfit, images, given, written=victim.needs_writing)
+    return misfits.unflatten(0, (len(labels), LABEL_DRAWS))
 
 
 # Which units of a ReLU network are on, as unknowns next to the image: an image that is slightly off has some wrong.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
@@ -19,7 +18,7 @@ from fedpriv.attacks.reconstruction.first_layer.batch import read_batch, stacked
 from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import read_blocks
 from fedpriv.attacks.reconstruction.labels import read_labels
-from fedpriv.attacks.reconstruction.matching import Compared, Matcher, chunks, squared_distance
+from fedpriv.attacks.reconstruction.matching import Compared, compared, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
@@ -321,7 +320,9 @@ def _losses(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read], labe
     if single:
         pictures = torch.stack([answers[row].images for row in single])
         known = torch.stack([labels[row] for row in single])
-        losses[single] = _distances(scene, [rows[row] for row in single], pictures, known).cpu().double()
+        losses[single] = (
+            compared(scene, [rows[row] for row in single], _relative_distance, pictures, known).cpu().double()
+        )
     return losses
 
 
@@ -345,7 +346,13 @@ def _scaled(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
     best = image.new_tensor(1.0)
     for _ in range(FACTOR_ZOOMS):
         labels = label.expand(len(factors), 1)
-        distances = _distances(scene, [victim] * len(factors), factors[:, None, None, None, None] * image, labels)
+        distances = compared(
+            scene,
+            [victim] * len(factors),
+            _relative_distance,
+            factors[:, None, None, None, None] * image,
+            labels,
+        )
         best = factors[distances.argmin()]
         factors = best * (width * torch.linspace(-1, 1, FACTORS).to(image)).exp()
         width *= 2 / (FACTORS - 1)
@@ -358,20 +365,8 @@ def _label(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
         return victim.labels
     labels = torch.arange(scene.classes, device=image.device)[:, None]
     images = image.expand(scene.classes, *image.shape)
-    distances = _distances(scene, [victim] * scene.classes, images, labels)
+    distances = compared(scene, [victim] * scene.classes, _relative_distance, images, labels)
     return labels[distances.argmin()]
-
-
-def _distances(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor) -> Tensor:
-    """Squared distances (N,), relative, of uploads and what images (N, B, C, H, W) with labels (N, B) would send."""
-    one_hot = F.one_hot(labels, scene.classes).to(images)
-    distances = []
-    with torch.no_grad():
-        for part in chunks(scene.network, rows, scene.shape, scene.classes):
-            these = slice(part.start, part.stop)
-            matcher = Matcher(scene.network, rows[these], _relative_distance, often=False)
-            distances.append(matcher(images[these], one_hot[these]))
-    return torch.cat(distances)
 
 
 def _relative_distance(comparison: Compared) -> Tensor:
