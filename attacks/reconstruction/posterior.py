@@ -213,8 +213,7 @@ def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     coordinates[0] = 0
     images = Whitening(scene.prior, scene.shape).images(coordinates).repeat(len(labels), 1, 1, 1, 1)
     rows, given = [victim] * len(images), labels.repeat_interleave(LABEL_DRAWS, dim=0)
-    misfits = compared(scene, rows, misfit, images, given, written=victim.needs_writing)
-    return misfits.unflatten(0, (len(labels), LABEL_DRAWS))
+    return compared(scene, rows, misfit, images, given, written=victim.needs_writing).view(-1, LABEL_DRAWS)
 
 
 # Which units of a ReLU network are on, as unknowns next to the image: an image that is slightly off has some wrong.
