@@ -31,8 +31,7 @@ _WEIGHTS = "squeezenet1_1-*.pth"
 class LpipsResult:
     """LPIPS of each image, or why there is none."""
 
-    # float32 (N,), 0 for identical images, larger for less alike ones; None if it cannot be computed
-    values: Tensor | None
+    values: Tensor | None  # float32 (N,), 0 for identical images; None if it cannot be computed
     reason: str | None  # why not, to follow on "LPIPS is not available: "; None if there are values
 
 

@@ -88,8 +88,7 @@ class TextFormat:
 
     vocabulary: Count  # tokens that there are
     task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
-    # whether sequences are cut from running text, and begin with any token; else each begins a text
-    packed: bool = False
+    packed: bool = False  # whether sequences are cut from running text; else each begins a text
 
 
 @dataclass(frozen=True)
@@ -110,12 +109,8 @@ class PublicSettings:
     optimizer: Literal["sgd", "adam"]  # the local optimiser, for fedavg
     momentum: Annotated[float, Field(ge=0, lt=1)]  # of the local SGD, for fedavg
     client_examples: Count  # the number of the client's examples
-    # its settings, dumped; with the noise itself (sigma, scale or kappa), never a target. Where it is withheld, it is
-    # none: an adversary who knows of no mechanism assumes none
-    mechanism: dict[str, Any]
-    # how many clients' uploads are averaged in the one that was heard; their numbers of steps and of examples are then
-    # their means
-    clients: Count = 1
+    mechanism: dict[str, Any]  # its settings with the noise itself, dumped; none where it is withheld
+    clients: Count = 1  # whose uploads are averaged; their steps and examples are then means
     columns: tuple[Column, ...] = ()  # of the table whose rows the examples are; empty: these are images
     text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); None: these are images or rows
 
@@ -145,14 +140,11 @@ class Observation:
     round: int  # the round, from 1
     client: int  # the client, from 0; 0 for a sum
     parameters: Vector  # the parameters that the client started the round from
-    # as sent, noise included; fedsgd: the mean gradient; fedavg: parameters after minus before. A sum is divided by its
-    # weights: it is the clients' mean upload
-    upload: Vector
+    upload: Vector  # as sent, noise included: mean gradient, or after minus before; of a sum the mean upload
     settings: PublicSettings  # what is public
     redistribution: Redistribution | None = None  # the public shares r of the noise, for the mechanism hgm
     labels: tuple[int, ...] | None = None  # the labels behind it, ascending, where the threat model grants them
-    # for each image a list of records, where the threat model grants them; not stored with the rest
-    candidates: CandidateLists | None = None
+    candidates: CandidateLists | None = None  # a list for each image, where granted; stored apart
 
     def __post_init__(self) -> None:
         if self.labels is not None and not all(0 <= label < self.settings.classes for label in self.labels):

@@ -88,8 +88,7 @@ class Reference:
     """What one reference model is trained with."""
 
     seed: int  # of its batches and its noise
-    # for each client the rows of the pool that it holds, as many as the target's client holds examples
-    shares: Sequence[np.ndarray]
+    shares: Sequence[np.ndarray]  # each client's rows of the pool, as many as the target's client holds
 
 
 def usual_schedule(experiment: Experiment) -> dict[int, tuple[int, ...]]:

@@ -70,9 +70,7 @@ class SimulationTrial:
     model: nn.Module  # the network, in the type of the trial; not to be changed
     loss: Loss  # what the clients minimise
     observation: Observation  # the client's upload; there is no mechanism
-    # (B, C, H, W), normalised; or sentences, int64 (B, L), of which the last token is a target only where the next
-    # token is predicted
-    examples: Tensor
+    examples: Tensor  # normalised (B, C, H, W), or int64 (B, L), the last token a target where the next is predicted
     labels: Tensor  # int64 (B,)
 
     def victim(self, names: Sequence[str]) -> Victim:
@@ -98,9 +96,7 @@ Simulation = Callable[[SimulationTrial], Vector]
 class Mismatch:
     """Why an attack's simulation does not reproduce an upload."""
 
-    # random: the clients' network draws random numbers; wrong: the simulation is of something else; steps: it is right
-    # for one local step, and not for those after it
-    kind: Literal["random", "wrong", "steps"]
+    kind: Literal["random", "wrong", "steps"]  # steps: right for one local step, not for those after it
     reason: str  # what does not fit, in one line
     traceback: str = ""  # of an unexpected error on the way; empty: there was none
 

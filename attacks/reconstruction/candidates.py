@@ -316,9 +316,7 @@ class _Pick:
     records: Tensor  # their numbers, (B,)
     labels: Tensor  # their classes, (B,)
     log_likelihoods: Tensor  # of the upload with each of them behind it, but for a constant, (B,)
-    # of the pick, where the upload is of one image; None for a batch, of which the attack knows only how probable each
-    # record is by itself
-    probability: float | None
+    probability: float | None  # of the pick, for one image; None: a batch, of which it is not known
 
     @property
     def loss(self) -> Tensor:

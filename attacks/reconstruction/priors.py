@@ -33,9 +33,7 @@ class GaussianPrior:
     basis: Tensor  # (P, r), orthonormal columns
     variances: Tensor  # (r,), along the columns, above 0
     rest: float  # variance along every other direction, above 0
-    # standard deviation of the logarithm of an image's squared distance from the mean, measured in standard deviations:
-    # 0.0 for images that really are normal with many pixels
-    contrast: float
+    contrast: float  # deviation of the logarithm of images' squared distances; 0.0: really normal
 
     @property
     def pixels(self) -> int:

@@ -52,21 +52,15 @@ TILE = 4  # pixels along a side of the square that a patterned start repeats
 class Recipe:
     """Parts of an attack."""
 
-    # how expected and heard upload are compared: a key of OBJECTIVES
-    objective: Literal["squared-distance", "cosine", "likelihood"]
-    # lbfgs (in float64 where the device has it), or Adam and what it sees of gradients: a key of SIGNS
-    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
-    # of Adam's learning rate: a key of SCHEDULES; L-BFGS searches along lines
-    schedule: Literal["constant", "steps", "cosine"] = "constant"
-    # pixels, decorrelated, or relaxed, of rows (variables)
-    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"
+    objective: Literal["squared-distance", "cosine", "likelihood"]  # a key of OBJECTIVES
+    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]  # lbfgs, in float64, or a key of SIGNS
+    schedule: Literal["constant", "steps", "cosine"] = "constant"  # of Adam's learning rate: a key of SCHEDULES
+    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"  # see the module variables
     # a key of STARTS or of FOUND
     start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False  # whether images stay within the valid range of pixels
-    # keys of PRIORS; the weight of each is the setting of its name
-    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()
-    # where they come from, in this order: known, read (off the last layer), optimised (with the images)
-    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")
+    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()  # keys of PRIORS
+    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order
 
     @property
     def parts(self) -> Mapping[str, str]:

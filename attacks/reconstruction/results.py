@@ -12,8 +12,7 @@ from fedpriv.core.errors import InputError
 class Outcome:
     """Where an attack's rows ended, before the results are sorted by victim."""
 
-    # (N, B, C, H, W), normalised; or of each row (B, C, H, W), where their numbers differ
-    images: Tensor | tuple[Tensor, ...]
+    images: Tensor | tuple[Tensor, ...]  # normalised (N, B, C, H, W), or of each row (B, C, H, W)
     labels: Tensor | tuple[Tensor, ...]  # int64 (N, B), or of each row (B,)
     losses: Tensor  # (N,), the attack's own objective at these images
     iterations: Tensor  # int64 (N,)

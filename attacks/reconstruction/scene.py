@@ -30,8 +30,7 @@ class Scene:
     classes: int  # number of classes
     mean: Tensor  # (C, 1, 1), the public mean
     std: Tensor  # (C, 1, 1), the public standard deviation
-    # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims'; None: there are none
-    public_images: Tensor | None = None
+    public_images: Tensor | None = None  # (M, C, H, W) on the [0, 1] scale; None: there are none
     columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
 
     @staticmethod

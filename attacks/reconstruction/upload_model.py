@@ -176,17 +176,12 @@ class UploadModel:
 
     mechanism: Mechanism  # the mechanism, with its public parameters
     unit: str  # example (applied to each example's gradient) or update (to the whole upload)
-    # what the client multiplied its mean gradient with, but for the sign: learning rate times local steps for fedavg
-    # (see length), 1 for fedsgd
-    step: float
+    step: float  # what a mean gradient is multiplied with, without sign: length for fedavg, 1 for fedsgd
     signed: int  # -1 for fedavg (the upload points downhill), 1 for fedsgd
     examples: int  # the number B of examples behind the upload
-    # the local training, where the upload is more than one gradient and has to be unrolled
-    training: LocalTraining | None = None
+    training: LocalTraining | None = None  # where the upload is more than one gradient
     batch: int = 1  # the examples behind one release of the mechanism
-    # how many releases with noise of their own are averaged in the upload; where they count differently (as with
-    # momentum), how many alike would average the noise as much
-    releases: float = 1.0
+    releases: float = 1.0  # releases with noise of their own that are averaged, or as many alike
 
     @staticmethod
     def of(settings: PublicSettings, redistribution: Redistribution | None = None) -> "UploadModel":
@@ -302,9 +297,7 @@ class Victim:
     labels: Tensor | None = None  # int64 (B,), where the threat model grants them
     candidates: CandidateLists | None = None  # for each image a list of records, where the threat model grants them
     more: tuple["Victim", ...] = ()  # other uploads of the same examples, from other parameters; see join
-    # how many images the uploads' batches are drawn from, where these are other batches of one client in each round; 0:
-    # all uploads are of the same batch
-    pool: int = 0
+    pool: int = 0  # images that other batches in each round are drawn from; 0: all are of one batch
 
     @property
     def noise(self) -> Noise:

@@ -184,9 +184,7 @@ class SampledUse:
     deviation of ``sigma`` sensitivities / 2 is a noise multiplier of ``sigma``.
     """
 
-    # by how much the sum moves (Euclidean norm) if one contribution becomes any other; sqrt(2) for a vote, and for a
-    # probability vector
-    sensitivity: float
+    sensitivity: float  # Euclidean, of one contribution; sqrt(2) for a vote and for a probability vector
     rate: float  # the share of the examples that is drawn, from 1e-12 to 1
     uses: int  # how many sums are released
     delta: float  # in (0, 1)

@@ -152,8 +152,7 @@ class ObjectiveTerms:
     regularisation: float  # of the perturbed objective, at least lambda
     epsilon: float  # epsilon', what is left for the noise in the objective
     scale: float  # 2 / epsilon', of the density exp(-|b| / scale) of b
-    # of the density exp(-length / cover) of noise on the weights, which covers the solver's error; 0: none is needed
-    cover: float
+    cover: float  # of density exp(-length / cover), for the solver's error; 0: none is needed
 
 
 def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:

@@ -59,12 +59,9 @@ class Proof(ABC):
     release: Release  # what the mechanism did; at least one participation
 
     parameter: ClassVar[NoiseParameter | None] = None  # what says how much noise there is; None: nothing does
-    # the samplings for which amplification is proven, the tightest first
-    amplifying: ClassVar[tuple[SamplingName, ...]] = ()
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ()  # samplings with proven amplification, tightest first
     zero_out: ClassVar[bool] = False  # whether something is proven under zero-out, in Poisson batches
-    # whether it is about the sum of clients' updates, so that zero-out is proven for a client's, and the sampling of
-    # clients can amplify
-    whole_clients: ClassVar[bool] = False
+    whole_clients: ClassVar[bool] = False  # whether it is about sums of clients' updates, sampled as clients
     ratio: ClassVar[str] = ""  # the noise-to-signal ratio in words, for fedpriv account compare
 
     @property

@@ -29,8 +29,7 @@ class Call:
     """One call of a module."""
 
     arguments: tuple[Any, ...]  # all that it was given, laid end to end, tensors detached
-    # how they lay as positional and named arguments; of a layer with a rule, which takes one tensor, nothing
-    form: TreeSpec | None
+    form: TreeSpec | None  # of positional and named arguments; None for a layer with a rule, which takes one tensor
     versions: tuple[int, ...]  # of the tensors among them, when the module returned; they count changes in place
     sources: tuple[Node, ...]  # the nodes of autograd's graph that made these tensors
     outputs: tuple[Output, ...]  # what it returned that has a gradient
@@ -180,8 +179,7 @@ class ReachedNodes(NamedTuple):
     """What the losses depend on."""
 
     nodes: set[Node]  # of autograd's graph, those inside of layers with a rule left out
-    # ids of the tensors that are used outside of layers with a rule, such as parameters of other modules
-    leaves: set[int]
+    leaves: set[int]  # ids of tensors used outside of layers with a rule, such as parameters
 
 
 def reached(total: Tensor, parts: Sequence[ModelPart]) -> ReachedNodes:

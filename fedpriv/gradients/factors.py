@@ -155,8 +155,7 @@ class Inputs(Protocol):
 class Factor(ABC):
     """The gradients of B examples with respect to one parameter."""
 
-    # whether gradients are sums whose terms are kept, and may cancel where they are combined
-    kept_as_sums: ClassVar[bool] = False
+    kept_as_sums: ClassVar[bool] = False  # whether terms are kept that may cancel when combined
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
         self._examples = examples

@@ -143,7 +143,7 @@ def outer(x: Tensor, error: Tensor, memory: Memory) -> Outer:
 def tied_weight(
     table: nn.Embedding, indices: Tensor, looked_up: Tensor, given: tuple[Tensor, Tensor], memory: Memory
 ) -> Factor:
-    """Return the gradients of a weight that an embedding and a Linear layer share, from what both got and lost."""
+    """Return the gradients of a weight that an embedding and a Linear layer share, from inputs and errors."""
     first = _embedding(table, indices, looked_up, memory)["weight"]
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
     if not isinstance(first, EmbeddingRows) or _write_out(x.shape, error, memory):
@@ -312,8 +312,7 @@ def _positions(values: Tensor, axes: int) -> int:
 class Attended:
     """What an attention module computed."""
 
-    # of the projections to queries, keys and values, (B, T, width) each; the same tensor where they are one
-    inputs: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, Tensor, Tensor]  # of these projections, (B, T, width) each; the same where they are one
     projected: tuple[Tensor, Tensor, Tensor]  # queries, keys and values, (B, T, width) each, leaves of autograd's graph
     heads: Tensor  # what the heads attend to, (B, T, width), a function of projected: the output projection's input
     output: Tensor  # (B, T, width)

@@ -177,9 +177,7 @@ class GaussianMechanism(NormalNoise):
 
     name: ClassVar[str] = "gaussian"
 
-    # flat: the whole gradient is clipped to clip_norm; layer: each of its m parameter tensors to clip_norm / sqrt(m),
-    # so that the whole has norm clip_norm at most (McMahan et al. 2018, Section 3)
-    clipping: Literal["flat", "layer"] = "flat"
+    clipping: Literal["flat", "layer"] = "flat"  # layer: each of m tensors to clip_norm / sqrt(m)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -74,9 +74,7 @@ class LaplaceMechanism(Mechanism):
     name: ClassVar[str] = "laplace"
     at_once: ClassVar[bool] = True
 
-    # noise over clip_norm, at least 0: the noise of the sum has the density exp(-|x| / b) / (2 b) with b = scale *
-    # clip_norm in each coordinate, a standard deviation of sqrt(2) b
-    scale: float
+    scale: float  # at least 0: b = scale * clip_norm in the density exp(-|x| / b) / (2 b) of each coordinate
     clip_norm: float  # bound of the L1 norm of one example's gradient, above 0
 
     def __post_init__(self) -> None:

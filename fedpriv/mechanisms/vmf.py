@@ -129,9 +129,7 @@ class VmfMechanism(BlockMechanism):
     name: ClassVar[str] = "vmf"
 
     kappa: float  # concentration, from 0 (a uniform direction: no signal) to 1e7
-    # whole: one draw for the whole gradient; layer: one for each parameter tensor; size:D: one for each D consecutive
-    # coordinates of all parameters (see block_sizes)
-    blocks: str = "whole"
+    blocks: str = "whole"  # one draw for whole, a tensor (layer), or D coordinates (size:D)
     scale: float = 1.0  # the length of each block's draw, above 0
 
     def __post_init__(self) -> None:

@@ -47,8 +47,7 @@ class Entry:
 class LayerRule(NamedTuple):
     """How a kind of layer runs, and what the gradients of its parameters are."""
 
-    # (layer, input (R, ...)) -> what is kept of the input, and the output (R, ...)
-    run: Callable[[Any, Tensor], tuple[Any, Tensor]]
+    run: Callable[[Any, Tensor], tuple[Any, Tensor]]  # (layer, input) -> what is kept, and output, (R, ...) each
     # (layer, what was kept, gradients of the output (R, ...), (N, U)) -> the gradients of weight and bias of N rows of
     # U units; the R images are spread over the units in order
     factors: Callable[[Any, Any, Tensor, tuple[int, int]], tuple[DummyFactor, DummyFactor]]

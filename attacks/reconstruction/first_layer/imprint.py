@@ -305,9 +305,7 @@ class Imprint:
     images: Tensor  # (R, C, H, W), normalised, by brightness; R may be 0
     amplitudes: Tensor  # (R,), the bias gradient that belongs to each
     bins: Tensor  # the number of each image's bin, int64 (R,)
-    # the share of the first layer's gradient, in squares of the steps between rows, that the images leave; the attack's
-    # own objective
-    unexplained: float
+    unexplained: float  # share of the steps' squares that the images leave, the attack's objective
     exact: bool  # whether nothing but rounding disturbs the gradient
 
     def note(self, examples: int) -> str:

@@ -120,8 +120,7 @@ def mean_cosine(kappa: float, dimension: int) -> float:
 class Basis(NamedTuple):
     """Bases of the spans of G groups of n vectors of length 1 or 0, all of one dimension r; float64, on the CPU."""
 
-    # (G, r, n); column i, of length 1, holds vector i of a group in its basis; 0 for a vector of zeros
-    coordinates: Tensor
+    coordinates: Tensor  # (G, r, n); column i holds vector i in the group's basis, of length 1 or 0
     combination: Tensor  # (G, n, r); basis vector j of a group is the sum over i of entry (i, j) times vector i
 
     @property
