@@ -47,15 +47,11 @@ def psnr(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
 
 def ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
-    """Structural similarity of each image (Wang et al. 2004), the mean over channels and over windows inside the image.
+    """Structural similarity of each image, float64 (N,), at most 1: the mean over windows (Wang et al. 2004).
 
-    The window is theirs, 11x11 and Gaussian with a standard deviation of 1.5 pixels. An image with a side below 11 gets
-    the largest odd window that fits, with the standard deviation in proportion (8x8 digits: 7x7 and 0.95), so that
-    numbers of such small images compare among themselves only. Constants are K1 = 0.01, K2 = 0.03 for a range of 1.
-    Only windows that lie inside the image count, as in their code; nothing depends on how a border would be padded.
-
-    Args and errors are those of :func:`mse`, on the [0, 1] scale. Returns float64 (N,), at most 1, 1 for identical
-    images, constant ones included.
+    The window is theirs, 11x11, Gaussian of 1.5 pixels; below that side the largest odd one that fits, in proportion
+    (8x8 digits: 7x7 and 0.95), so that numbers of such images compare among themselves only. Constants are K1 = 0.01,
+    K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code.
     """
     from torchmetrics.functional.image import structural_similarity_index_measure  # seconds to import
 
@@ -91,9 +87,8 @@ def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
 def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = True) -> LpipsResult:
     """Perceptual distance of each image (Zhang et al. 2018): LPIPS v0.1 on SqueezeNet 1.1.
 
-    It needs torchvision's ImageNet weights of SqueezeNet, which lie in torch's hub folder or are fetched once (5 MB).
-    Grey images are repeated to three channels. Images with a side below 64 are enlarged bilinearly, proportions kept,
-    so that the shorter side has the 64 pixels LPIPS was calibrated on; larger images are left as they are.
+    ImageNet weights lie in torch's hub folder or are fetched once (5 MB). Grey images are repeated to three channels; a
+    side below 64 pixels, on which LPIPS was calibrated, is enlarged bilinearly.
     """
     original, reconstruction = _pair(originals, reconstructions)
     if original.shape[1] not in (1, 3):

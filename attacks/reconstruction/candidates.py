@@ -212,12 +212,10 @@ SMALLEST = 1e-12  # relative variance
 
 
 def batch_log_likelihoods(scene: Scene, victim: Victim, images: Tensor, labels: Tensor) -> Tensor:
-    """Return the log-likelihood (n,) of an upload with a record in the batch, but for a constant; float64.
+    """Return the log-likelihood (n,) of an upload with each image (n, C, H, W), label (n,), in the batch; float64.
 
-    Let c be what a record is expected to add to the upload. With the B - 1 others as a normal sum, the upload is
-    N(c + (B - 1) m, noise + (B - 1) S), where m and S are mean and covariance of what public images add.
-
-    ``images``: (n, C, H, W), normalised; ``labels``: int64 (n,).
+    Let c be what it is expected to add. With the B - 1 others as a normal sum, the upload is N(c + (B - 1) m, noise +
+    (B - 1) S), where m and S are mean and covariance of what public images add.
     """
     _refuse_others(victim)
     model = victim.model

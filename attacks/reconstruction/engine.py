@@ -61,9 +61,8 @@ class AttackJob:
 def run_attack(job: AttackJob) -> list[Reconstruction]:
     """Attack uploads, all of them and all restarts as one batch.
 
-    What a victim yields depends on its observation, the settings and the seed, not on who else is in the job (but for
-    rounding: sums over a batch may be done in another order). Two observations of one round and client, say with and
-    without a mechanism, start from the same random images.
+    What a victim yields depends on its observation, the settings and the seed, not on who else is in the job, but for
+    rounding. Two observations of one round and client start from the same random images.
     """
     attack = _attack(job)
     if not job.observations:

@@ -245,17 +245,12 @@ def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
 def infer_labels(
     network: Network, victims: Sequence[Victim], layer: OutputLayer, shape: tuple[int, int, int], classes: int
 ) -> list[Tensor | None]:
-    """Guess the labels behind each upload.
+    """Guess the labels (B,) behind each upload, ascending or in local steps' order; ``None``: its scale is unknown.
 
-    One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label`` is the label's, the only one
-    below zero without noise. Several examples: the labels whose gradients, at random images and through the mechanism,
-    add up best to what was heard (see :func:`match_labels`). Several local steps, or Adam: the labels with which
-    training on random images comes closest to what was heard, searched for on the logits alone first (see
-    by a search on logits and by trial training); of more than SEARCHED examples, those of the line before.
-
-    Each victim's labels (B,) are ascending, or in the order of the local steps where there are several; ``None`` where
-    the gradient's scale is unknown (a mechanism on the whole update of several examples), so that labels have to be
-    optimised with the images.
+    One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label``. Several: the labels whose
+    gradients, at random images and through the mechanism, add up best (:func:`match_labels`). Several local steps, or
+    Adam: the labels with which training on random images comes closest, searched for on the logits first, up to
+    SEARCHED.
     """
     return [_infer(network, victim, layer, shape, classes) for victim in victims]
 

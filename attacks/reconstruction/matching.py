@@ -51,12 +51,9 @@ Objective = Callable[[Compared], Tensor]
 
 
 class Matcher:
-    """The mismatch between dummy batches and uploads, one row for each (victim, restart).
-
-    Of a victim with several uploads it is the sum over these.
+    """The mismatch between dummy batches and uploads, one row a (victim, restart), summed over a victim's uploads.
 
     Rows with the same parameters and the same kind of upload go through the network together; put them in one matcher.
-    What a row gets does not depend on the others, up to the rounding of sums.
     """
 
     def __init__(
@@ -219,10 +216,9 @@ SMALLEST = 1e-8  # added to squared differences: the root of zero has no derivat
 
 
 def squared_distance(comparison: Compared) -> Tensor:
-    """Squared Euclidean distance over all parameters (Zhu et al. 2019, equation 3): (N,).
+    """Squared Euclidean distance (N,) over all parameters, |g|^2 - 2 g.T + |T|^2 (Zhu et al. 2019, equation 3).
 
-    It is |g|^2 - 2 g.T + |T|^2: next to a much longer, noisy upload T nothing of the image's part is lost. Close to a
-    match it cancels; an attack that goes there computes in float64.
+    Close to a match it cancels; an attack that goes there computes in float64.
     """
     return (comparison.squared - 2 * comparison.dot + comparison.heard).sum(dim=1)
 

@@ -255,10 +255,9 @@ def can_be_gated(scene: Scene, victim: Victim) -> bool:
 def read_gated(
     scene: Scene, victims: Sequence[Victim], labels: Tensor, coordinates: Tensor, steps: int, rate: float
 ) -> Tensor:
-    """Infer which units are on, and the images with them.
+    """Infer which units are on, and the images with them, from coordinates (n, B, C, H, W) of images that were read.
 
-    It starts at images that were read, (n, B, C, H, W) in the prior's coordinates, and returns the posterior's mean, or
-    the start where that is more probable with the same units: with little noise, rounding is more.
+    Returns the posterior's mean, or the start where that is more probable with the same units (with little noise).
     """
     whitening = Whitening(scene.prior, scene.shape)
     inputs = kink_inputs(scene.network, victims[0].parameters, whitening.images(coordinates).flatten(0, 1))

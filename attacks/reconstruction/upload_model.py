@@ -87,13 +87,10 @@ def unrolled_update(
     training: LocalTraining,
     release: Callable[[Vector], Vector] | None = None,
 ) -> Vector:
-    """Train on dummy data and return parameters after minus before, differentiable in images and label probabilities.
+    """Train on dummy data and return the clients' mean update (N, *shape), differentiable in images and labels.
 
-    Takes ``steps`` times the memory of written-out gradients, N * K numbers each and more to differentiate them.
-
-    That is the mean update (N, *shape) of the clients, downhill. ``release`` maps the gradients (N, b, *shape) of a
-    step's b examples to the gradient (N, *shape) that is expected to be used in it, where a mechanism privatises each
-    step; ``None``: their mean is used as it is.
+    ``release`` maps the gradients (N, b, *shape) of a step to the one (N, *shape) that a mechanism is expected to make
+    of them; ``None``: their mean is used. Takes ``steps`` times the memory of written-out gradients, and more.
     """
     rows = len(images)
     images, labels = (values.unflatten(1, (training.clients, -1)).flatten(0, 1) for values in (images, labels))

@@ -192,11 +192,9 @@ def dense_gradients(
 ) -> DenseGradients:
     """Compute the gradients of a batch one example at a time, vectorised and in chunks of bounded memory.
 
-    Parameters that do not require gradients are left out; one used in several places gets the sum over its uses.
-    Layers that draw random numbers (dropout) draw anew for each example, from torch's global generator.
-
-    ``model``: maps (B, ...) to (B, ...), each example on its own; its mode (train or eval) is left as it is; ``loss``:
-    (outputs, targets) -> losses of shape (B,); ``x``: inputs, (B, ...); ``y``: targets, (B, ...).
+    A parameter used in several places gets the sum over its uses. Layers that draw random numbers (dropout) draw anew
+    for each example, from torch's global generator. The model maps (B, ...) to (B, ...), the loss outputs and targets
+    to (B,).
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not len(x):
@@ -257,13 +255,10 @@ class DenseRows(NamedTuple):
 def dense_rows(
     module: nn.Module, trained: Mapping[str, Tensor], value: Value, columns: Sequence[Tensor], chunk_bytes: int
 ) -> DenseRows:
-    """Write out the gradients of a number that is computed from each example alone.
+    """Write out the gradients of a number of each entry of columns (B, ...), B at least 1.
 
-    Many examples are computed at once where torch can map the module over them, as many as fit: what one takes is known
-    from the first, computed alone, as all that it allocates. Where torch cannot (a module that decides by its numbers,
-    kernels that have no rule for it), one example comes after the other.
-
-    ``columns``: tensors (B, ...), B at least 1.
+    As many at once as fit, by what the first one allocates, where torch can map the module over them; where it cannot
+    (a module that decides by its numbers, kernels that have no rule for it), one after the other.
     """
     try:
         return _mapped(module, trained, value, columns, chunk_bytes)

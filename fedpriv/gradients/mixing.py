@@ -366,8 +366,8 @@ class _Calls(TorchFunctionMode):
 class _SlopesForEach(TorchFunctionMode):
     """Draws a slope for each input of RReLU inside the block, as torch does on a GPU.
 
-    On the CPU it draws for negative inputs only: with the same seed, an example then shifts the slopes of later ones.
-    That is no leak, because their distribution does not depend on it, but it looks like one here.
+    On the CPU it draws for negative inputs only, so that an example shifts later ones' slopes: no leak, but it looks
+    so.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,11 +24,10 @@ COARSE = 2.0**-20
 
 
 def standard_normal(count: int, noise: NoiseStream, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Draw independent standard normal numbers, (count,).
+    """Draw independent standard normal numbers, (count,), a function of the stream's state alone, not of the threads.
 
-    They are a function of the stream's state alone, not of how many threads there are, and each is off by a few
-    roundings of its type from a number whose law is exactly normal. The bits are the same on every device; what the
-    device's own logarithm and cosine round differently makes the only difference.
+    Each is off by a few roundings of its type from one whose law is exactly normal. The bits are the same on every
+    device; its own logarithm and cosine make the only difference.
     """
     return fill_normal(torch.empty(count, dtype=dtype, device=device), noise)
 

@@ -146,11 +146,10 @@ class _Inferred:
 
 
 class _Lengths:
-    """How long the errors are, from ``length * image + noise`` and ``length + noise``, and so the image.
+    """How long the errors are, from ``length * image + noise`` and ``length + noise``, and so the image (float64, CPU).
 
-    The image has the prior's distribution, but its covariance times an unknown power, log-normal. With v the squared
-    length times that power, the logarithm of the evidence of (length, v) is a polynomial of the length, whose
-    coefficients depend on v alone; lengths and v are summed over on grids. Few numbers are involved: float64, CPU.
+    The image has the prior's distribution, its covariance times an unknown log-normal power. With v the squared length
+    times that power, the log evidence is a polynomial of the length; lengths and v are summed over on grids.
     """
 
     def __init__(self, prior: GaussianPrior) -> None:

@@ -32,9 +32,8 @@ class InputLayer:
 def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int, int]) -> InputLayer | None:
     """Find the layer by what it does, so that own networks need no naming convention.
 
-    The image enters through ``W x`` alone if mirroring both at a random plane, the rows of W and the image, changes
-    nothing. A bias is a vector that acts like the change of the image that is its pre-image: adding ``W d`` to it does
-    what adding d to the image does.
+    The image enters through ``W x`` alone if mirroring the rows of W and the image at a random plane changes nothing. A
+    bias is a vector to which adding ``W d`` does what adding d to the image does.
     """
     wide = torch.float32 if network.device.type == "mps" else torch.float64
     network = network.cast(wide)

@@ -134,11 +134,9 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _angles(
     along: Tensor, lengths: Tensor, present: Tensor, kappa: float, dimension: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw cosines and sines, (n, m) each, with normal vectors' own as the first proposals.
+    """Draw cosines and sines (n, m), from normal vectors' first coordinates and the lengths of the others.
 
-    ``along``: the normal vectors' first coordinates, (n, m); ``lengths``: those of their other coordinates, (n, m). The
-    cosine, first coordinate over length, is a uniform direction's, and independent of the direction of the rest;
-    ``present``: which blocks have a direction, (n, m); the cosines of the others stay uniform.
+    First coordinate over length is a uniform direction's cosine; blocks without a direction, not ``present``, keep it.
     """
     first, rest = (values.reshape(-1).cpu().double().numpy() for values in (along, lengths))
     whole = np.sqrt(first**2 + rest**2)

@@ -14,13 +14,9 @@ NEGLIGIBLE = 1e-5
 def clip_factors(norms: Tensor, roundings: Tensor, clip_norm: float) -> Tensor:
     """Return min(1, clip_norm / norm) for norms (B,), smaller where rounding may make a gradient longer than its norm.
 
-    With r the bound of the rounding (see :meth:`GradientOperator.roundings`), what is combined of a gradient of norm n
-    has at most the norm n + 2 r: the norm and the combination may be off by r each. So a gradient is clipped by that,
-    and by r / ACCURACY at least, so that what is summed to make it, too, is not much longer than clip_norm: else noise
-    that is added to it would be rounded away. Where 2 r is below a hundred-thousandth of n, as in most batches, it is
-    left out. A norm too large for its type gives 0.
-
-    ``norms``: (B,), not negative; infinite or NaN where their squares were; ``roundings``: (B,), in the same norm.
+    With bounds r (B,) of the rounding, what is combined of a norm n has at most the norm n + 2 r. A gradient is clipped
+    by that, and by r / ACCURACY at least, so that what is summed to make it is not much longer than clip_norm: else
+    noise would be rounded away. Where 2 r is below a hundred-thousandth of n it is left out. A norm too large gives 0.
     """
     doubtful = 2 * roundings > NEGLIGIBLE * norms
     if bool(doubtful.any()):

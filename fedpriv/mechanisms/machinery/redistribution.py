@@ -71,14 +71,10 @@ def layer_shares(parameters: Vector) -> Redistribution:
 
 
 def public_shares(model: nn.Module, images: Tensor, inflation: float) -> Redistribution:
-    """Shares that follow how strongly the network's outputs depend on each parameter, on public images.
+    """Shares that follow how strongly the network's outputs depend on each parameter, on public images (B, ...).
 
-    The rule of Phan et al. (2019, Section 4), which they apply to hidden features, on parameters: with the forward
-    derivative s_k = mean over images of sum over outputs c of |d output_c / d parameter_k|, r_k is proportional to
-    s_k ** inflation. A tenth of the noise power is spread evenly instead.
-
-    ``model``: maps (B, ...) to (B, outputs), each example on its own; left as it is; ``images``: public ones, (B, ...),
-    B at least 1; not from a client's data.
+    The rule of Phan et al. (2019, Section 4) on parameters: with s_k = mean over images of sum over outputs c of |d
+    output_c / d parameter_k|, r_k is proportional to s_k ** inflation. A tenth of the noise power is spread evenly.
     """
     with torch.no_grad():
         outputs = model(images[:1]).shape[1]

@@ -297,11 +297,9 @@ def draw_sum(
     noise: NoiseStream,
     rng: np.random.Generator,
 ) -> Vector:
-    """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa).
+    """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa), uniform where rounding lost g_i.
 
-    A gradient counts as zero, and gets a uniform direction, when its direction is lost to rounding (see
-    ``_shortest``). The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on
-    the CPU.
+    The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on the CPU.
     """
     parts = cut_groups(gradients, block)
     return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
