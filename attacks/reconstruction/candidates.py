@@ -229,7 +229,8 @@ def batch_log_likelihoods(scene: Scene, victim: Victim, images: Tensor, labels: 
     heard = flat({name: value[None] for name, value in model.mechanism.standardise(victim.gradient).items()})
     records, others, upload = _in_their_span(added[0], added[1], heard)
     noise = max(_variance(victim), SMALLEST * float(upload.square().mean()))
-    fitted, held = _split(others)
+    last = torch.arange(len(others)) % HELD_OUT == HELD_OUT - 1
+    fitted, held = others[~last], others[last]
     mean = fitted.mean(dim=0)
     variances, basis = _principal(fitted - mean)
     rest = _rest(held - mean, basis, heard.shape[1])
@@ -281,11 +282,6 @@ def _variance(victim: Victim) -> float:
     """Of the noise in each standardised coordinate, on average over blocks."""
     noise = victim.noise
     return sum(size * variance for size, variance in zip(noise.sizes, noise.variances, strict=True)) / sum(noise.sizes)
-
-
-def _split(others: Tensor) -> tuple[Tensor, Tensor]:
-    held = torch.arange(len(others)) % HELD_OUT == HELD_OUT - 1
-    return others[~held], others[held]
 
 
 def _principal(offsets: Tensor) -> tuple[Tensor, Tensor]:

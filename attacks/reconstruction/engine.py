@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     Loss,
     Network,
@@ -74,7 +73,9 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     prepared = iter(prepare_victims(observations, network.names, network.device))
     victims = [_together(attack, heard, [next(prepared) for _ in uploads_of(heard)]) for heard in job.observations]
-    _same_scene([observation.settings for observation in observations])
+    public = (observation.settings for observation in observations)
+    if len({(each.shape, each.classes, each.mean, each.std, each.columns) for each in public}) > 1:
+        raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
     if observations[0].settings.text is not None:
         raise AttackRefused(f"{attack.name} reads images or rows of tables, and these uploads are of texts")
     dtype = next(iter(victims[0].parameters.values())).dtype
@@ -106,11 +107,6 @@ def _together(attack: type[AttackSettings], heard: Heard, victims: Sequence[Vict
     if not attack.stacks:
         raise AttackRefused(NO_STACK.format(attack.name))
     return stack(victims, heard.observations[0].settings.client_examples)
-
-
-def _same_scene(settings: Sequence[PublicSettings]) -> None:
-    if len({(public.shape, public.classes, public.mean, public.std, public.columns) for public in settings}) > 1:
-        raise AttackRefused("the observations are of different data sets; attack each data set's by themselves")
 
 
 def _run(
@@ -191,15 +187,17 @@ def _check_tensor(
 
 
 def _attempts(scene: Scene, outcome: Outcome) -> list[Restart]:
-    images = [scene.to_unit_scale(row) for row in outcome.images]
-    labels = [row.cpu() for row in outcome.labels]
-    losses: list[float] = outcome.losses.detach().cpu().double().tolist()
-    iterations: list[int] = outcome.iterations.tolist()
-    return [_attempt(images[row], labels[row], losses[row], iterations[row]) for row in range(len(losses))]
-
-
-def _attempt(images: Tensor, labels: Tensor, loss: float, iterations: int) -> Restart:
-    return Restart(images.clone(), labels.clone(), loss if math.isfinite(loss) else None, iterations)
+    values = zip(
+        map(scene.to_unit_scale, outcome.images),
+        outcome.labels,
+        outcome.losses.detach().cpu().double().tolist(),
+        outcome.iterations.tolist(),
+        strict=True,
+    )
+    return [
+        Restart(images.clone(), labels.cpu().clone(), loss if math.isfinite(loss) else None, iterations)
+        for images, labels, loss, iterations in values
+    ]
 
 
 def _result(name: str, victim: Victim, attempts: tuple[Restart, ...], note: str, seconds: float) -> Reconstruction:

@@ -568,7 +568,8 @@ def run_map(
     read = _found(scene, rows)
     settled: list[Ended] = []
     readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
-    unread = [_unread(start) for start in readable if can_be_gated(scene, start.victim)]
+    gated = [start for start in readable if can_be_gated(scene, start.victim)]
+    unread = [replace(start, coordinates=torch.zeros_like(start.coordinates)) for start in gated]  # the prior's mean
     for part in _parts(scene, [*readable, *_mirrored(scene, readable), *unread]):
         settled += ImageSearch(scene, config, part, _silent).stay()
     settled = [
@@ -682,11 +683,6 @@ def _mirrored(scene: Scene, starts: Sequence[SearchStart]) -> list[SearchStart]:
     whitening = Whitening(scene.prior, scene.shape)
     turned = [whitening.coordinates(-whitening.images(start.coordinates)) for start in starts]
     return [replace(start, coordinates=coordinates) for start, coordinates in zip(starts, turned, strict=True)]
-
-
-def _unread(start: SearchStart) -> SearchStart:
-    """The start at the prior's mean."""
-    return replace(start, coordinates=torch.zeros_like(start.coordinates))
 
 
 def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:

@@ -101,11 +101,12 @@ class Release:
             )
         zero_out = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
         if self.adjacency == "zero-out" and not (proof.zero_out and zero_out):
+            proven = " and ".join(name for name, kind in MECHANISMS.items() if kind.proof().zero_out)
             raise InputError(
                 key="adjacency",
                 given=self.adjacency,
                 allowed=f"with mechanism = {self.mechanism!r} and sampling = {self.sampling!r} allowed is replace-one; "
-                f"zero-out is for {' and '.join(_zero_out())} with poisson",
+                f"zero-out is for {proven} with poisson",
             )
         _check_range("rate", self.rate, SMALLEST_RATE, 1.0)
         _check(
@@ -143,11 +144,6 @@ def release_with(
         InputError: an argument out of range.
     """
     return Release(mechanism, unit, sampling, rate, participations, dimensions, noise, delta, adjacency)
-
-
-def _zero_out() -> list[str]:
-    """The mechanisms for which something is proven under zero-out."""
-    return [name for name, kind in MECHANISMS.items() if kind.proof().zero_out]
 
 
 def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
