@@ -30,7 +30,7 @@ from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt
-from fedpriv.mechanisms.machinery.quantisation import Share
+from fedpriv.mechanisms.machinery.quantisation import NoiseShare
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
@@ -126,12 +126,12 @@ class Plan:
         )
 
     @property
-    def share_of_noise(self) -> Share:
+    def share_of_noise(self) -> NoiseShare:
         """What this client adds to its rounded update, where the noise is whole in the sum of a round alone."""
         if self.config.noise_at != "sum":
             raise ValueError(f"mechanism {self.config.name} has no noise in shares")
         bound = self.config.bound
-        return Share(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2, self.config.least_in_sum)
+        return NoiseShare(bound, (self.config.noise_on_mean(1, bound) * LEVELS) ** 2, self.config.least_in_sum)
 
     def released(self) -> dict[str, dict[str, object]]:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""

@@ -32,7 +32,7 @@ _SERIES = [1 / (j * (j - 1)) for j in range(2, 12)]
 
 
 @dataclass(frozen=True)
-class Share:
+class NoiseShare:
     """A client's part of the noise on a sum."""
 
     bound: float  # of an update's norm
