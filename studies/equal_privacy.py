@@ -16,7 +16,7 @@ from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep.tradeoffs import series_name
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
-from studies.tables import markdown, with_interval
+from studies.markdown import markdown, with_interval
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 ASKED = {"training.batch_size", "training.learning_rate"}

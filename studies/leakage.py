@@ -59,7 +59,7 @@ from fedpriv.mechanisms import mechanism_settings, recorded_mechanism
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import StudyParser, listed, whole
-from studies.tables import markdown
+from studies.markdown import markdown
 from studies.uploads import FIRST, heard, sent
 
 

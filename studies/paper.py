@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from studies.arguments import StudyParser, listed
 from studies.kept import records_of
-from studies.tables import in_percent, markdown, published, with_interval
+from studies.markdown import in_percent, markdown, published, with_interval
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)

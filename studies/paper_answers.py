@@ -24,7 +24,7 @@ from fedpriv.service.report import ServedColumns
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.tables import markdown
+from studies.markdown import markdown
 
 Array = NDArray[np.float64]
 

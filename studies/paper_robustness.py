@@ -25,7 +25,7 @@ from fedpriv.sweep.comparison import Chosen, estimate, settings_of
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.tables import in_percent, markdown, with_interval
+from studies.markdown import in_percent, markdown, with_interval
 
 # Gradient mechanism, and redistribution of the noise in the forward pass -> the paper's name of the row.
 NAMES = {

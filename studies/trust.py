@@ -13,7 +13,7 @@ from fedpriv.core.records import Summary
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
 from studies.arguments import StudyParser
-from studies.tables import markdown
+from studies.markdown import markdown
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ and the values of a category. Low and high of numbers are never read off. All th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUES = 1000  # of a category that nobody has told
-_MOST_NUMBERS = 20  # values of a label that are numbers, and of texts where most rows have one of their own
+_FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
 _MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
 _LEAST = 3  # different texts of a kind of its own
 _SHOWN = 2  # of what is wrong for the same reason
@@ -55,6 +55,7 @@ class Contents:
     what: str = ""  # of others, or where its rows are named or numbered, so
     instead: str = ""  # of leaving out others
     odd: tuple[str, ...] = ()  # texts among numbers; of others one
+    values: int = 0  # different ones, but for marks
     marks: tuple[str, ...] = ()  # texts that count as missing, or in a category might, though nobody says so
     whole: bool = False
 
@@ -108,7 +109,8 @@ class Schema:
     @cached_property
     def read(self) -> tuple[ColumnConfig, ...]:
         """The columns that are read, in the order of the file."""
-        others = [name for name in self.train.names if name not in (self.table.label, self.key)]
+        no_feature = {self.table.label, *([self.key] if self.key else [])}  # a column may have the empty name
+        others = [name for name in self.train.names if name not in no_feature]
         named = (self.told.get(name, ColumnConfig(name=name)) for name in others)
         return tuple(config for config in named if config.kind != "ignore")
 
@@ -187,13 +189,18 @@ class Schema:
             return
         if found.odd:
             advice.say("odd", f"{self._where(name, found.odd[0])}, column {name!r}: {cut(found.odd[0])!r} is no number")
+            shown = some_of([repr(text) for text in found.odd], _MOST_ODD)
+            if config.kind is None and config.low is None and found.values <= _FEW:
+                advice.columns[name] = {"kind": "category"}
+                advice.remarks[name] = f"a category, by {shown}; or kind = 'number', and data.table.empty names {shown}"
+                self._check_category(config.model_copy(update={"kind": "category"}), found, advice)
+                return
             if len(found.odd) > _MOST_ODD and config.low is None:
-                advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", 'set kind = "category"')
+                advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", "set kind = 'category'")
                 return
             marks = self.table.empty or MISSING_NUMBERS
             advice.settings["empty"] = list(dict.fromkeys([*advice.settings.get("empty", marks), *found.odd]))
-            shown = some_of([repr(text) for text in found.odd], _MOST_ODD)
-            advice.remarks[name] = f'{shown} counts as empty; or correct it, or set kind = "category" or "ignore"'
+            advice.remarks[name] = f"{shown} counts as empty; or correct it, or set kind = 'category' or 'ignore'"
         if config.low is None:
             advice.columns[name] = {"low": "?", "high": "?"}
 
@@ -220,46 +227,42 @@ class Schema:
         advice.settings["unknown"] = "other"
 
     def _gaps(self, columns: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-        """Say where each column that is read has its first empty cell, if it has."""
+        """Say where each column that is read, with what is proposed, has its first empty cell, if it has."""
         for config in self.read:
-            name, found = config.name, self.contents[config.name]
-            if found.kind == "other" or columns.get(name, {}).get("kind") == "ignore":
+            name, found, kind = config.name, self.contents[config.name], columns.get(config.name, {}).get("kind")
+            if kind == "ignore":
                 continue
-            for part in self.parts:
-                cells = part.column(name, self._is_number(config))
-                if cells.null_count:
-                    row = cells.is_null().index(True).as_py()
-                    text = part.column(name)[row].as_py()
-                    why = "the cell is empty" if text is None else f"{text!r} means that the cell is empty"
-                    yield f"{self._row(part, row)}, column {name!r}: {why}"
-                    break
-            else:
-                if found.odd:
-                    yield f"{self._where(name, found.odd[0])}, column {name!r}: the cell is empty, then"
+            is_number = self._is_number(config) and kind is None
+            gaps = self._rows(name, (None,), is_number)
+            if gaps:
+                text = gaps[0].text
+                why = "the cell is empty" if text is None else f"{text!r} means that the cell is empty"
+                yield f"{gaps[0].where}, column {name!r}: {why}"
+            elif is_number and found.odd:
+                yield f"{self._where(name, found.odd[0])}, column {name!r}: the cell is empty, then"
 
     def _check_label(self, advice: Advice) -> None:
         name, classes = self.table.label, self.table.classes
         marks = [mark for mark in MISSING_NUMBERS if self.table.empty is None and mark not in classes]
-        missing = [(part, row) for part in self.parts for row in _missing(part, name, marks)]
+        missing = self._rows(name, (None, *marks))
         if missing:
-            part, row = missing[0]
-            text = part.column(name)[row].as_py()
+            what = "empty" if missing[0].text is None else repr(missing[0].text)
             advice.say(
                 "label",
-                f"{self._row(part, row)}, column {name!r}: the label is {'empty' if text is None else repr(text)}, in "
-                f"{len(missing):,} rows in all: take them out of the file, or name it in data.table.classes",
+                f"{missing[0].where}, column {name!r}: the label is {what}, in {len(missing):,} rows in all: take them "
+                "out of the file, or name it in data.table.classes",
             )
         known = self.classes
         every = _in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
         rows = len(self.train) + len(self.test) - len(missing)
         is_own = 2 * len(every) > rows and len(every) > _LEAST
-        if not classes and is_own | (len(every) > _MOST_NUMBERS) and _all_numbers(every):
+        if not classes and is_own | (len(every) > _FEW) and _all_numbers(every):
             advice.say(
                 "classes",
                 f"the label {name!r} holds numbers with many values ({len(every):,}); fedpriv classifies: write "
                 "ranges of them into the file, or name them in data.table.classes",
             )
-        elif not classes and is_own and len(every) > _MOST_NUMBERS:
+        elif not classes and is_own and len(every) > _FEW:
             advice.say("classes", f"the label {name!r} has {len(every):,} values in {rows:,} rows; fedpriv classifies")
         elif new := [text for text in every if text not in known]:
             told = "data.table.classes" if classes else "the training rows"
@@ -351,15 +354,31 @@ class Schema:
 
     def _where(self, name: str, text: str) -> str:
         """Where a text stands first."""
-        for part in self.parts:
-            row = part.column(name).index(text).as_py()
-            if row >= 0:
-                return self._row(part, row)
-        raise KeyError(text)
+        return self._rows(name, (text,))[0].where
 
-    def _row(self, part: Cells, row: int) -> str:
-        of = "" if part.where == self.train.where else f" of {part.where}"
-        return f"row {part.numbers[row]:,}{of}"
+    def _rows(self, name: str, texts: Sequence[str | None], is_number: bool = False) -> list["_Cell"]:
+        """The cells that are one of these texts, in the order of the file, training rows first where they have one."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = []
+        for part in self.parts:
+            hits = pc.is_in(part.column(name, is_number), pa.array(texts, pa.string())).to_numpy(zero_copy_only=False)
+            raw = part.column(name).to_pylist() if hits.any() else []
+            other = part.where != self.train.where
+            found += [_Cell(other, int(part.numbers[row]), raw[row], part.where) for row in np.flatnonzero(hits)]
+        return sorted(found, key=lambda cell: (cell.is_other, cell.number))
+
+
+class _Cell(NamedTuple):
+    is_other: bool  # in a file of test rows alone
+    number: int  # of its row
+    text: str | None
+    file: str
+
+    @property
+    def where(self) -> str:
+        return f"row {self.number:,}" + (f" of {self.file}" if self.is_other else "")
 
 
 def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
@@ -397,10 +416,11 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
         whole = bool((values == np.rint(values)).all())
         is_rows = whole and len(values) == len(cells) and all(_counts_rows(part, name) for part in parts)
         what = "numbers the rows" if is_rows else "has no name" if name == "" else ""
-        return Contents("number", what, "", tuple(texts.filter(pa.array(others)).to_pylist()), marked, whole)
-    is_own = len(texts) > _MOST_NUMBERS and 2 * len(texts) > len(cells)
+        odd = tuple(texts.filter(pa.array(others)).to_pylist())
+        return Contents("number", what, odd=odd, values=int((~marks).sum()), marks=marked, whole=whole)
+    is_own = len(texts) > _FEW and 2 * len(texts) > len(cells)
     what = f"has {len(texts):,} values in {len(cells):,} rows" if is_own else "has no name" if name == "" else ""
-    return Contents("category", what, "", (), marked)
+    return Contents("category", what, marks=marked)
 
 
 def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
@@ -426,17 +446,6 @@ def _counts_rows(part: Cells, name: str) -> bool:
     """Whether a column's whole numbers are those of the rows."""
     offsets = number_cells(part, name) - part.numbers
     return len(offsets) > 1 and bool((offsets == offsets[0]).all())
-
-
-def _missing(part: Cells, name: str, marks: Sequence[str]) -> list[int]:
-    """The rows without a label."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = part.column(name)
-    return np.flatnonzero(
-        pc.is_in(texts, pa.array([None, *marks], pa.string())).to_numpy(zero_copy_only=False)
-    ).tolist()
 
 
 def _values(cells: Cells, name: str) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """Tables as data: cells against scikit-learn's encoders, bad files in one line each, bounds under their noise."""
 
+import csv
 import gzip
+import math
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -8,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -15,6 +20,7 @@ from pyarrow import parquet
 from scipy import stats
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
+from fedpriv.attacks.baselines import row_scores
 from fedpriv.core.columns import Column, cell_texts, decode
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
@@ -23,6 +29,7 @@ from fedpriv.data import bounds
 from fedpriv.data.bounds import EDGES, estimated_bounds
 from fedpriv.data.datasets import Dataset, load_dataset, place_of
 from fedpriv.data.sets.csv import private_bounds
+from fedpriv.data.tables import MISSING_NUMBERS
 
 CITIES, COUNT = ("Bern", "Oslo", "Rome"), 60
 AGE = {"name": "age", "low": 0, "high": 90}
@@ -154,6 +161,236 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path) -> 
         load_dataset(validated(DataConfig, tree, ""), 0)
 
 
+# ---- what nobody has told -------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, columns: Mapping[str, Any], ending: str = "csv") -> Path:
+    """A file of these columns and the label y, n and y by turns where none is given."""
+    length = len(next(iter(columns.values())))
+    table = {**columns, "y": columns.get("y", ["n", "y"] * (length // 2))}
+    path = folder / f"own.{ending}"
+    if ending == "parquet":
+        parquet.write_table(pa.table(table), path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(table)
+            writer.writerows(zip(*table.values(), strict=True))
+    return path
+
+
+def loaded(path: Path, **table: Any) -> Dataset:
+    tree = {"name": "csv", "path": str(path), "table": {"label": "y", **table}}
+    return load_dataset(validated(DataConfig, tree, "test"), 0)
+
+
+def refused(path: Path, **table: Any) -> InputError:
+    with pytest.raises(InputError) as told:
+        loaded(path, **table)
+    return told.value
+
+
+def pasted(error: InputError, low: float, high: float) -> dict[str, Any]:
+    """The section that an error prints, with bounds where it asks for them."""
+    table: dict[str, Any] = tomllib.loads(error.paste)["data"]["table"]
+    for column in table.get("columns", ()):
+        column.update({key: value for key, value in (("low", low), ("high", high)) if column.get(key) == "?"})
+    return table
+
+
+ROWS = 2_400  # a type was once that of the first 1,000 cells
+
+
+@pytest.mark.parametrize("row", [3, ROWS - 2])
+@pytest.mark.parametrize("mark", MISSING_NUMBERS)
+def test_a_missing_number_is_none_wherever_it_stands(tmp_path: Path, mark: str, row: int) -> None:
+    cells = [str(number % 300) for number in range(ROWS)]
+    cells[row] = mark
+    path = saved(tmp_path, {"a": cells, "b": range(ROWS)})
+    error = refused(path)
+    assert f"row {row + 1:,}, column 'a': " in str(error) and "columns a, b hold numbers: tell low and high" in str(
+        error
+    )
+    data = loaded(path, **pasted(error, 0, 300))
+    found = decode(data.columns, everything(data))[:, 0]
+    wanted = pd.read_csv(path, keep_default_na=False, na_values=list(MISSING_NUMBERS))["a"].to_numpy(float)
+    np.testing.assert_allclose(np.sort(found), np.sort(wanted), atol=1e-3)
+    assert data.columns[0].whole and (mark == "" or any(repr(mark) in note for note in data.notes))
+
+
+@pytest.mark.parametrize("row", [3, ROWS - 2])
+@pytest.mark.parametrize("odd", ["old", "inf", "-", "1_000", "\uff11"])
+def test_an_odd_text_among_numbers_is_quoted_with_its_row(tmp_path: Path, odd: str, row: int) -> None:
+    cells = [str(number % 300) for number in range(ROWS)]
+    cells[row] = odd
+    path = saved(tmp_path, {"a": cells})
+    error = refused(path)
+    assert f"row {row + 1:,}, column 'a': {odd!r} is no number" in str(error)
+    table = pasted(error, 0, 300)
+    assert table["empty"] == [*MISSING_NUMBERS, odd] and "'category' or 'ignore'" in error.paste
+    assert np.isnan(decode(loaded(path, **table).columns, everything(loaded(path, **table)))).sum() == 1
+    told = loaded(path, columns=[{"name": "a", "kind": "category"}], unknown="other")
+    assert told.columns[0].kind == "category"
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "money": ([f"${number:,}.00" for number in range(900, 1_100)], "amounts of money such as '$900.00' (row 1)"),
+    "per cent": ([f"{number}%" for number in range(200)], "percentages such as '0%' (row 1)"),
+    "unit": ([f"{number / 10} kg" for number in range(200)], "numbers with a unit such as '0.0 kg' (row 1)"),
+    "comma": ([f"{number},5" for number in range(200)], "numbers with commas such as '0,5' (row 1)"),
+    "thousands": ([f"{number * 9:,}" for number in range(200)], "numbers with commas such as '1,008' (row 113)"),
+    "days": ([f"2020-01-{number % 28 + 1:02}" for number in range(200)], "dates such as '2020-01-01' (row 1)"),
+    "American days": ([f"1/{number % 28 + 1}/99" for number in range(200)], "dates such as '1/1/99' (row 1)"),
+    "moments": ([f"2020-01-02 03:{number % 60:02}:05" for number in range(200)], "dates such as"),
+    "times": ([f"{number % 24}:{number % 60:02}" for number in range(200)], "times such as '0:00' (row 1)"),
+    "nothing": ([""] * 200, "column 'a' is empty in all rows"),
+    "timestamps": (pa.array([number * 10**6 for number in range(200)], pa.timestamp("us")), "holds timestamps"),
+    "dates": (pa.array(range(200), pa.date32()), "holds dates"),
+    "durations": (pa.array(range(200), pa.duration("s")), "holds durations"),
+    "lists": ([[1, 2]] * 200, "column 'a' holds list<"),
+    "structs": ([{"x": 1}] * 200, "column 'a' holds struct<"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_neither_a_number_nor_a_category_is_named(tmp_path: Path, kind: str) -> None:
+    cells, said = OTHERS[kind]
+    ending = "parquet" if isinstance(cells, pa.Array) or not isinstance(cells[0], str) else "csv"
+    path = saved(tmp_path, {"a": cells, "b": ["u", "v"] * 100}, ending)
+    error = refused(path)
+    assert said in str(error).partition("\n")[0]
+    table = tomllib.loads(error.paste)["data"]["table"]
+    assert table["columns"] == [{"name": "a", "kind": "ignore"}]
+    assert [column.name for column in loaded(path, **table).columns] == ["b"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_numbers_of_parquet_may_be_none(tmp_path: Path, value: float | None) -> None:
+    path = saved(tmp_path, {"a": [*(number * 1.5 for number in range(99)), value]}, "parquet")
+    error = refused(path)
+    data = loaded(path, **pasted(error, 0, 150))
+    assert data.columns[0].is_number and not data.columns[0].whole and everything(data)[:, 1].sum() == 1
+    assert ("'inf' is no number" in str(error)) == (value == math.inf)
+
+
+def test_numbers_are_whole_if_all_are(tmp_path: Path) -> None:
+    """A true 0.3 was once recovered by a guess of 0, where a column began with 1,000 zeros and ones."""
+    shares = [*(number % 2 for number in range(2_000)), *(0.3 + number % 20 / 100 for number in range(400))]
+    bounds = [{"name": name, "low": 0, "high": 1} for name in ("a", "b")]
+    data = loaded(saved(tmp_path, {"a": shares, "b": [float(share > 0.5) for share in shares]}), columns=bounds)
+    assert [column.whole for column in data.columns] == [False, True]
+    truth = next(row for row in data.x_train if 0 < row[0, 0, 0] < 1)[None]
+    score = row_scores(data.columns, truth, torch.zeros_like(truth))[0]
+    assert score.numbers["a"] == pytest.approx(float(truth[0, 0, 0, 0])) and not score.is_recovered
+
+
+MESSY: dict[str, Any] = {
+    "": [str(number + 1) for number in range(200)],
+    "name": [f"person {number}" for number in range(200)],
+    "age": [*(str(number % 90) for number in range(198)), "NA", "unknown"],
+    "cylinders": ["4", "6", "8", "rotary"] * 50,
+    "born": [f"19{number % 90 + 10}-01-02" for number in range(200)],
+    "city": [*("Rome", "Oslo") * 99, "", "Bern"],
+    "y": [*("n", "y") * 99, "n", "z"],
+}
+
+
+def test_one_refusal_says_all_that_lacks(tmp_path: Path) -> None:
+    error = refused(saved(tmp_path, MESSY))
+    line = str(error).partition("\n")[0]
+    for said in ("'born' holds dates", "'unknown' is no number", "'age' holds numbers", "cell is empty",
+                 "numbers the rows", "'name' has 200 values in 200 rows", "'rotary' is no number"):  # fmt: skip
+        assert said in line
+    data = loaded(tmp_path / "own.csv", **pasted(error, 0, 100))
+    assert {column.name: column.kind for column in data.columns} == {
+        "age": "number", "cylinders": "category", "city": "category"
+    }  # fmt: skip
+    assert set(data.class_names) == set(MESSY["y"])
+    assert not data.warnings
+
+
+def test_bounds_of_many_columns_are_asked_for_at_once(tmp_path: Path) -> None:
+    names = [f"column {number}" for number in range(58)]
+    error = refused(saved(tmp_path, {name: [number % 7 for number in range(100)] for name in names}))
+    assert [column["name"] for column in pasted(error, 0, 9)["columns"]] == names
+    assert len(loaded(tmp_path / "own.csv", **pasted(error, 0, 9)).columns) == len(names)
+
+
+LABELS: list[tuple[list[Any], str]] = [
+    (["n", "y", "NA"] * 30, "row 3, column 'y': the label is 'NA', in 30 rows in all"),
+    (["n", "y", ""] * 30, "row 3, column 'y': the label is empty, in 30 rows in all"),
+    ([f"{number * 0.37:.2f}" for number in range(90)], "holds numbers with many values (90); fedpriv classifies"),
+    ([number * 7 % 40 for number in range(90)], "holds numbers with many values (40); fedpriv classifies"),
+    ([f"person {number}" for number in range(90)], "the label 'y' has 90 values in 90 rows; fedpriv classifies"),
+]
+
+
+@pytest.mark.parametrize(("labels", "said"), LABELS)
+def test_labels_that_are_no_classes(tmp_path: Path, labels: list[Any], said: str) -> None:
+    path = saved(tmp_path, {"a": [1, 2, 3] * 30, "y": labels})
+    bounds = [{"name": "a", "low": 0, "high": 9}]
+    assert said in str(refused(path, columns=bounds))
+    if "" not in labels:
+        classes = sorted({str(label) for label in labels})
+        assert loaded(path, columns=bounds, classes=classes).class_names == tuple(classes)
+
+
+def test_a_class_that_only_test_rows_have(tmp_path: Path) -> None:
+    bounds = [{"name": "a", "low": 0, "high": 99}]
+    test = saved(tmp_path, {"a": [4, 5], "y": ["10", "7"]}).rename(tmp_path / "test.csv")
+    error = refused(saved(tmp_path, {"a": [1, 2, 3], "y": ["10", "9", "9"]}), columns=bounds, test_path=str(test))
+    assert re.search(r"row 2 of \S+test\.csv, column 'y': the label '7' is none of 9, 10, of the training", str(error))
+    assert loaded(tmp_path / "own.csv", **pasted(error, 0, 0)).class_names == ("7", "9", "10")
+
+
+def test_what_is_ignored_may_hold_anything(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(b"a,b,y\n" + b"".join(b"%d,caf\xe9,%d\n" % (row, row % 2) for row in range(90)))
+    bounds = {"name": "a", "low": 0, "high": 90}
+    assert len(loaded(path, columns=[bounds, {"name": "b", "kind": "ignore"}]).columns) == 1
+    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8" in str(refused(path, columns=[bounds]))
+
+
+def test_names_and_numbers_of_rows_are_warned_of(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"id": range(1, 101), "name": [f"person {row}" for row in range(100)], "y": ["n", "y"] * 50})
+    frame.set_index(np.arange(100) ** 2).to_parquet(tmp_path / "own.parquet")
+    assert "__index_level_0__" in parquet.read_schema(tmp_path / "own.parquet").names
+    told = [{"name": "id", "low": 0, "high": 100}, {"name": "name", "kind": "category"}]
+    data = loaded(tmp_path / "own.parquet", columns=told, unknown="other")
+    assert [column.name for column in data.columns] == ["id", "name"]
+    assert [line.partition(",")[0] for line in data.warnings] == [
+        "column 'id' numbers the rows", "column 'name' has 100 values in 100 rows"
+    ]  # fmt: skip
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "people.json": (b"[{}]", "is JSON; pandas.read_json"),
+    "people.xlsx": (b"PK", "is a workbook; save its sheet as CSV"),
+    "people.arff": (b"@relation", "is ARFF"),
+    "people.csv.xz": (b"\xfd7z", "unxz FILE unpacks it"),
+    "people.zip": (b"PK", "an archive; unpack it"),
+    "people.csv": (b"a,y\n1,2,n\n2,3,y\n", "its header is one name short, as R's write.table has it"),
+    "semicolons.csv": (b"a;y\n1;n\n2;y\n3;n\n", "has no column 'y'; its columns are a;y; data.table.delimiter = ';'"),
+    "windows.csv": ("a,y\n1,n\n".encode("utf-16"), "it is UTF-16; save it as UTF-8"),
+    "latin.csv": (b"a,caf\xe9\n1,n\n", "its header is no UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_files_are_named(tmp_path: Path, name: str) -> None:
+    content, said = FILES[name]
+    (tmp_path / name).write_bytes(content)
+    error = refused(tmp_path / name)
+    assert said in str(error) and "\n" not in str(error)
+
+
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    assert f"{tmp_path}: is a folder; a CSV or Parquet file is wanted" in str(refused(tmp_path))
+
+
+# ---- private bounds -------------------------------------------------------------------------------------------------
+
+
 def test_numbers_lie_within_their_estimated_bounds(tmp_path: Path) -> None:
     tree = {"name": "csv", "path": str(written(tmp_path, {})), "table": {"label": "income"}}
     found = private_bounds(place_of(validated(DataConfig, tree, "")), 1000.0, NOISE)
@@ -162,6 +399,21 @@ def test_numbers_lie_within_their_estimated_bounds(tmp_path: Path) -> None:
     assert low <= min(ages) and max(ages) <= high == 130.0
     with pytest.raises(InputError, match="too little for so few rows"):
         private_bounds(place_of(validated(DataConfig, tree, "")), 0.1, NOISE)
+
+
+OFFSET = {
+    "year": 2007 + np.arange(300) % 3,
+    "kelvin": 290 + np.arange(300) % 7 / 10,
+    "below": -5000 - np.arange(300) % 9,
+}
+
+
+@pytest.mark.parametrize("name", OFFSET)
+def test_numbers_far_from_zero_have_an_interval_around_them(name: str) -> None:
+    """A year was once from 1024 to 2048."""
+    values = OFFSET[name].astype(float)
+    low, high = estimated_bounds({name: values}, 8.0, NOISE)[name]
+    assert low <= values.min() and values.max() <= high < low + 0.01 * abs(low) + 4 * np.ptp(values)
 
 
 def test_replacing_a_row_moves_the_counts_by_two_at_most() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedpriv.accounting.estimated import bounds_release
+from fedpriv.core.cli.app import main
 from fedpriv.core.cli.data import data
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
@@ -78,6 +79,8 @@ def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     (release,) = ledger["releases"]
     assert (release["epsilon"], release["adjacency"]) == (0.5, "replace-one")
+    for line in ("The values of city, income were read off", "Whether city hold numbers and whether numbers are whole"):
+        assert any(note.startswith(line) for note in ledger["worst"]["notes"]) and line in page
     bare = load_experiment(tmp_path / "people.toml").data.table
     assert bare is not None
     without = plain.model_copy(
@@ -127,6 +130,7 @@ def test_each_estimate_of_bounds_adds_to_those_before(tmp_path: Path, capsys: py
     said = capsys.readouterr().out
     table = tomllib.loads(said)["data"]["table"]
     assert table["bounds_epsilon"] == 900.5 and [column["name"] for column in table["columns"]] == ["age"]
+    assert "# Without bounds: 'city' (a category); 'income' (the label)" in said
     assert "is a new release" in said and "bounds_epsilon is 0.5, which" in said and "and 900 of this call" in said
     for much in (1e300, 1e9, math.nan, -1.0):
         with pytest.raises(InputError, match="allowed is"):
@@ -143,3 +147,20 @@ def test_the_ledger_says_what_it_does_not_know_about_bounds() -> None:
 def test_bounds_do_not_go_with_what_they_are_no_part_of(tmp_path: Path, clash: str) -> None:
     with pytest.raises(InputError, match=r"data\.table\.bounds_epsilon does not go with"):
         load_experiment(experiment(tmp_path), [clash])
+
+
+def test_the_command_line_prints_a_section_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = experiment(tmp_path)
+    path.write_text(path.read_text().replace("low = 16\nhigh = 128\n", ""))
+    monkeypatch.setattr("sys.argv", ["fedpriv", "run", str(path), "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    line, section = capsys.readouterr().err.split("\n", 1)
+    assert ended.value.code == 2 and line.endswith("public constants; in place of the section [data.table]:")
+    table = tomllib.loads(section)["data"]["table"]
+    assert table["columns"] == [{"name": "age", "low": "?", "high": "?"}]
+    path.write_text(path.read_text().replace('name = "age"', 'name = "age"\nlow = "?"\nhigh = "?"'))
+    with pytest.raises(InputError, match=r"data\.table\.columns\S+low = '\?'"):
+        load_experiment(path)
