@@ -110,7 +110,10 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     if before:
         words.append(f"# bounds_epsilon is {before:g}, which {file} has already, and {epsilon:g} of this call.")
     left_out = "; ".join(f"{name!r} ({why})" for name, why in found.left_out.items())
-    words += [f"# Without bounds: {printable(left_out)}", f"# In place of the section [data.table] of {file}:"]
+    words += [
+        f"# Without bounds: {printable(left_out)}",
+        f"# In place of the section [data.table] of {file}; all but low and high is read off the rows as they are:",
+    ]
     out.print("\n".join([*words, found.section]), markup=False, highlight=False, soft_wrap=True)
 
 
