@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -173,7 +173,8 @@ def _read(package: str, path: Path, label: str, folder: Path) -> Reading:
             return reading
         else:
             reading.ended, reading.read = "run", len(data.columns)
-            reading.wrong = list(_wrong(data, _by_pandas(path, table.get("empty", EMPTY)), label))
+            told = {column["name"] for column in table.get("columns", ()) if column.get("kind") == "category"}
+            reading.wrong = list(_wrong(data, _by_pandas(path, table.get("empty", EMPTY)), label, told))
             return reading
     return reading
 
@@ -212,8 +213,8 @@ def _without(path: Path, rows: np.ndarray, folder: Path) -> Path:
     return _written(frame[~rows], folder / f"{path.stem}-labelled{path.suffix}")
 
 
-def _wrong(data: Dataset, frame: pd.DataFrame, label: str) -> Iterator[str]:
-    """Say where a data set differs from what pandas reads."""
+def _wrong(data: Dataset, frame: pd.DataFrame, label: str, told: Collection[str]) -> Iterator[str]:
+    """Say where a data set differs from what pandas reads; ``told`` are categories by what was pasted."""
     rows = np.concatenate([data.x_train.flatten(1).numpy(), data.x_test.flatten(1).numpy()])
     cells = decode(data.columns, rows)
     for place, column in enumerate(data.columns):
@@ -226,7 +227,7 @@ def _wrong(data: Dataset, frame: pd.DataFrame, label: str) -> Iterator[str]:
             pair = np.sort(cells[:, place]), np.sort(values)
             if not np.allclose(*pair, rtol=0, atol=1e-6 * column.span, equal_nan=True):
                 yield f"{column.name}: other numbers"
-        elif (isinstance(known.dtype, np.dtype) and known.dtype.kind in "mM") or _is_hidden(known):
+        elif column.name not in told and _is_hidden(known):
             yield f"{column.name}: category, of numbers or dates"
         else:
             texts = Counter(column.text(code) for code in cells[:, place])
@@ -253,7 +254,7 @@ def _is_hidden(known: pd.Series) -> bool:
     texts = known.dropna().astype(str)
     if isinstance(known.dtype, pd.CategoricalDtype) or texts.nunique() < 3:
         return False
-    dates = pd.to_datetime(texts[texts.str.contains(r"\d[-/:]\d")], errors="coerce", format="mixed")
+    dates = pd.to_datetime(texts[texts.str.contains(r"\d[-/]\d+[-/]\d|\d:\d\d")], errors="coerce", format="mixed")
     return bool(max(pd.to_numeric(texts, errors="coerce").count(), dates.count()) * 2 > len(texts))
 
 

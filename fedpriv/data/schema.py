@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpriv.core.columns import MISSING, OTHER, Column
 from fedpriv.core.config.table import ColumnConfig, TableConfig
-from fedpriv.core.errors import InputError, cut, some_of
+from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.tables import MISSING_NUMBERS, Cells, are_numbers, number_cells
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Schema:
 
     def _check_number(self, config: ColumnConfig, found: Contents, advice: Advice) -> None:
         name = config.name
-        if config.low is None and found.what and name in _ROW_NAMES:
+        if config.kind is None and config.low is None and found.what and name in _ROW_NAMES:
             advice.leave_out(name, found.what, "set kind = 'number', low and high")
             advice.say("rows", f"column {name!r} {found.what}")
             return
@@ -198,7 +198,7 @@ class Schema:
             if len(found.odd) > _MOST_ODD and config.low is None:
                 advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", "set kind = 'category'")
                 return
-            marks = self.table.empty or MISSING_NUMBERS
+            marks = MISSING_NUMBERS if self.table.empty is None else self.table.empty
             advice.settings["empty"] = list(dict.fromkeys([*advice.settings.get("empty", marks), *found.odd]))
             advice.remarks[name] = f"{shown} counts as empty; or correct it, or set kind = 'category' or 'ignore'"
         if config.low is None:
@@ -256,7 +256,7 @@ class Schema:
         every = _in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
         rows = len(self.train) + len(self.test) - len(missing)
         is_own = 2 * len(every) > rows and len(every) > _LEAST
-        if not classes and is_own | (len(every) > _FEW) and _all_numbers(every):
+        if not classes and (is_own or len(every) > _FEW) and _all_numbers(every):
             advice.say(
                 "classes",
                 f"the label {name!r} holds numbers with many values ({len(every):,}); fedpriv classifies: write "
@@ -280,7 +280,8 @@ class Schema:
         table = self.table.model_dump(mode="json", exclude_defaults=True, exclude_none=True, exclude={"columns"})
         columns = [entries[name] for name in self.train.names if name in entries]
         text = tomli_w.dumps({"data": {"table": {**table, **advice.settings, **settings, "columns": columns}}})
-        remarks = [f"# {name or 'the column without a name'}: {remark}" for name, remark in advice.remarks.items()]
+        named = {printable(name) or "the column without a name": remark for name, remark in advice.remarks.items()}
+        remarks = [f"# {name}: {remark}" for name, remark in named.items()]
         return "\n".join([*remarks, text.strip()])
 
     def open_numbers(self, advice: Advice) -> Mapping[str, NDArray[np.float64]]:
@@ -312,13 +313,13 @@ class Schema:
         if shown:
             notes.append(f"The values of {', '.join(shown)} were read off the training rows, and are taken as public.")
         if kinds or numbers:
-            which = "" if not kinds else f"whether {', '.join(kinds)} hold numbers"
-            whole = "" if not numbers else f"whether numbers are whole in {', '.join(numbers)}"
+            which = "" if not kinds else f"whether {some_of(kinds)} hold numbers"
+            whole = "" if not numbers else f"whether numbers are whole in {some_of(numbers)}"
             said = " and ".join(text for text in (which, whole) if text)
             notes.append(f"{said[0].upper()}{said[1:]} was read off all rows, and is taken as public.")
         if marked:
             notes.append(
-                f"Cells of {', '.join(marked)} that hold {', '.join(map(repr, marks))} count as missing, by default: "
+                f"Cells of {some_of(marked)} that hold {', '.join(map(repr, marks))} count as missing, by default: "
                 "data.table.empty says otherwise."
             )
         return tuple(notes)
@@ -386,13 +387,14 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    name, told = (
-        config.name,
-        config.kind or ("category" if config.values else "number" if config.low is not None else None),
-    )
+    name = config.name
+    told = config.kind or ("category" if config.values else "number" if config.low is not None else None)
     if told is None and (words := _worded(parts[0].type(name))):
         return Contents("other", f"holds {words[0]}", words[1])
-    cells = pa.chunked_array([part.column(name) for part in parts])
+    try:
+        cells = pa.chunked_array([part.column(name) for part in parts])
+    except InputError as error:
+        return Contents("other", f"cannot be read: {error}")
     counted = pc.value_counts(cells.drop_null())
     texts, counts = counted.field("values"), counted.field("counts").to_numpy()
     if not len(texts):
@@ -405,12 +407,14 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     def most(chosen: NDArray[np.bool_]) -> bool:
         return bool(2 * counts[chosen].sum() > counts[~marks].sum() or 2 * chosen.sum() > (~marks).sum())
 
+    if told is None and marks.all():
+        return Contents("other", f"holds nothing but {', '.join(map(repr, marked))}")
     if told is None:
         for what, pattern, instead in _OTHERS:
             hits = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False) & others
             if hits.sum() >= _LEAST and most(hits | numbers):
                 one = texts[int(hits.argmax())].as_py()
-                return Contents("other", f"holds {what} such as {one!r}", instead, odd=(one,))
+                return Contents("other", f"holds {what} such as {cut(one)!r}", instead, odd=(one,))
     if told == "number" or (told is None and most(numbers) and not _is_category(parts[0].type(name))):
         values = pc.cast(texts.filter(pa.array(numbers)), pa.float64()).to_numpy()
         whole = bool((values == np.rint(values)).all())

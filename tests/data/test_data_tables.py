@@ -244,6 +244,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "moments": ([f"2020-01-02 03:{number % 60:02}:05" for number in range(200)], "dates such as"),
     "times": ([f"{number % 24}:{number % 60:02}" for number in range(200)], "times such as '0:00' (row 1)"),
     "nothing": ([""] * 200, "column 'a' is empty in all rows"),
+    "missing": (["NA"] * 200, "column 'a' holds nothing but 'NA'"),
     "timestamps": (pa.array([number * 10**6 for number in range(200)], pa.timestamp("us")), "holds timestamps"),
     "dates": (pa.array(range(200), pa.date32()), "holds dates"),
     "durations": (pa.array(range(200), pa.duration("s")), "holds durations"),
@@ -348,7 +349,8 @@ def test_what_is_ignored_may_hold_anything(tmp_path: Path) -> None:
     path.write_bytes(b"a,b,y\n" + b"".join(b"%d,caf\xe9,%d\n" % (row, row % 2) for row in range(90)))
     bounds = {"name": "a", "low": 0, "high": 90}
     assert len(loaded(path, columns=[bounds, {"name": "b", "kind": "ignore"}]).columns) == 1
-    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8" in str(refused(path, columns=[bounds]))
+    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8" in str(error := refused(path, columns=[bounds]))
+    assert len(loaded(path, **pasted(error, 0, 0)).columns) == 1
 
 
 def test_names_and_numbers_of_rows_are_warned_of(tmp_path: Path) -> None:
