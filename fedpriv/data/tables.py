@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,11 +69,22 @@ class Cells:
 
     def column(self, name: str, is_number: bool = False) -> "pa.Array":
         """The cells of one column as texts, null where one is empty."""
+        if (name, is_number) not in self._columns:
+            self._columns[name, is_number] = self._column(name, is_number)
+        return self._columns[name, is_number]
+
+    @cached_property
+    def _columns(self) -> dict[tuple[str, bool], "pa.Array"]:
+        return {}
+
+    def _column(self, name: str, is_number: bool) -> "pa.Array":
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if name not in self.names:
             raise InputError(f"{self.where}: there is no column {name!r}; its columns are {some_of(self.names)}")
+        if is_number:
+            return self.column(name) if self.empty is not None else _without(self.column(name), MISSING_NUMBERS)
         cells = self.table[name].combine_chunks()
         try:
             texts = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
@@ -81,12 +93,19 @@ class Cells:
         except pa.ArrowInvalid:
             row = next(row for row, cell in enumerate(cells.to_pylist()) if not _is_utf8(cell))
             raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8") from None
-        marks = (MISSING_NUMBERS if is_number else MISSING_NUMBERS[:1]) if self.empty is None else self.empty
-        return pc.if_else(pc.is_in(texts, pa.array(marks, pa.string())), pa.scalar(None, pa.string()), texts)
+        return _without(texts, MISSING_NUMBERS[:1] if self.empty is None else self.empty)
 
     def refused(self, row: int, name: str, why: str) -> InputError:
         """The error of one cell; ``row`` is its place here."""
         return InputError(f"{self.where}: row {self.numbers[row]:,}, column {name!r}: {why}")
+
+
+def _without(texts: "pa.Array", marks: Sequence[str]) -> "pa.Array":
+    """Null in place of each of these."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.is_in(texts, pa.array(marks, pa.string())), pa.scalar(None, pa.string()), texts)
 
 
 def _is_utf8(cell: bytes | None) -> bool:
@@ -133,10 +152,13 @@ def number_cells(cells: Cells, name: str) -> NDArray[np.float64]:
     import pyarrow.compute as pc
 
     column = cells.column(name, is_number=True)
-    odd = np.flatnonzero(pc.invert(are_numbers(column)).fill_null(False).to_numpy(zero_copy_only=False))
+    try:
+        values: NDArray[np.float64] = pc.cast(column, pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+        odd = np.flatnonzero(~np.isfinite(values) & column.is_valid().to_numpy(zero_copy_only=False))
+    except pa.ArrowInvalid:
+        odd = np.flatnonzero(pc.invert(are_numbers(column)).fill_null(False).to_numpy(zero_copy_only=False))
     if len(odd):
         raise cells.refused(int(odd[0]), name, f"{cut(column[int(odd[0])].as_py())!r} is no number")
-    values: NDArray[np.float64] = pc.cast(column, pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     return values
 
 
