@@ -282,7 +282,8 @@ class Schema:
         text = tomli_w.dumps({"data": {"table": {**table, **advice.settings, **settings, "columns": columns}}})
         named = {printable(name) or "the column without a name": remark for name, remark in advice.remarks.items()}
         remarks = [f"# {name}: {remark}" for name, remark in named.items()]
-        return "\n".join([*remarks, text.strip()])
+        shown = (each if each.isprintable() or each == "\n" else f"\\U{ord(each):08x}" for each in text.strip())
+        return "\n".join([*remarks, "".join(shown)])
 
     def open_numbers(self, advice: Advice) -> Mapping[str, NDArray[np.float64]]:
         """Columns of numbers whose bounds nobody has told: the training rows' numbers, NaN where there is none."""

@@ -311,7 +311,7 @@ def test_one_refusal_says_all_that_lacks(tmp_path: Path) -> None:
 
 
 def test_bounds_of_many_columns_are_asked_for_at_once(tmp_path: Path) -> None:
-    names = [f"column {number}" for number in range(58)]
+    names = [*(f"column {number}" for number in range(56)), "a\ttab", "a\xa0\u200b'\"space"]
     error = refused(saved(tmp_path, {name: [number % 7 for number in range(100)] for name in names}))
     assert [column["name"] for column in pasted(error, 0, 9)["columns"]] == names
     assert len(loaded(tmp_path / "own.csv", **pasted(error, 0, 9)).columns) == len(names)
