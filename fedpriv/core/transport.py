@@ -78,36 +78,22 @@ class Transport(ABC):
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """A client's share of normal noise on a sum.
+    """A client's share of normal noise on a sum."""
 
-    Attributes:
-        sigma: its deviation on each number of the sum.
-        clients: who are asked.
-        stream: of this client's share.
-    """
-
-    sigma: float
-    clients: int
-    stream: "NoiseStream"
+    sigma: float  # deviation on each number of the sum
+    clients: int  # how many are asked
+    stream: "NoiseStream"  # of this client's share
 
 
 @dataclass(frozen=True)
 class VotesSum:
-    """The sum of what clients voted, with their shares of the noise.
+    """The sum of clients' votes, with their shares of the noise."""
 
-    Attributes:
-        counts: (Q, K), float64.
-        clients: who is in it.
-        uploads: one a client that is in it.
-        failures: who was left out, and why, ascending.
-        bytes_up: the size of what they sent.
-    """
-
-    counts: "NDArray[np.float64]"
-    clients: tuple[int, ...]
-    uploads: "tuple[Upload, ...]"
-    failures: "tuple[Failure, ...]"
-    bytes_up: int
+    counts: "NDArray[np.float64]"  # (Q, K)
+    clients: tuple[int, ...]  # which are in it
+    uploads: "tuple[Upload, ...]"  # one a client that is in it
+    failures: "tuple[Failure, ...]"  # the others, and why, ascending
+    bytes_up: int  # the size of the uploads
 
 
 def sums() -> Transport:
