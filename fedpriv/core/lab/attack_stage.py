@@ -207,7 +207,10 @@ class _Stage:
         recorded = targets(self.world, self.folder)
         wanted = chosen(recorded, victims)
         self.progress.stage(self.threat.describe())
-        self._allow(attacks)
+        reasons = {attack: self.threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
+        # Of these the user was warned before.
+        self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
+        self.allowed = [attack for attack in attacks if reasons[attack] is None]
         wanted = tuple(target for target in wanted if any(_suits(attack, target) for attack in self.allowed))
         for name in surplus(self.folder, recorded):
             self.refuse(Refusal(f"observation {name} is left out: the settings do not account for it"))
@@ -329,12 +332,6 @@ class _Stage:
             rates,
             self.seconds,
         )
-
-    def _allow(self, attacks: Sequence[PlannedAttack]) -> None:
-        """Keep the attacks whose needs the threat model grants; the user was warned of the others before."""
-        reasons = {attack: self.threat.refusal(attack.name, ATTACKS[attack.name].needs) for attack in attacks}
-        self.refusals += [Refusal(reason, attack.name) for attack, reason in reasons.items() if reason]
-        self.allowed = [attack for attack in attacks if reasons[attack] is None]
 
     def _read(self, wanted: Sequence[UploadTarget]) -> list[_KnownUpload]:
         """Read observations and rebuild their examples; what is damaged or missing is named and left out."""

@@ -133,7 +133,8 @@ def truth(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]]
         clients=len(target.clients),
         others=unit_scale(world.dataset.x_train[others]),
         other_labels=world.dataset.kinds(world.dataset.y_train[others]),
-        labels_known=_labels_told(world),
+        # Labels alone rule candidates out where they are known, or where a client holds few classes.
+        labels_known=world.experiment.adversary.knows_labels or world.experiment.data.partition != "iid",
         releases=None if asked is None else _releases(world, target, rows, asked),
         columns=world.dataset.columns,
         tokenizer=None if world.dataset.text is None else world.dataset.text.tokenizer,
@@ -217,11 +218,6 @@ def _others(world: World, target: UploadTarget, own: Tensor, count: int) -> Tens
             seen.add(picture)
             others.append(row)
     return torch.tensor(others, dtype=torch.int64)
-
-
-def _labels_told(world: World) -> bool:
-    """Whether labels alone can rule candidates out: they are known, or the client holds few classes."""
-    return world.experiment.adversary.knows_labels or world.experiment.data.partition != "iid"
 
 
 def _releases(

@@ -16,7 +16,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
-from fedpriv.core.finding import Found, Picture, Section, findings
+from fedpriv.core.finding import Picture, Section, findings
 from fedpriv.core.records import Failure, LeakageRate, Ledger, LedgerLine, Stop, named_members
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
@@ -130,17 +130,14 @@ class _FindingPart:
 
 
 def _sections(view: View) -> list[_FindingPart]:
-    parts = (_part(found, view) for found in view.found)
-    return [part for part in parts if part is not None]
-
-
-def _part(found: Found, view: View) -> _FindingPart | None:
-    section, refuted = found.finding.section(found.result, view), found.finding.refuted
-    if section is None:
-        return None
-    alarms = found.finding.alarms(found.result)
-    html = fragment(type(found.finding), {**section.values, "refuted_title": refuted, "alarms": alarms})
-    return _FindingPart(section, refuted, alarms, html)
+    parts = []
+    for found in view.found:
+        section, alarms = found.finding.section(found.result, view), found.finding.alarms(found.result)
+        if section is not None:
+            values = {**section.values, "refuted_title": found.finding.refuted, "alarms": alarms}
+            html = fragment(type(found.finding), values)
+            parts.append(_FindingPart(section, found.finding.refuted, alarms, html))
+    return parts
 
 
 @cache
