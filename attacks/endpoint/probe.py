@@ -23,7 +23,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
 from fedpriv.core.finding import png
-from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Guarantee, Ledger
@@ -152,7 +152,7 @@ def _exact(endpoint: OpenEndpoint) -> Network:
 def _model(folder: RunFolder, world: World) -> Network:
     """The finished model in float64 on the CPU, for images on [0, 1]."""
     network = copy.deepcopy(world.model).to("cpu", torch.float64)
-    final_state(folder, world, final_checkpoint(folder, "attack")).load_into(network)
+    final_state(folder, world, "attack").load_into(network)
     network.eval().requires_grad_(False)
     normalise = _normalised(world)
     return lambda images: network(normalise(images))

@@ -85,7 +85,7 @@ def _models(folder: RunFolder, world: World, records: list[RoundRecord]) -> dict
     done = [record.round for record in records if record.round <= checkpoint.round]
     if not done:
         raise InputError(f"{folder.path} holds no model after a round: there is nothing to audit")
-    return {**_heard(folder, records, done), done[-1]: final_state(folder, world, checkpoint).parameters}
+    return {**_heard(folder, records, done), done[-1]: final_state(folder, world, "audit").parameters}
 
 
 def _heard(folder: RunFolder, records: list[RoundRecord], done: list[int]) -> dict[int, Vector]:

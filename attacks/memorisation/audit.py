@@ -28,7 +28,7 @@ from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
-from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, rebuilt_world
+from fedpriv.core.finished import completed_summary, final_state, rebuilt_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import Ledger, LedgerLine
@@ -53,7 +53,7 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
         raise InputError(
             key="--tokens", given=tokens, allowed=f"a sequence of this run has {length}; allowed: 1 to {length - 1}"
         )
-    final = final_state(folder, world, final_checkpoint(folder, "audit"))
+    final = final_state(folder, world, "audit")
     with cpu_threads(experiment.engine.threads), torch.no_grad():
         progress.stage(f"writing {samples} texts")
         network = _network(world, final)

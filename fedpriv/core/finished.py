@@ -43,9 +43,9 @@ def final_checkpoint(folder: RunFolder, purpose: str) -> Checkpoint:
     return checkpoint
 
 
-def final_state(folder: RunFolder, world: World, checkpoint: Checkpoint) -> State:
-    """Return the numbers of the model in a checkpoint."""
-    tensors = {}
+def final_state(folder: RunFolder, world: World, purpose: str) -> State:
+    """Return the numbers of a run's model, after at least one round."""
+    checkpoint, tensors = final_checkpoint(folder, purpose), {}
     for kind, wanted in (("parameters", world.initial.parameters), ("buffers", world.initial.buffers)):
         tensors[kind] = {
             name: checkpoint.tensors[f"{kind}/{name}"] for name in wanted if f"{kind}/{name}" in checkpoint.tensors

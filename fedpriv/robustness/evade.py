@@ -20,7 +20,7 @@ from fedpriv.attacks.evasion.trials import EvasionAttempt, EvasionTrial, Victims
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
-from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
@@ -113,7 +113,7 @@ def _target(folder: RunFolder, world: World, certified: bool) -> Target:
         return SmoothedTarget(read_smoothed(folder, world).network)
     if world.forward_noise is not None:
         return SmoothedTarget(smoothed_model(folder, world, None).network)
-    final_state(folder, world, final_checkpoint(folder, "attack")).load_into(world.model)
+    final_state(folder, world, "attack").load_into(world.model)
     dataset = world.dataset
 
     def normalise(pixels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.finished import final_checkpoint, final_state
+from fedpriv.core.finished import final_state
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
@@ -53,7 +53,7 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
 
     The noise is scaled by an upper bound of the layer's norm, so that a margin m certifies the radius sigma m.
     """
-    state = final_state(folder, world, final_checkpoint(folder, "certify"))
+    state = final_state(folder, world, "certify")
     state.load_into(world.model)
     config = RobustnessConfig.noisy(world.experiment)
     if afterwards is not None:
@@ -87,7 +87,7 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
         noise = NoiseFacts(**json.loads(metadata["noise"]))
     except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
-    state = final_state(folder, world, final_checkpoint(folder, "attack"))
+    state = final_state(folder, world, "attack")
     if state.digest().hex() != noise.model:
         raise InputError(f"{path} is of another model than the checkpoint: certify again with fedpriv certify")
     robustness = folder.read(Robustness)

@@ -24,7 +24,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
-from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Guarantee, Ledger
@@ -65,7 +65,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
     place = folder.path / "service"
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
-        final = final_state(folder, world, final_checkpoint(folder, "serve"))
+        final = final_state(folder, world, "serve")
         final.load_into(world.model)
         model = final.digest().hex()
         known = known_service(folder.path)
@@ -97,7 +97,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig) -> Endpoi
     policy: AnswerPolicy = config.policy
     ledger = folder.final_ledger()
     check_answers(policy, world, ledger)
-    final_state(folder, world, final_checkpoint(folder, "ask")).load_into(world.model)
+    final_state(folder, world, "ask").load_into(world.model)
     made = made_source(folder.path / "service", world, policy, known_service(folder.path))
     repeatable = world.experiment.noise == "reproducible"
     secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()

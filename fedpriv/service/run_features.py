@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, one_line
-from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
+from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.names import Adjacency
 from fedpriv.core.network import network_of, precision_of
 from fedpriv.core.records import Guarantee, Ledger
@@ -95,7 +95,7 @@ def _read(run: str, world: World) -> Learnt:
         raise InputError("its network has noise in its forward pass ([robustness]); features have to be fixed")
     other = finished_world(folder, experiment)
     _refuse_other_data(experiment, world)
-    state = final_state(folder, other, final_checkpoint(folder, "take features of"))
+    state = final_state(folder, other, "take features of")
     # A network of its own: the worlds' are shared by whoever builds the same experiment.
     network = network_of(experiment, world.dataset).to(precision_of(experiment))
     state.load_into(network)

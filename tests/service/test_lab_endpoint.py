@@ -8,7 +8,7 @@ import torch
 
 from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
-from fedpriv.core.finished import final_checkpoint, final_state
+from fedpriv.core.finished import final_state
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
@@ -31,7 +31,7 @@ def test_answers_are_the_final_networks(tmp_path: Path) -> None:
     images = world.dataset.x_test[:300]
     answers = endpoint.ask(images.double() / 255)
     assert (endpoint.asked, endpoint.classes) == (300, 10)
-    final_state(folder, world, final_checkpoint(folder, "test")).load_into(world.model)
+    final_state(folder, world, "test").load_into(world.model)
     with torch.no_grad():
         expected = world.model.eval()(world.network_input(images)).softmax(1).numpy()
     np.testing.assert_allclose(answers.probabilities, expected, atol=1e-6)
