@@ -15,7 +15,7 @@ from fedpriv.algorithms.labels.records import LabelsTold, read_survey
 from fedpriv.algorithms.labels.report import LabelsFinding
 from fedpriv.algorithms.labels.server import survey_of
 from fedpriv.attacks.references import build_pool
-from fedpriv.clients.answering import Answering
+from fedpriv.clients.answering import Answering, _RunKey
 from fedpriv.clients.cohort import Cohort
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -163,7 +163,7 @@ def test_a_deployed_client_changes_labels_by_a_secret_of_its_own() -> None:
     """The server's world has other labels, and the client's stay the same from round to round."""
     settings = labelled().model_copy(update={"noise": "secret"})
     alone = Answering(None, None, Cohort())
-    known = settings.model_dump_json(), ""
+    known = _RunKey(settings.model_dump_json(), "", None, None, 1)
     world = alone._own_world(Context(1, 2, {"partition-id": 1}, RecordDict(), {}), known)
     context = Context(1, 2, {"partition-id": 1}, RecordDict(), {})
     first, again = (alone._own_world(context, known) for _ in range(2))
