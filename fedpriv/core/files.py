@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from fedpriv.core.errors import InputError, RunFailedError
@@ -25,6 +25,7 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 # Of the file's own name, so that the part's fits into the 255 bytes of a name in any alphabet.
 _KEPT = 50
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_SMALL = 1 << 18
 # Nanoseconds within which a file may change twice and show one time of change.
 TICK = 3_000_000_000
 # What file systems answer that cannot bring a folder to the disk.
@@ -125,6 +126,10 @@ def content_digest(path: Path) -> bytes:
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, _: tuple[int, ...]) -> bytes:
     with path.open("rb") as file:
+        if (
+            os.fstat(file.fileno()).st_size < _SMALL
+        ):  # file_digest makes room for this much, which takes longer than to read
+            return sha256(file.read()).digest()
         return file_digest(file, "sha256").digest()
 
 

@@ -36,7 +36,9 @@ class OwnFile(Source):
         return None
 
 
-def split_rows(owners: Sequence[str] | None, count: int, share: float, where: str) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(
+    owners: Sequence[str] | None, count: int, share: float, where: str, key: str = "data.test_share"
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw the test examples, the share of each owner's or of all, and return the rows of training and of test data."""
     import numpy as np
 
@@ -50,7 +52,7 @@ def split_rows(owners: Sequence[str] | None, count: int, share: float, where: st
     is_test = place < np.repeat(np.rint(share * sizes), sizes)
     if is_test.all() or not is_test.any():
         lacking = "training" if is_test.all() else "test"
-        raise InputError(f"{where}: data.test_share = {share:g} of {count} examples leaves no {lacking} example")
+        raise InputError(f"{where}: {key} = {share:g} of {count} examples leaves no {lacking} example")
     return np.sort(grouped[~is_test]), np.sort(grouped[is_test])
 
 

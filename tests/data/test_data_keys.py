@@ -65,6 +65,7 @@ def test_a_column_of_a_table_says_whose_a_row_is(tmp_path: Path) -> None:
     assert dataset.keys is not None
     held = np.bincount(dataset.keys.train, minlength=30) + np.bincount(dataset.keys.test, minlength=30)
     assert held.tolist() == [owners.count(name) for name in HOSPITALS]
+    assert np.bincount(dataset.keys.test, minlength=30).tolist() == [round(0.2 * count) for count in held]
     clients = int(np.count_nonzero(np.bincount(dataset.keys.train)))
     world = build_world(
         Experiment.model_validate(

@@ -121,7 +121,7 @@ BAD = [
     ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Rome"]}]}, "'Bern' is none of the known values (Oslo"),
     ({}, {"columns": [AGE, {"name": "city", "kind": "number", "low": 0, "high": 1}]}, "is no number"),
     ({}, {"classes": ["low", "middle"]}, "the label 'high' is none of low, middle"),
-    ({}, {"test_share": 0.001}, "leaves no training or no test row"),
+    ({}, {"test_share": 0.001}, "test_share = 0.001 of 60 examples leaves no test example"),
     ({"city": {5: "Rome,more"}}, {}, "cannot be read as a table"),
     ({}, {"delimiter": "é"}, "one printable ASCII character, or a tab, and no quote is wanted"),
     ({}, {"delimiter": '"'}, "no quote is wanted"),

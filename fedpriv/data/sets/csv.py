@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fedpriv.data.schema import Schema
     from fedpriv.data.tables import Cells
 
-PUBLIC_SEED = 0  # the choice of test rows is part of the data set, the same for every experiment
-
 
 @DATASETS.register
 class OwnTable(Source):
@@ -65,9 +63,7 @@ class OwnTable(Source):
 
 def _schema(place: Place) -> "Schema":
     """What the columns of the training and the test rows are."""
-    import numpy as np
-
-    from fedpriv.core.randomness import numpy_stream
+    from fedpriv.data.own import split_rows
     from fedpriv.data.schema import Schema
     from fedpriv.data.tables import read_cells, rows_of
 
@@ -78,14 +74,9 @@ def _schema(place: Place) -> "Schema":
     if table.test_path:
         test = read_cells(home(table.test_path), table.delimiter, table.empty, place.memory)
         return Schema(cells, test, table, place.key)
-    tests = round(table.test_share * len(cells))
-    if not 0 < tests < len(cells):
-        raise InputError(
-            f"{cells.where}: data.table.test_share = {table.test_share:g} of {len(cells)} rows leaves no training or "
-            "no test row"
-        )
-    order = numpy_stream(PUBLIC_SEED, "test rows").permutation(len(cells))
-    train, test = (rows_of(cells, np.sort(rows)) for rows in (order[tests:], order[:tests]))
+    owners = _owners(cells, place.key) if place.key in cells.names else None
+    parts = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share")
+    train, test = (rows_of(cells, rows) for rows in parts)
     return Schema(train, test, table, place.key)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH = 256  # rows in memory at once
+_READ = 1 << 20  # bytes of a column that are read at once, where it would else be read whole
 _ENDING = ".parquet"
 
 
@@ -132,7 +133,7 @@ def _parquet(paths: Sequence[Path], root: Path) -> StoredTable:
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
             try:
-                with parquet.ParquetFile(path) as file:
+                with parquet.ParquetFile(path, buffer_size=_READ) as file:
                     yield from file.iter_batches(_BATCH, columns=columns)
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path}: truncated or damaged: {one_line(error)}") from None
