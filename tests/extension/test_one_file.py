@@ -56,13 +56,14 @@ NOISE_OF_ANSWERS = {
     "fedpriv/service/policies/votes.py",
 }
 PROMPTS = {"fedpriv/prompts/settings.py", "fedpriv/prompts/texts.py"}
-# Words that name an answer policy or noise on a model, and other things in many places; "none": there is none of it.
-COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objective", "text"}
+# Words that name an answer policy, noise on a model or a form of data, and other things in many places; "none": there
+# is none of it.
+COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objective", "text", "folder", "object"}
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
     "digits": {"fedpriv/core/config/data.py"},
     # A file of texts, which is no data set of images.
-    "csv": {"fedpriv/prompts/settings.py"},
+    "csv": PROMPTS,
     # Texts that prompts are made of, too.
     **dict.fromkeys(("agnews", "rotten_tomatoes", "sms_spam", "sst2"), PROMPTS),
     # Its tokenizer has the same name.

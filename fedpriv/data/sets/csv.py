@@ -74,7 +74,7 @@ def _schema(place: Place) -> "Schema":
     if table.test_path:
         test = read_cells(home(table.test_path), table.delimiter, table.empty, place.memory)
         return Schema(cells, test, table, place.key)
-    owners = _owners(cells, place.key) if place.key in cells.names else None
+    owners = _owners(cells, place.key) if place.key and place.key in cells.names else None
     parts = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share")
     train, test = (rows_of(cells, rows) for rows in parts)
     return Schema(train, test, table, place.key)

@@ -31,8 +31,8 @@ CANARIES = {"count": 4, "copies": [1, 12], "length": 2, "prefix": "pin ", "clien
 def experiment(folder: Path, canaries: dict[str, Any] | None = None, **changes: Any) -> Experiment:
     rows = "".join(f"{WORDS[n % 4]} {n % 7},speaker {n % 3},{'cat' in WORDS[n % 4]}\n" for n in range(144))
     (folder / "own.csv").write_text(f"text,who,label\n{rows}", encoding="utf-8")
-    columns = {"key": "who", "task": "next", "length": 16, "pack": True, **changes.pop("text", {})}
-    data = {"name": "text", "path": str(folder / "own.csv"), "partition": "key", "text": columns}
+    columns = {"task": "next", "length": 16, "pack": True, **changes.pop("text", {})}
+    data = {"name": "text", "path": str(folder / "own.csv"), "partition": "key", "key": "who", "text": columns}
     if canaries is not None:
         data["canaries"] = canaries
     settings: dict[str, Any] = {
