@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 from scipy.stats import norm
@@ -16,9 +17,15 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
+from fedpriv.sweep.display import result_table
+from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord, read_record
+from fedpriv.sweep.report import write_sweep_report
+from fedpriv.sweep.run import run_sweep
 from fedpriv.sweep.table import describe_columns, from_csv, to_csv, to_parquet, to_table
 from tests.integration.small import experiment
+from tests.sweep.sweeps import SMALL, sweep
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +90,28 @@ def test_a_bound_above_the_proof_is_a_refuted_ledger(run: RunFolder, tmp_path: P
     (tmp_path / "membership.json").write_text(json.dumps(found))
     record = read_record(RunFolder(tmp_path), "here")
     assert record.refuted and record.wrong
+
+
+def test_accuracy_per_client_is_in_tables(tmp_path: Path) -> None:
+    """The median and the worst of metrics.jsonl, in the record, the terminal and the report, where a run has them."""
+    x, y, owner = np.random.default_rng(0).integers(0, 256, (36, 4, 4), np.uint8), np.arange(36) % 2, np.arange(36) % 3
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y, client=owner, client_test=owner)
+    data = {"name": "npz", "path": str(tmp_path / "own.npz"), "partition": "key"}
+    base = {**SMALL, "data": data, "federation": {"clients": 3, "rounds": 2}}
+    rows = [{"federation": {"evaluate": which}} for which in ("all", "clients")]
+    asked = sweep(tmp_path, base=base, seeds=[1], list={"row": rows})
+    plain, each = run_sweep(asked, SweepFolder.prepare(tmp_path / "out", asked), SweepProgress())
+    lines = (tmp_path / "out" / each.folder / "metrics.jsonl").read_text().splitlines()
+    found = json.loads(lines[-1])["client_accuracy"]
+    assert (each.client_median, each.client_worst) == (found["median"], found["worst"])
+    assert plain.client_median is None and plain.client_worst is None
+    row = parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()[1]
+    assert (row["client_median"], row["client_worst"]) == (found["median"], found["worst"])
+    headings = [column.header for column in result_table([plain, each]).columns]
+    assert headings[-3:-1] == ["clients\nmedian", "clients\nworst"]
+    assert not any("clients" in str(column.header) for column in result_table([plain]).columns)
+    page = write_sweep_report(tmp_path / "out").read_text(encoding="utf-8")
+    assert "Clients, median" in page and "Clients, worst" in page
 
 
 def test_a_folder_without_its_end_has_no_record(tmp_path: Path) -> None:
