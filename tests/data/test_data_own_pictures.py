@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -362,7 +363,6 @@ def write_leaf(path: Path, users: dict[str, tuple[np.ndarray, list[int]]]) -> No
 
 
 def write_hdf5(path: Path, users: dict[str, tuple[np.ndarray, list[int]]]) -> None:
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for user, (x, y) in users.items():
@@ -410,7 +410,6 @@ def test_files_with_clients(tmp_path: Path, form: str, layout: str) -> None:
 
 def test_texts_with_clients(tmp_path: Path) -> None:
     """LEAF's are a text and what goes on, TensorFlow Federated's whole texts."""
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
     said = {"ann": ["to be", "or not"], "bob": ["a horse", "my kingdom", "for it"]}
     tree = {
         "user_data": {who: {"x": [t[:-1] for t in texts], "y": [t[-1] for t in texts]} for who, texts in said.items()}
@@ -455,7 +454,6 @@ def test_wrong_files_of_leaf(tmp_path: Path, content: object, words: str) -> Non
 
 
 def test_wrong_files_with_clients(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed (fedpriv[hdf5])")
     (tmp_path / "empty" / "train").mkdir(parents=True)
     assert "holds no .json file" in refusal("leaf", tmp_path / "empty")
     assert "no such file or folder" in refusal("leaf", tmp_path / "none")
