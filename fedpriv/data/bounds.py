@@ -7,12 +7,17 @@ by their distance from the fullest of many equal bins. The noise on counts is di
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
+
+if TYPE_CHECKING:
+    from fedpriv.data.schema import Schema
 
 SMALLEST, LARGEST = -10, 50  # exponents of the edges
 _POSITIVE = 2.0 ** np.arange(SMALLEST, LARGEST + 1)
@@ -25,6 +30,29 @@ _SENSITIVITY = 2  # replacing a row takes one from a count and adds one to anoth
 _EQUAL_BINS = 256
 _FAR = 4  # times the smaller bound: the larger one of numbers far from zero, or less
 _CLOSE = 4  # times narrower, at the least, are bounds by distance: in narrow ones the outer bins have few rows
+
+
+@dataclass(frozen=True)
+class PrivateBounds:
+    """An estimate of the low and high that nobody has told."""
+
+    low_high: Mapping[str, tuple[float, float]]  # of columns, by name
+    left_out: Mapping[str, str]  # why other columns have none
+    section: str  # [data.table] with them and with all else that lacks
+
+
+def private_bounds(schema: "Schema", epsilon: float, secret: Secret, before: float = 0.0) -> PrivateBounds:
+    """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row.
+
+    ``before`` is the epsilon of estimates that are among those told.
+    """
+    advice = schema.advice()
+    numbers = schema.open_numbers(advice)
+    if not numbers:
+        raise InputError(f"{schema.train.where}: every column of numbers has its low and high told already")
+    bounds = estimated_bounds(numbers, epsilon, secret)
+    section = schema.section(advice, bounds, bounds_epsilon=before + epsilon)
+    return PrivateBounds(bounds, schema.left_out(advice), section)
 
 
 def estimated_bounds(

@@ -156,7 +156,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
 
 def _stamp(name: str, place: Place, files: Iterable[Path] | None) -> str | None:
     """What kept images of these files are found by; ``None``: none are kept."""
-    if files is None or not DATASETS[name].is_kept or place.text is not None:
+    if files is None or not DATASETS[name].is_kept or place.text is not None or place.table is not None:
         return None
     return stamp_of(files, repr((name, place.key, place.label, place.size, place.test_share)))
 
@@ -232,7 +232,8 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     said = f"{source.title}, {where}"
     x_train, x_test = _images(arrays.x_train), _images(arrays.x_test)
     channels = x_train.shape[1]
-    mean, std = source.mean or (0.5,) * channels, source.std or (0.5,) * channels
+    centre, scale = (0.5, 0.5) if place.table is None else (0.0, 1.0)  # rows of a table stay on [0, 1]
+    mean, std = source.mean or (centre,) * channels, source.std or (scale,) * channels
     if channels != len(mean):
         raise InputError(f"{said}: images have {channels} channels; {name} has {len(mean)}")
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))

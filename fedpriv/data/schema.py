@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from fedpriv.core.columns import MISSING, OTHER, Column
 from fedpriv.core.config.table import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
-from fedpriv.data.tables import MISSING_NUMBERS, Cells, are_numbers, number_cells
+from fedpriv.data.files import Arrays, Keys, checked
+from fedpriv.data.own import split_rows
+from fedpriv.data.tables import MISSING_NUMBERS, Cells, are_numbers, encode, label_numbers, number_cells, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,6 +97,17 @@ class Schema:
     test: Cells
     table: TableConfig
     key: str  # the column that says whose a row is, or empty
+
+    def arrays(self) -> Arrays:
+        """Return the rows as numbers, if enough is told of them."""
+        self.check()
+        columns, classes = self.columns(), self.classes
+        labels = [label_numbers(part, self.table.label, classes) for part in self.parts]
+        rows = [encode(part, columns)[:, None] for part in self.parts]
+        keys = Keys.of(*(_owners(part, self.key) for part in self.parts)) if self.key else None
+        said = self.notes(), self.warnings()
+        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, *said, keys=keys)
+        return checked(arrays, self.train.where)
 
     @property
     def parts(self) -> tuple[Cells, Cells]:
@@ -370,6 +383,24 @@ class Schema:
             other = part.where != self.train.where
             found += [_Cell(other, int(part.numbers[row]), raw[row], part.where) for row in np.flatnonzero(hits)]
         return sorted(found, key=lambda cell: (cell.is_other, cell.number))
+
+
+def schema_of(parts: Sequence[Cells], table: TableConfig, key: str) -> Schema:
+    """Return the schema of training and test rows; of one part, a share of the rows is drawn as test rows."""
+    if len(parts) > 1:
+        return Schema(parts[0], parts[1], table, key)
+    (cells,) = parts
+    owners = _owners(cells, key) if key and key in cells.names else None  # a column may have the empty name
+    train, test = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share")
+    return Schema(rows_of(cells, train), rows_of(cells, test), table, key)
+
+
+def _owners(cells: Cells, key: str) -> list[str]:
+    """Whose each row is."""
+    owners: list[str | None] = cells.column(key).to_pylist()
+    if None in owners:
+        raise cells.refused(owners.index(None), key, "the cell is empty, and data.key says whose a row is by it")
+    return [owner or "" for owner in owners]
 
 
 class _Cell(NamedTuple):

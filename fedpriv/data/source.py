@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
@@ -15,6 +15,9 @@ from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.data.files import Arrays, checked
+
+if TYPE_CHECKING:
+    from fedpriv.data.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,8 @@ class Source(ABC):
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
     is_kept: ClassVar[bool] = False  # whether images that were read are kept on the disk
-    reads: ClassVar[
-        tuple[str, ...]
-    ] = ()  # of the keys `key`, `label`, `size`, `test_share` and `text` those with a meaning
+    # of the keys `key`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -89,6 +91,12 @@ class Source(ABC):
         are read anew each time.
         """
         return None
+
+    @classmethod
+    def schema(cls, place: Place) -> "Schema":
+        """Return what the columns of a table are, from ``data.table`` and the rows."""
+        allowed = "a table is wanted: csv, or hub or object with a section data.table"
+        raise InputError(key="data.name", given=cls.name, allowed=allowed)
 
 
 class Embedded(Source):

@@ -6,7 +6,7 @@ same reasons, each in one line that names column and row. Rows are counted from 
 
 import csv as lines
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -117,28 +117,49 @@ def _is_utf8(cell: bytes | None) -> bool:
 
 def read_cells(path: Path, delimiter: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
     """Read a file whose name ends in .parquet or .pq, or else a CSV file with a header, compressed or not."""
-    import pyarrow as pa
-
     if path.is_dir():
         raise InputError(f"{path}: is a folder; a CSV or Parquet file is wanted")
     for endings, what in _OTHER_FILES.items():
         if path.suffix.lower() in endings:
             raise InputError(f"{path}: a CSV or Parquet file is wanted, and {path.suffix} is {what}")
-    batches, taken = [], 0
     with _in_one_line(path, delimiter):
-        for batch in _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, delimiter):
-            taken += batch.nbytes
-            check_memory(path, _MADE_OF_A_BYTE * taken, memory)
-            batches.append(batch)
-        table = pa.Table.from_batches(batches) if batches else None
+        batches = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, delimiter)
+        return cells_of(batches, str(path), empty, memory)
+
+
+def cells_of(batches: Iterable["pa.RecordBatch"], where: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
+    """Return all rows of a file, without pandas' row names."""
+    import pyarrow as pa
+
+    read, taken = [], 0
+    for batch in batches:
+        taken += batch.nbytes
+        check_memory(where, _MADE_OF_A_BYTE * taken, memory)
+        read.append(batch)
+    table = pa.Table.from_batches(read) if read else None
     if table is None or table.num_rows == 0:
-        raise InputError(f"{path}: no rows")
+        raise InputError(f"{where}: no rows")
     names = table.column_names
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if twice:
-        raise InputError(f"{path}: two columns have the name {twice[0]!r}")
+        raise InputError(f"{where}: two columns have the name {twice[0]!r}")
     table = table.drop_columns([name for name in names if _INDEX.fullmatch(name)])
-    return Cells(table, str(path), np.arange(1, table.num_rows + 1), empty)
+    return Cells(table, where, np.arange(1, table.num_rows + 1), empty)
+
+
+def with_class_names(cells: Cells, name: str, classes: Sequence[str]) -> Cells:
+    """Replace the numbers of classes in a column by their names; -1 is an empty cell."""
+    import pyarrow as pa
+
+    column = cells.table[name].combine_chunks()
+    if not pa.types.is_signed_integer(column.type):
+        raise InputError(f"{cells.where}: column {name!r} holds {column.type}, and its metadata say numbers of classes")
+    numbers = column.fill_null(-1).to_numpy(zero_copy_only=False)
+    odd = np.flatnonzero((numbers < -1) | (numbers >= len(classes)))
+    if len(odd):
+        raise cells.refused(int(odd[0]), name, f"{numbers[odd[0]]} is none of its {len(classes)} classes, from 0 on")
+    named = pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers < 0), pa.array(classes, pa.string()))
+    return replace(cells, table=cells.table.set_column(cells.names.index(name), name, named))
 
 
 def rows_of(cells: Cells, rows: NDArray[np.int64]) -> Cells:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from pyarrow import parquet
 
 from fedpriv.clients import answering as clients
 from fedpriv.clients.app import client_app
@@ -39,6 +41,11 @@ def table(path: Path, level: int) -> None:
     path.write_text("grey,label\n" + "".join(f"{level},{'ab'[row % 2]}\n" for row in range(20)))
 
 
+def hub_table(path: Path, level: int) -> None:
+    rows = pa.table({"grey": [level] * 20, "label": ["a", "b"] * 10})
+    parquet.write_table(rows, path, compression="none")
+
+
 def texts(path: Path, level: int) -> None:
     path.write_text("text\n" + f"grey {level}\n" * 20)
 
@@ -61,6 +68,7 @@ KINDS: dict[str, tuple[Callable[[Path, int], None], str, dict[str, object]]] = {
         "test.csv",
         {"name": "csv", "path": "train.csv", "table": {**COLUMNS, "test_path": "test.csv"}},
     ),
+    "hub": (hub_table, "own.parquet", {"name": "hub", "path": "own.parquet", "table": COLUMNS}),
     "text": (texts, "own.csv", {"name": "text", "path": "own.csv"}),
     "in the folder": (archive, "mnist.npz", {"name": "mnist", "root": "."}),
 }

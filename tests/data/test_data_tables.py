@@ -4,13 +4,16 @@ import csv
 import gzip
 import math
 import re
+import sys
 import tomllib
+import types
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -25,10 +28,10 @@ from fedpriv.core.columns import Column, cell_texts, decode
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret, numpy_stream
+from fedpriv.core.registry import DATASETS
 from fedpriv.data import bounds
-from fedpriv.data.bounds import EDGES, estimated_bounds
+from fedpriv.data.bounds import EDGES, estimated_bounds, private_bounds
 from fedpriv.data.datasets import Dataset, load_dataset, place_of
-from fedpriv.data.sets.csv import private_bounds
 from fedpriv.data.tables import MISSING_NUMBERS
 
 CITIES, COUNT = ("Bern", "Oslo", "Rome"), 60
@@ -390,17 +393,145 @@ def test_a_folder_is_no_table(tmp_path: Path) -> None:
     assert f"{tmp_path}: is a folder; a CSV or Parquet file is wanted" in str(refused(tmp_path))
 
 
+# ---- tables of the hub ----------------------------------------------------------------------------------------------
+
+WEIGHT = {"name": "weight", "low": 40, "high": 100}
+KINDS = datasets.Features(
+    age=datasets.Value("int64"),
+    weight=datasets.Value("float64"),
+    city=datasets.ClassLabel(names=list(CITIES)),
+    ward=datasets.Value("string"),
+    income=datasets.ClassLabel(names=["low", "high"]),
+)
+
+
+def people(seed: int, count: int) -> datasets.Dataset:
+    """Rows with numbers of classes, and some empty cells of each kind."""
+    stream = numpy_stream(seed, "people")
+    columns: dict[str, list[Any]] = {
+        "age": [None, *stream.integers(0, 91, count - 1).tolist()],
+        "weight": [*stream.uniform(40, 100, count - 2).tolist(), math.nan, None],
+        "city": [0, 1, 2, -1, None, *stream.integers(0, 3, count - 5).tolist()],
+        "ward": [f"ward {number % 4}" for number in range(count)],
+        "income": stream.integers(0, 2, count).tolist(),
+    }
+    return datasets.Dataset.from_dict(columns, KINDS)
+
+
+def as_csv(data: datasets.Dataset, path: Path) -> Path:
+    """The same rows, with the names of classes."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(data.column_names)
+        for row in data:
+            city = "" if row["city"] in (None, -1) else KINDS["city"].int2str(row["city"])
+            writer.writerow({**row, "city": city, "income": KINDS["income"].int2str(row["income"])}.values())
+    return path
+
+
+def in_form(form: str, parts: list[datasets.Dataset], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Write a data set as the hub has it, and return its name and path."""
+    path, whole = folder / "data", datasets.DatasetDict(zip(("train", "test"), parts, strict=False))
+    if form == "object":
+        module = types.ModuleType("own_tables")
+        vars(module)["data"] = whole if len(parts) > 1 else parts[0]
+        monkeypatch.setitem(sys.modules, "own_tables", module)
+        return {"name": "own_tables:data"}
+    if form == "saved":
+        (whole if len(parts) > 1 else parts[0]).save_to_disk(path)
+    else:
+        path.mkdir()
+        for name, part in whole.items():
+            for number in range(2):
+                part.shard(2, number, contiguous=True).to_parquet(path / f"{name}-{number:05}-of-00002.parquet")
+    return {"name": "hub", "path": str(path)}
+
+
+@pytest.mark.parametrize("key", ["", "ward"])
+@pytest.mark.parametrize("counts", [(60,), (60, 20)])
+@pytest.mark.parametrize("form", ["parquet", "saved", "object"])
+def test_tables_of_the_hub_are_read_as_their_csv_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, counts: tuple[int, ...], key: str
+) -> None:
+    parts = [people(seed, count) for seed, count in enumerate(counts)]
+    files = [str(as_csv(part, tmp_path / f"{number}.csv")) for number, part in enumerate(parts)]
+    asked = {"label": "income", "missing": "own", "columns": [AGE, WEIGHT]}
+    known = {"classes": ["low", "high"], **({"test_path": files[1]} if len(parts) > 1 else {})}
+    given = in_form(form, parts, tmp_path, monkeypatch)
+
+    def configs(**table: Any) -> list[DataConfig]:
+        trees = {**given, "table": table}, {"name": "csv", "path": files[0], "table": {**table, **known}}
+        return [validated(DataConfig, {**tree, "key": key}, "test") for tree in trees]
+
+    ours, oracle = (load_dataset(config, 0) for config in configs(**asked))
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(ours, name), getattr(oracle, name))
+    for name in ("class_names", "columns", "mean", "std", "notes", "warnings"):
+        assert getattr(ours, name) == getattr(oracle, name)
+    assert (ours.keys is None) == (oracle.keys is None) == (key == "")
+    if ours.keys is not None and oracle.keys is not None:
+        assert ours.keys.names == oracle.keys.names
+        assert np.array_equal(ours.keys.train, oracle.keys.train) and np.array_equal(ours.keys.test, oracle.keys.test)
+    open_columns = configs(label="income", missing="own")
+    low_high, same = (
+        private_bounds(DATASETS[config.name].schema(place_of(config)), 1000.0, NOISE).low_high
+        for config in open_columns
+    )
+    assert low_high == same and list(low_high) == ["age", "weight"]
+
+
+def test_wrong_tables_of_the_hub(tmp_path: Path) -> None:
+    path = tmp_path / "own.parquet"
+    data = people(0, 20).to_dict()
+
+    def refused_hub(changes: Mapping[str, Any], kinds: pa.Schema = KINDS.arrow_schema, **keys: Any) -> str:
+        columns = {**data, "age": [30] * 20, "weight": [50.0] * 20, "city": [0, 1] * 10, **changes}
+        table = pa.table({name: pa.array(cells) for name, cells in columns.items()})
+        parquet.write_table(table.replace_schema_metadata(kinds.metadata), path)
+        tree = {"name": "hub", "path": str(path), "table": {"label": "income", "columns": [AGE, WEIGHT]}, **keys}
+        with pytest.raises(InputError) as told:
+            load_dataset(validated(DataConfig, tree, "test"), 0)
+        line = str(told.value).removesuffix(told.value.paste).rstrip()
+        assert "\n" not in line
+        return line
+
+    assert "own.parquet: row 2, column 'city': 3 is none of its 3 classes, from 0 on" in refused_hub(
+        {"city": [0, 3] * 10}
+    )
+    assert "column 'city' holds string, and its metadata say numbers of classes" in refused_hub({"city": ["a"] * 20})
+    assert "row 1, column 'income': the label is empty, in 20 rows" in refused_hub({"income": [-1] * 20})
+    assert "row 1, column 'age': the cell is empty" in refused_hub({"age": [None, *[3] * 19]})
+    assert "column 'scan' holds struct<bytes: binary>" in refused_hub({"scan": [{"bytes": b"x"}] * 20})
+    table = {"label": "wage", "columns": [AGE, WEIGHT]}
+    assert "data.table.label: " in refused_hub({}, table=table) and "has no column 'wage'" in refused_hub(
+        {}, table=table
+    )
+    assert "data.key: " in refused_hub({}, key="who")
+    for keys, said in (
+        ({"label": "income"}, "name = 'hub' with data.table does not read data.label"),
+        ({"test_share": 0.5}, "name = 'hub' with data.table does not read data.test_share"),
+        ({"text": {}}, "name = 'hub' with data.table are no texts"),
+        ({"table": {"label": "income", "test_path": "b"}}, "reads neither data.table.test_path nor delimiter"),
+        ({"name": "folder"}, "name = 'folder' needs no section data.table"),
+    ):
+        assert said in refused_hub({}, **keys)
+    images = place_of(validated(DataConfig, {"name": "hub", "path": str(path)}, "test"))
+    with pytest.raises(InputError, match=r"data\.name = 'hub': a table is wanted: csv, or hub or object"):
+        DATASETS["hub"].schema(images)
+
+
 # ---- private bounds -------------------------------------------------------------------------------------------------
 
 
 def test_numbers_lie_within_their_estimated_bounds(tmp_path: Path) -> None:
     tree = {"name": "csv", "path": str(written(tmp_path, {})), "table": {"label": "income"}}
-    found = private_bounds(place_of(validated(DataConfig, tree, "")), 1000.0, NOISE)
+    schema = DATASETS["csv"].schema(place_of(validated(DataConfig, tree, "")))
+    found = private_bounds(schema, 1000.0, NOISE)
     ages = rows()["age"]
     low, high = found.low_high["age"]
     assert low <= min(ages) and max(ages) <= high == 130.0
     with pytest.raises(InputError, match="too little for so few rows"):
-        private_bounds(place_of(validated(DataConfig, tree, "")), 0.1, NOISE)
+        private_bounds(schema, 0.1, NOISE)
 
 
 OFFSET = {

@@ -82,8 +82,8 @@ def _of_facts() -> str:
 def _bounds(file: str, epsilon: float, as_json: bool) -> None:
     """Print what an experiment file says of the columns from then on."""
     from fedpriv.core.randomness import Secret
+    from fedpriv.data.bounds import private_bounds
     from fedpriv.data.datasets import place_of
-    from fedpriv.data.sets.csv import private_bounds
 
     if not file:
         raise InputError("--bounds needs --of FILE, the experiment file that names your table")
@@ -100,7 +100,8 @@ def _bounds(file: str, epsilon: float, as_json: bool) -> None:
             given=epsilon,
             allowed=f"with the {before:g} that {file} has already, allowed is up to {MOST_EPSILON:g}",
         )
-    found = private_bounds(place_of(experiment.data), epsilon, Secret.drawn(), before)
+    schema = DATASETS[experiment.data.name].schema(place_of(experiment.data))
+    found = private_bounds(schema, epsilon, Secret.drawn(), before)
     columns = [{"name": name, "low": low, "high": high} for name, (low, high) in found.low_high.items()]
     if as_json:
         known = {"bounds_epsilon": together, "before": before, "columns": columns, "left_out": dict(found.left_out)}

@@ -100,7 +100,9 @@ class DataConfig(Extensible):
         "all, where the files have no test set; unset: 0.2",
     )
     table: TableConfig | None = Field(
-        None, exclude_if=absent, description="what the columns of your own table are, for csv; else unset"
+        None,
+        exclude_if=absent,
+        description="what the columns of your own table are: of csv, and of tables in hub and object; else unset",
     )
     text: CorpusConfig | None = Field(
         None, exclude_if=absent, description="how texts become sequences of tokens; else unset"
@@ -187,13 +189,17 @@ class DataConfig(Extensible):
         source = DATASETS[self.name]
         if source.needs_path and not self.path:
             raise InputError(f"name = {self.name!r} needs data.path, the file")
-        if source.needs_table != (self.table is not None):
+        if "table" not in source.reads and source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise InputError(f"name = {self.name!r} needs {wanted}")
+        reads = source.reads if self.table is None else ("key",)
+        form = f"name = {self.name!r}" + (" with data.table" if reads != source.reads else "")
         for key in ("key", "label", "size", "test_share"):
-            if getattr(self, key) and key not in source.reads:
-                raise InputError(f"name = {self.name!r} does not read data.{key}")
+            if getattr(self, key) and key not in reads:
+                raise InputError(f"{form} does not read data.{key}")
+        if self.table is not None and not source.needs_table and (self.table.test_path or self.table.delimiter != ","):
+            raise InputError(f"{form} reads neither data.table.test_path nor delimiter; test rows are its part 'test'")
         for section in ("text", "canaries"):
-            if getattr(self, section) is not None and not source.is_text and "text" not in source.reads:
-                raise InputError(f"name = {self.name!r} are no texts, of which the section data.{section} tells")
+            if getattr(self, section) is not None and not source.is_text and "text" not in reads:
+                raise InputError(f"{form} are no texts, of which the section data.{section} tells")
         return self

@@ -22,6 +22,9 @@ from fedpriv.data.texts import Part, Row, arrays_of, split_by_key
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fedpriv.data.schema import Schema
+    from fedpriv.data.tables import Cells
+
 _BATCH = 256  # rows in memory at once
 _READ = 1 << 20  # bytes of a column that are read at once, where it would else be read whole
 _ENDING = ".parquet"
@@ -66,36 +69,57 @@ class StoredTable:
                 raise InputError(f"{self.where}: row {row + 1:,}, column {name!r}: {cell!r:.60}; expected {allowed}")
         return [names[cell] for cell in cells] if names else cells
 
+    def cells(self, empty: tuple[str, ...] | None, memory: int) -> Cells:
+        """Return all columns, names in place of numbers of classes."""
+        from fedpriv.data.tables import cells_of, with_class_names
+
+        cells = cells_of(self.batches(self.schema.names), self.where, empty, memory)
+        for name in _class_columns(self):
+            cells = with_class_names(cells, name, _names(self, name))
+        return cells
+
 
 @DATASETS.register
 class HubTables(OwnFile):
-    """Images, a struct of bytes and path, with their labels; with ``data.text`` texts."""
+    """Images, a struct of bytes and path, with their labels; with ``data.text`` texts, with ``data.table`` a table."""
 
     name = "hub"
     title = "own data set of the hub"
     is_kept = True
-    reads = ("key", "label", "size", "test_share", "text")
+    reads = ("key", "label", "size", "test_share", "text", "table")
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        return arrays_of_tables(tables(place), place), place.path
+        if place.table is not None:
+            return cls.schema(place).arrays(), place.path
+        return (_images if place.text is None else _texts)(cls.parts(place), place), place.path
 
     @classmethod
     @override
-    def files(cls, place: Place) -> tuple[Path, ...]:
+    def schema(cls, place: Place) -> Schema:
+        from fedpriv.data.schema import schema_of
+
+        if place.table is None:
+            return super().schema(place)
+        parts = cls.parts(place)
+        named = tuple(name.strip() for name in _names(parts[0], place.table.label))
+        table = place.table.model_copy(update={"classes": place.table.classes or named})
+        return schema_of([part.cells(table.empty, place.memory) for part in parts], table, place.key)
+
+    @classmethod
+    def parts(cls, place: Place) -> list[StoredTable]:
+        """Return the training data and, where there are any, the test data."""
+        return _tables(home(place.path))
+
+    @classmethod
+    @override
+    def files(cls, place: Place) -> tuple[Path, ...] | None:
         root = home(place.path)
         return tuple(sorted(path for path in root.rglob("*") if path.is_file())) if root.is_dir() else (root,)
 
 
-def arrays_of_tables(parts: list[StoredTable], place: Place) -> Arrays:
-    """Return the images of training and test data, or their texts where the experiment has a section for them."""
-    return (_images if place.text is None else _texts)(parts, place)
-
-
-def tables(place: Place) -> list[StoredTable]:
-    """The training data and, where there are any, the test data."""
-    root = home(place.path)
+def _tables(root: Path) -> list[StoredTable]:
     if not root.exists():
         raise InputError(f"{root}: no such file or folder")
     if any((root / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
@@ -107,7 +131,7 @@ def tables(place: Place) -> list[StoredTable]:
     for path in files:
         by_split.setdefault(_split(path) if root.is_dir() else "", []).append(path)
     chosen = split_names(list(by_split), str(root))
-    return [_parquet(by_split[name], root) for name in chosen]
+    return [_parquet(by_split[name], f"{root}: {name}" if name else str(root)) for name in chosen]
 
 
 def split_names(names: Sequence[str], where: str) -> list[str]:
@@ -126,7 +150,7 @@ def _split(path: Path) -> str:
     return next((name for name in known if name in (*TRAIN, *TEST)), "")
 
 
-def _parquet(paths: Sequence[Path], root: Path) -> StoredTable:
+def _parquet(paths: Sequence[Path], where: str) -> StoredTable:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -141,11 +165,11 @@ def _parquet(paths: Sequence[Path], root: Path) -> StoredTable:
     try:
         schemas = [parquet.read_schema(path) for path in paths]
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{root}: not a Parquet file, truncated or damaged: {one_line(error)}") from None
+        raise InputError(f"{where}: not a Parquet file, truncated or damaged: {one_line(error)}") from None
     for path, schema in zip(paths, schemas, strict=True):
         if not schema.equals(schemas[0]):
             raise InputError(f"{path}: its columns are not those of {paths[0]}")
-    return StoredTable(str(paths[0] if len(paths) == 1 else root), schemas[0], batches)
+    return StoredTable(str(paths[0]) if len(paths) == 1 else where, schemas[0], batches)
 
 
 def _saved(root: Path) -> list[StoredTable]:
@@ -199,7 +223,7 @@ def _image_column(table: StoredTable) -> str:
         columns = some_of(table.schema.names)
         raise InputError(
             f"{table.where}: {len(found)} columns hold images; expected is one, a struct of bytes, among {columns}",
-            hint="data.text tells of texts",
+            hint="data.text tells of texts, data.table of other columns",
         )
     return str(found[0])
 

@@ -12,23 +12,21 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays
-from fedpriv.data.own import OwnFile
-from fedpriv.data.sets.hub import HubTables, arrays_of_tables, tables_of
+from fedpriv.data.sets.hub import HubTables, StoredTable, tables_of
 from fedpriv.data.source import Place
 
 
 @DATASETS.register
-class OwnObject(OwnFile):
+class OwnObject(HubTables):
     """``data.path = "mymodule:data"``, which ``data.name = "mymodule:data"`` stands for."""
 
     name = "object"
     title = "own object of Python"
-    reads = HubTables.reads
+    is_kept = False
 
     @classmethod
     @override
-    def read(cls, place: Place) -> tuple[Arrays, str]:
+    def parts(cls, place: Place) -> list[StoredTable]:
         found = _object(place.path)
         from datasets import Dataset, DatasetDict  # a second to import
 
@@ -37,7 +35,7 @@ class OwnObject(OwnFile):
             raise InputError(
                 key="data.name", given=place.path, allowed=f"a Dataset or DatasetDict is wanted, not {kind}"
             )
-        return arrays_of_tables(tables_of(found, place.path), place), place.path
+        return tables_of(found, place.path)
 
     @classmethod
     @override
