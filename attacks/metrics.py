@@ -22,6 +22,7 @@ from fedpriv.core.files import content_digest
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
+LEAST_PADDED = SSIM_WINDOW // 2 + 1  # pixels a side that reflection needs
 LPIPS_SIDE = 64
 CONNECT_SECONDS = 5.0
 _WEIGHTS = "squeezenet1_1-*.pth"
@@ -53,24 +54,20 @@ def ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
     (8x8 digits: 7x7 and 0.95), so that numbers of such images compare among themselves only. Constants are K1 = 0.01,
     K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code.
     """
-    from torchmetrics.functional.image import structural_similarity_index_measure  # seconds to import
-
-    original, reconstruction = _pair(originals, reconstructions)
-    height, width = original.shape[2:]
+    height, width = originals.shape[-2:]
     fitting = min(height, width, SSIM_WINDOW)
     window = fitting - 1 + fitting % 2
-    # torchmetrics derives the window from sigma (this gives back `window`) and pads by reflection; its map is cut to
-    # the windows that do not reach into the padding.
-    _, similarity = structural_similarity_index_measure(
-        reconstruction,
-        original,
-        sigma=SSIM_SIGMA * window / SSIM_WINDOW,
-        reduction="none",
-        data_range=1.0,
-        return_full_image=True,
-    )
     border = window // 2
+    similarity = _similarity(originals, reconstructions, SSIM_SIGMA * window / SSIM_WINDOW)
     return similarity[:, :, border : height - border, border : width - border].mean(dim=(1, 2, 3))
+
+
+def padded_ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
+    """SSIM of each image as torchmetrics, kornia and ignite define it, float64 (N,): the windows at all pixels count.
+
+    The image is padded by reflection, so each side needs :data:`LEAST_PADDED` pixels. The window is always 11x11.
+    """
+    return _similarity(originals, reconstructions, SSIM_SIGMA).mean(dim=(1, 2, 3))
 
 
 def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
@@ -101,6 +98,22 @@ def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = Tr
     with torch.no_grad():
         distances: Tensor = network(_perceptible(original), _perceptible(reconstruction), normalize=True)
     return LpipsResult(distances.flatten(), None)
+
+
+def _similarity(originals: Tensor, reconstructions: Tensor, sigma: float) -> Tensor:
+    """SSIM of the window around each pixel, float64 (N, C, H, W), of images that are padded by reflection."""
+    from torchmetrics.functional.image import structural_similarity_index_measure  # seconds to import
+
+    original, reconstruction = _pair(originals, reconstructions)
+    _, similarity = structural_similarity_index_measure(
+        reconstruction,
+        original,
+        sigma=sigma,  # which decides the window, too: 2 int(3.5 sigma + 0.5) + 1
+        reduction="none",
+        data_range=1.0,
+        return_full_image=True,
+    )
+    return similarity
 
 
 def _pair(originals: Tensor, reconstructions: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,7 @@ def score(
     success_ssim: float,
     *,
     perceptual: bool = True,
+    padded: bool = False,
 ) -> Scores:
     """Score every restart of one reconstruction.
 
@@ -94,6 +95,7 @@ def score(
             images,
             std,
             perceptual=chosen and perceptual,
+            padded=padded,
             labels=labels,
             bar=bar,
             success_ssim=success_ssim,
@@ -150,7 +152,9 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
     return tuple(lines)
 
 
-def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True) -> Scores:
+def score_guesses(
+    guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True, padded: bool = False
+) -> Scores:
     """Score the guesses as if they were reconstructions; by definition none recovers anything."""
     if truth.tokenizer is not None:
         from fedpriv.attacks.texts.referee import score_guessed_sentences  # which only texts need
@@ -170,6 +174,7 @@ def score_guesses(guesses: Sequence[Guess], truth: Truth, std: Sequence[float], 
             images,
             std,
             perceptual=perceptual,
+            padded=padded,
             labels=[None] * count,
             bar=torch.zeros(count),
             success_ssim=0.0,
@@ -194,6 +199,7 @@ def _lines(
     std: Sequence[float],
     *,
     perceptual: bool,
+    padded: bool,
     labels: Sequence[int | None],
     bar: Tensor,
     success_ssim: float,
@@ -211,7 +217,10 @@ def _lines(
     originals, scale = truth.images[rows], torch.tensor(std, dtype=torch.float64)[:, None, None]
     mse = metrics.mse(originals, images)
     normalised = metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale)
-    likeness = _rows(truth, originals, images) if truth.columns else _pictures(originals, images, success_ssim, mse)
+    if truth.columns:
+        likeness = _rows(truth, originals, images)
+    else:
+        likeness = _pictures(originals, images, success_ssim, mse, padded=padded)
     ranks, candidates = _picks(truth, rows, images) if picked else _ranks(originals, images, truth.others)
     lpips, reason = _lpips(truth, originals, images) if perceptual else ([None] * len(images), None)
     lines = []
@@ -221,6 +230,7 @@ def _lines(
             mse_normalised=float(normalised[k]),
             psnr=likeness[k].psnr,
             ssim=likeness[k].ssim,
+            ssim_padded=likeness[k].ssim_padded,
             lpips=lpips[k],
             recovered=not picked and likeness[k].is_alike and float(mse[k]) < float(bar[image]),
             cells=likeness[k].cells,
@@ -242,13 +252,16 @@ class _Likeness:
     is_alike: bool
     psnr: float | None = None
     ssim: float | None = None
+    ssim_padded: float | None = None
     cells: RowScore | None = None
 
 
-def _pictures(originals: Tensor, images: Tensor, success_ssim: float, mse: Tensor) -> list[_Likeness]:
+def _pictures(originals: Tensor, images: Tensor, success_ssim: float, mse: Tensor, *, padded: bool) -> list[_Likeness]:
     psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
-    pairs = zip(psnr.tolist(), metrics.ssim(originals, images).tolist(), strict=True)
-    return [_Likeness(ssim >= success_ssim, decibel, ssim) for decibel, ssim in pairs]
+    ssim = metrics.ssim(originals, images).tolist()
+    others = metrics.padded_ssim(originals, images).tolist() if padded else [None] * len(images)
+    figures = zip(psnr.tolist(), ssim, others, strict=True)
+    return [_Likeness(valid >= success_ssim, decibel, valid, other) for decibel, valid, other in figures]
 
 
 def _rows(truth: Truth, originals: Tensor, images: Tensor) -> list[_Likeness]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks import metrics
-from fedpriv.attacks.metrics import lpips_scores, match, mse, psnr, ssim
+from fedpriv.attacks.metrics import LEAST_PADDED, lpips_scores, match, mse, padded_ssim, psnr, ssim
 from tests.cases import in_one_test
 
 SHAPES = [(1, 8, 8), (3, 8, 8), (1, 11, 11), (1, 28, 28), (3, 32, 32), (3, 9, 40), (1, 10, 10), (1, 2, 2), (1, 1, 1)]
@@ -59,6 +59,27 @@ def test_scores_equal_their_formulas(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(ssim(x, y), [wang_ssim(p, q) for p, q in zip(a, b, strict=True)], rtol=0, atol=1e-9)
 
 
+@in_one_test("channels", [1, 3])
+@in_one_test("side", [(8, 8), (28, 28), (32, 32), (LEAST_PADDED, 9)])
+def test_padded_ssim_is_that_of_torchmetrics(channels: int, side: tuple[int, int]) -> None:
+    """And the formula's, where numpy pads the picture."""
+    from torchmetrics.image import StructuralSimilarityIndexMeasure
+
+    x = pictures((channels, *side), 2, seed=1).double()
+    y = (x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
+    theirs = StructuralSimilarityIndexMeasure(data_range=1.0, reduction="none")(y, x)
+    np.testing.assert_allclose(padded_ssim(x, y), theirs, rtol=0, atol=1e-6)
+    wide = ((0, 0), (5, 5), (5, 5))
+    a, b = (np.pad(z[0].numpy(), wide, mode="reflect") for z in (x, y))
+    assert float(padded_ssim(x, y)[0]) == pytest.approx(wang_ssim(a, b), abs=1e-9)
+
+
+def test_padding_needs_six_pixels_a_side() -> None:
+    x = pictures((1, LEAST_PADDED - 1, 9))
+    with pytest.raises(RuntimeError, match="Padding size should be less"):
+        padded_ssim(x, x)
+
+
 @in_one_test("shape", SHAPES)
 @in_one_test("content", ["noise", "black", "grey", "white"])
 def test_identical_images_are_perfect(shape: tuple[int, int, int], content: str) -> None:
@@ -79,7 +100,7 @@ def test_constant_images_have_the_luminance_term(shape: tuple[int, int, int]) ->
 
 def test_a_score_does_not_depend_on_the_other_images() -> None:
     x, y = pictures((3, 32, 32), seed=3), pictures((3, 32, 32), seed=4)
-    for score in (mse, psnr, ssim):
+    for score in (mse, psnr, ssim, padded_ssim):
         alone = torch.cat([score(x[i : i + 1], y[i : i + 1]) for i in range(len(x))])
         torch.testing.assert_close(score(x, y), alone, rtol=1e-12, atol=1e-12)
 
@@ -89,7 +110,7 @@ def test_mse_takes_any_scale() -> None:
     torch.testing.assert_close(mse(4 * x - 2, 4 * y - 2), 16 * mse(x, y), rtol=1e-5, atol=0)
 
 
-@in_one_test("score", [mse, psnr, ssim, match, lpips_scores])
+@in_one_test("score", [mse, psnr, ssim, padded_ssim, match, lpips_scores])
 @in_one_test("shapes", [((2, 1, 8, 8), (3, 1, 8, 8)), ((1, 8, 8), (1, 8, 8)), ((0, 1, 8, 8), (0, 1, 8, 8))])
 def test_shapes_that_do_not_pair_are_refused(score: object, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match="two stacks of images"):

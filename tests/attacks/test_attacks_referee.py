@@ -105,6 +105,21 @@ def test_recovered_needs_the_ssim(threshold: float, recovered: bool) -> None:
     assert line.recovered is recovered
 
 
+@in_one_test("threshold", [0.5, 0.999999])
+def test_the_ssim_of_the_padded_picture_is_added_and_decides_nothing(threshold: float) -> None:
+    known = truth(2)
+    image = (known.images + 0.05 * torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    made = offered((image, known.labels))
+    bare = score(made, "protected", known, PUBLIC, STD, threshold, perceptual=False).scores
+    lines = score(made, "protected", known, PUBLIC, STD, threshold, perceptual=False, padded=True).scores
+    assert [line.ssim_padded for line in lines] == metrics.padded_ssim(known.images, image).tolist()
+    assert tuple(replace(line, ssim_padded=None) for line in lines) == bare
+    assert all("ssim_padded" not in line.to_json() for line in bare)
+    assert [line.to_json()["ssim_padded"] for line in lines] == [line.ssim_padded for line in lines]
+    guessed = score_guesses(PUBLIC, known, STD, perceptual=False, padded=True).scores
+    assert all(line.ssim_padded is not None for line in guessed)
+
+
 def test_recovered_needs_to_beat_every_guess() -> None:
     known = truth(1)
     image = (known.images + 0.05 * torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))).clamp(0, 1)

@@ -319,3 +319,14 @@ class ReportConfig(Settings):
 
     title: str = Field("", description="heading; empty: the experiment's name")
     pictures: Count = Field(16, description="victims shown at most")
+    ssim: Literal["valid", "padded"] = Field(
+        "valid",
+        exclude_if=lambda value: value == "valid",
+        description="valid: SSIM of the windows inside the picture, as scikit-image has it; padded: next to it a "
+        "second one, of the padded picture, as torchmetrics has it",
+    )
+
+    @property
+    def pads(self) -> bool:
+        """Whether each score also has the SSIM of the padded picture."""
+        return self.ssim == "padded"

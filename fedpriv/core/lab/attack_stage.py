@@ -282,7 +282,8 @@ class _Stage:
         note = "; ".join(text for text in (result.note, approximation(self.world, upload.target)) if text)
         result = replace(result, attack=attack.label, note=worded(note, self.world.dataset.kind))
         threshold = self.world.experiment.adversary.success_ssim
-        return score(result, upload.kind, upload.truth, self.guesses, self.world.dataset.std, threshold)
+        std, padded = self.world.dataset.std, self.world.experiment.report.pads
+        return score(result, upload.kind, upload.truth, self.guesses, std, threshold, padded=padded)
 
     def _without_failures(self, attempts: Sequence[_Attempt]) -> list[_Attempt]:
         """Void results that are failures, where the attack could not simulate the client: they are no measurement."""
@@ -307,7 +308,7 @@ class _Stage:
         world, folder = self.world, self.folder
         self.progress.stage("scoring and writing the report")
         for upload in {id(upload): upload for upload in self.attacked.values()}.values():
-            guessed = score_guesses(self.guesses, upload.truth, world.dataset.std)
+            guessed = score_guesses(self.guesses, upload.truth, world.dataset.std, padded=world.experiment.report.pads)
             self.scored.append(guessed)
             save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
             save_pictures(folder, "guess-class", upload.truth, guessed.pictures)

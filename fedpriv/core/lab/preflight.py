@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedpriv.attacks.access import Access
+from fedpriv.attacks.metrics import LEAST_PADDED
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
@@ -12,6 +13,7 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.stack import stack_of
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded
+from fedpriv.core.errors import InputError
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World
@@ -38,6 +40,7 @@ def _one_at_a_time(world: World) -> tuple[str, ...]:
 
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on this run refused or misleading."""
+    _refuse_padding(world)
     experiment = world.experiment
     kind = world.dataset.kind
     threat = threat_model(experiment.adversary, kind)
@@ -55,6 +58,19 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     else:
         about = (*_about_simulations(check, world, settings, possible), *about)
     return (*lines, *(worded(line, kind) for line in about))
+
+
+def _refuse_padding(world: World) -> None:
+    """Refuse a second SSIM where examples are no pictures, or too small to be padded."""
+    dataset, report = world.dataset, world.experiment.report
+    _, height, width = dataset.shape
+    if report.pads and (dataset.kind != "image" or min(height, width) < LEAST_PADDED):
+        there = f"pictures of {width} x {height} pixels" if dataset.kind == "image" else f"{dataset.kind}s"
+        raise InputError(
+            key="report.ssim",
+            given=report.ssim,
+            allowed=f"only for pictures of at least {LEAST_PADDED} pixels a side; {dataset.name} has {there}",
+        )
 
 
 def _about_simulations(

@@ -22,7 +22,7 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import AttackResult, Interval, LeakageRate, RowResult, Score, sentence_result
 from fedpriv.core.world import World
 
-_MEDIANS = ("mse", "mse_normalised", "psnr", "ssim", "lpips")
+_MEDIANS = ("mse", "mse_normalised", "psnr", "ssim", "lpips", "ssim_padded")
 
 
 def attack_results(
@@ -73,6 +73,7 @@ def _condense(
         picked=group[0].picked,
         rows=_row_result(group),
         sentences=sentence_result(score.words for score in group),
+        ssim_padded=_median(score.ssim_padded for score in group),
     )
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.records.reading import Record
+from fedpriv.core.settings import absent
 
 NUMBER_TOLERANCE = 0.01
 """By how much of its column's range a number may be off in a row that counts as recovered."""
@@ -168,6 +169,7 @@ class Score(Record):
         mse_normalised: on the scale of the network's input; likewise.
         psnr: in dB, at most 200; ``None`` of a row or a sentence.
         ssim: at most 1; likewise.
+        ssim_padded: as torchmetrics computes it; ``None``, and not in the file, without ``report.ssim = "padded"``.
         lpips: ``None`` where not computed; only chosen restarts and guesses have one.
         recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
             instead of the former; of a sentence :attr:`SentenceScore.exact`, where no guess is.
@@ -216,6 +218,7 @@ class Score(Record):
     draws: int = 0
     cells: RowScore | None = None
     words: SentenceScore | None = None
+    ssim_padded: float | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -230,6 +233,8 @@ class Score(Record):
         """The line, plain values."""
         tree = asdict(self)
         cells, words = tree.pop("cells"), tree.pop("words")
+        if self.ssim_padded is None:
+            del tree["ssim_padded"]
         if cells is None and words is None:
             return tree
         absent = _OF_IMAGES if words is None else (*_OF_IMAGES, *_OF_NUMBERS)
@@ -305,6 +310,7 @@ class AttackResult(Record):
         recovered: how many of them count as recovered.
         success_ssim: the threshold for that.
         mse: and the other scores: medians over the images.
+        ssim_padded: likewise; ``None``, and not in the file, without ``report.ssim = "padded"``.
         missing: images that others were tried on and this attack has nothing to show for; in no other figure.
         identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
         candidates: among how many, at the least.
@@ -340,6 +346,7 @@ class AttackResult(Record):
     picked: bool = False
     rows: RowResult | None = None
     sentences: SentenceResult | None = None
+    ssim_padded: Annotated[float | None, Field(exclude_if=absent)] = None
 
     @property
     def error(self) -> float:

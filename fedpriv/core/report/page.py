@@ -337,6 +337,12 @@ class _Uploads:
         return next((reason for reason in reasons if reason), "the run gives no reason")
 
     @property
+    def padded(self) -> bool:
+        """Whether there is a second SSIM, of padded pictures."""
+        summary = self.view.summary
+        return summary is not None and any(result.ssim_padded is not None for result in summary.attacks)
+
+    @property
     def ssim_window(self) -> int:
         """The side of SSIM's window on this run's pictures; 0 if there is no picture."""
         fitting = min(self._smallest, SSIM_WINDOW)
@@ -379,6 +385,7 @@ def _score_rows(candidate: ShownResult) -> list[tuple[str, str]]:
         return [("Probability", probability)]
     rows = [
         ("SSIM", numbers.decimal(score.ssim)),
+        *([] if score.ssim_padded is None else [("SSIM (padded)", numbers.decimal(score.ssim_padded))]),
         ("PSNR", numbers.decibel(score.psnr)),
         ("MSE", numbers.figure(score.mse, 3)),
     ]

@@ -13,6 +13,7 @@ import torch
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.truth import Truth
+from fedpriv.core.config import read_toml
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
 from fedpriv.core.lab.victims import UploadTarget
@@ -113,6 +114,23 @@ def test_the_same_attack_again_replaces_its_own_results(run: Path) -> None:
     attack(run, "iga")
     assert lines(run) == before
     assert (run / "command.txt").read_text().splitlines()[1:] == ["fedpriv attack run", "fedpriv attack run iga"]
+
+
+def test_a_second_ssim_is_added_where_the_report_is_to_show_it(run: Path) -> None:
+    """The section [report] of a finished run may change; all other figures stay."""
+    before = lines(run)
+    assert all("ssim_padded" not in line for line in before)
+    assert "ssim" not in read_toml(run / "config.toml")["report"]
+    assert all("ssim_padded" not in row for row in json.loads((run / "summary.json").read_text())["attacks"])
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("[report]\n", '[report]\nssim = "padded"\n'))
+    summary = attack(run)
+    after = lines(run)
+    padded = [line.pop("ssim_padded") for line in after]
+    assert after == before
+    assert all(-1 <= value <= 1 for value in padded) and padded != [line["ssim"] for line in before]
+    assert all(min(padded) <= row["ssim_padded"] <= max(padded) for row in summary["attacks"])
+    assert "SSIM (padded)" in write_report(run).read_text()
 
 
 def test_the_offered_restart_is_the_one_with_the_lowest_loss_of_its_own(run: Path) -> None:

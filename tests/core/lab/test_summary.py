@@ -12,7 +12,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import Ending, verdict
-from fedpriv.core.records import Guarantee, Interval, LeakageRate, RoundRecord, Score, SentenceScore, kind_of
+from fedpriv.core.records import Guarantee, Interval, LeakageRate, RoundRecord, Score, SentenceScore, Summary, kind_of
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
@@ -138,6 +138,15 @@ def test_medians_are_over_victims() -> None:
     scores = [line(i, "iga", "protected", False, ssim=value) for i, value in enumerate((0.1, 0.2, 0.9))]
     (row,) = attack_results(scores, 0.6, "no weights")
     assert (row.ssim, row.lpips, row.lpips_reason, row.victims) == (0.2, None, "no weights", 3)
+    assert "ssim_padded" not in row.intervals
+    padded = [replace(score, ssim_padded=value) for score, value in zip(scores, (0.3, 0.1, 0.4), strict=True)]
+    (second,) = attack_results(padded, 0.6, "no weights")
+    assert second.ssim_padded == 0.3 and second.intervals["ssim_padded"] == (0.1, 0.4)
+    # The other figures are the same, and a summary without the second SSIM has the keys that it had before.
+    written = [Summary(status="completed", attacks=(each,)).to_json()["attacks"][0] for each in (row, second)]
+    assert written[0].keys() == written[1].keys() - {"ssim_padded"}
+    written[1]["intervals"].pop("ssim_padded")
+    assert written[0] == {key: value for key, value in written[1].items() if key != "ssim_padded"}
 
 
 def picture(client: int, rank: int | None, *, image: int = 0, clients: int = 1, attack: str = "iga") -> Score:

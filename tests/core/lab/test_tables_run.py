@@ -114,6 +114,8 @@ ERM = ["federation.algorithm=erm", "mechanism={name='output',target_epsilon=8.0}
 
 def test_a_length_that_is_read_off_rows_is_warned_of(tmp_path: Path) -> None:
     path = experiment(tmp_path)
+    with pytest.raises(InputError, match=r"report\.ssim = 'padded': only for pictures of at least 6 .*; csv has rows"):
+        warnings_for(build_world(load_experiment(path, ["report.ssim=padded"])))
     lines = warnings_for(build_world(load_experiment(path, ERM)))
     assert any(line.startswith("erm.clip_norm is unset: it is the median length of test rows") for line in lines)
     assert any(line.startswith("data: the values of city") for line in lines)

@@ -43,6 +43,7 @@ class Recipe:
     success_ssim: float = 0.6
     counterfactual: bool = True
     lpips: bool = False
+    padded: bool = False
     class_names: tuple[str, ...] = tuple(str(digit) for digit in range(10))
     failures: tuple[tuple[int, int, str], ...] = ((7, 3, "ConnectionError: the client went away"), (12, 0, "timed out"))
     warnings: tuple[str, ...] = ("layer conv1 (ReLU) has no useful second derivative; dlg will mostly fail",)
@@ -181,6 +182,7 @@ def _about_attacks(recipe: Recipe) -> Recipe:
         protected_error=recipe.protected_error if recipe.mechanism != "none" else math.nan,
         success_ssim=recipe.success_ssim,
         lpips=recipe.lpips,
+        padded=recipe.padded,
         note=recipe.note,
     )
 
@@ -254,6 +256,7 @@ def _score(
         "lpips": abs(1 - similarity) / 2 if recipe.lpips else None,
         "recovered": similarity >= recipe.success_ssim and error < bar,
         "note": recipe.note if attack == "iga" else "",
+        **({"ssim_padded": similarity - 0.25} if recipe.padded else {}),
     }
 
 
@@ -326,7 +329,8 @@ def _result(recipe: Recipe, attack: str, upload: str, group: list[dict[str, Any]
     labels = [score["label_correct"] for score in group if score["label_correct"] is not None]
     perceptual = [score["lpips"] for score in group if score["lpips"] is not None]
     medians = {
-        name: statistics.median(score[name] for score in group) for name in ("mse", "mse_normalised", "psnr", "ssim")
+        name: statistics.median(score[name] for score in group)
+        for name in ("mse", "mse_normalised", "psnr", "ssim", *(["ssim_padded"] if recipe.padded else []))
     }
     return {
         "attack": attack,

@@ -26,6 +26,7 @@ from fedpriv.core.records import members_text
 from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
 from fedpriv.core.report.filters import PAPERS
 from fedpriv.core.runs import RunFolder
+from tests.cases import in_one_test
 
 MakeRun = Callable[..., Path]
 VOID = {"wbr", "meta", "img", "source", "br", "link", "input", "hr"}
@@ -248,8 +249,9 @@ def test_a_failure_is_told_although_its_report_cannot_be_written(make_run: MakeR
 # ---- content --------------------------------------------------------------------------------------------------------
 
 
-def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
-    folder = make_run(victims=3, lpips=True)
+@in_one_test("padded", [False, True])
+def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun, padded: bool) -> None:
+    folder = make_run(victims=3, lpips=True, padded=padded)
     lines = [json.loads(line) for line in (folder / "reconstructions/scores.jsonl").read_text().splitlines()]
     chosen = {(s["client"], s["attack"], s["upload"]): s for s in lines if s["chosen"]}
     view = load_view(folder)
@@ -260,8 +262,10 @@ def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
         for candidate, shot in zip(victim.candidates, shots[1:], strict=True):
             score = chosen[victim.client, candidate.attack, candidate.upload]
             shown = {row.find("dt")[0].text: row.find("dd")[0].text for row in shot.find("dl")[0].find("div")}
+            second = {"SSIM (padded)": numbers.decimal(score["ssim_padded"])} if padded else {}
             assert shown == {
                 "SSIM": f"{score['ssim']:z.3f}".replace("-", "−"),
+                **second,
                 "PSNR": f"{score['psnr']:.1f} dB",
                 "MSE": numbers.figure(score["mse"], 3),
                 "LPIPS": f"{score['lpips']:.3f}",
@@ -272,6 +276,24 @@ def test_the_scores_of_every_picture_stand_under_it(make_run: MakeRun) -> None:
                 assert not shot.find("p", "badge")
             else:
                 assert shot.find("p", "badge")[0].text == ("recovered" if score["recovered"] else "not recovered")
+
+
+@in_one_test("padded", [False, True])
+def test_a_second_ssim_has_a_column_and_a_word(make_run: MakeRun, padded: bool) -> None:
+    folder = make_run(padded=padded)
+    root = report(folder)
+    table = root.section("pictures").find("table", "scores")[0]
+    headings = [heading.text for heading in table.find("thead")[0].find("th")]
+    second = ["SSIM (padded)"] if padded else []
+    assert headings[headings.index("SSIM") :][: 2 + len(second)] == ["SSIM", *second, "PSNR"]
+    assert ("does not decide what counts as recovered" in root.section("scores").text) == padded
+    results = read_json(folder / "summary.json")["attacks"]
+    for result, row in zip(results, table.find("tbody")[0].find("tr"), strict=True):
+        assert len(row.find("th")) + len(row.find("td")) == len(headings)
+        cells = row.find("td")
+        assert cells[headings.index("PSNR") - 1].text.startswith(numbers.decibel(result["psnr"]))
+        for heading in second:
+            assert cells[headings.index(heading) - 1].text.startswith(numbers.decimal(result["ssim_padded"]))
 
 
 @pytest.mark.parametrize(("mechanism", "rows"), [("none", 1), ("vmf", 2)])
