@@ -154,19 +154,19 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     return chosen if config.groups is None else _grouped(chosen, config.groups)
 
 
-def _stamp(name: str, place: Place, files: Iterable[Path] | None) -> str | None:
+def _stamp(name: str, place: Place, files: Iterable[Path | str] | None) -> str | None:
     """What kept images of these files are found by; ``None``: none are kept."""
     if files is None or not DATASETS[name].is_kept or place.text is not None or place.table is not None:
         return None
     return stamp_of(files, repr((name, place.key, place.label, place.size, place.test_share)))
 
 
-def files_digest(files: Iterable[Path]) -> bytes:
+def files_digest(files: Iterable[Path | str]) -> bytes:
     """Return SHA-256 of the names and contents of files; with one that cannot be read, another each time."""
     digest = sha256()
     for path in files:
         try:
-            digest.update(sha256(str(path).encode()).digest() + content_digest(path))
+            digest.update(sha256(str(path).encode()).digest() + content_digest(Path(path)))
         except OSError:  # whoever reads the file says what is wrong with it
             digest.update(token_bytes(32))
     return digest.digest()

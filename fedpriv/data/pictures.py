@@ -6,13 +6,7 @@ Nothing is unpacked before its size is known to fit into memory.
 from __future__ import annotations
 
 import io
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice
-from pathlib import Path
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 from fedpriv.core.errors import InputError, one_line
@@ -28,12 +22,10 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _TURNED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where a picture may say that it is turned
 _BYTES_OF_A_PIXEL = 8  # as unpacked, and as RGB
-_THREADS = min(4, os.cpu_count() or 1)  # that unpack pictures; Pillow lets others compute meanwhile
-_PIECE = 32  # pictures that a thread unpacks before it hands them over
 
 
 def read_pictures(
-    pictures: Iterable[tuple[str, Path | bytes]],
+    pictures: Iterable[tuple[str, str | bytes]],
     count: int,
     size: int | None,
     memory: int,
@@ -54,7 +46,8 @@ def read_pictures(
 
     pile: np.ndarray | None = None
     first = ""
-    for row, (name, pixels) in enumerate(_unpacked(pictures, partial(_pixels, size=size, memory=memory))):
+    for row, (name, content) in enumerate(pictures):
+        pixels = _pixels(name, content, size, memory)
         if pile is None:
             first = name
             check_memory(where, count * pixels.nbytes, memory)
@@ -74,24 +67,7 @@ def read_pictures(
     return pile
 
 
-def _unpacked(
-    pictures: Iterable[tuple[str, Path | bytes]], unpack: Callable[[str, Path | bytes], np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The name and pixels of each picture, in order; only a few pieces are in memory at once."""
-
-    def unpacked(piece: list[tuple[str, Path | bytes]]) -> list[tuple[str, np.ndarray]]:
-        return [(name, unpack(name, content)) for name, content in piece]
-
-    source = iter(pictures)
-    pieces = iter(lambda: list(islice(source, _PIECE)), [])
-    with ThreadPoolExecutor(_THREADS) as pool:
-        waiting = deque(pool.submit(unpacked, piece) for piece in islice(pieces, 2 * _THREADS))
-        while waiting:
-            yield from waiting.popleft().result()
-            waiting.extend(pool.submit(unpacked, piece) for piece in islice(pieces, 1))
-
-
-def _pixels(name: str, content: Path | bytes, size: int | None, memory: int) -> np.ndarray:
+def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> np.ndarray:
     """Return uint8 (H, W) or (H, W, 3)."""
     import numpy as np
     from PIL import Image
@@ -109,8 +85,8 @@ def _pixels(name: str, content: Path | bytes, size: int | None, memory: int) -> 
         raise InputError(f"{name}: not a picture, truncated or damaged: {one_line(error)}") from None
 
 
-def _opened(content: Path | bytes) -> IO[bytes]:
-    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+def _opened(content: str | bytes) -> IO[bytes]:
+    return io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb")  # noqa: PTH123
 
 
 def _turned(picture: Image) -> Image:

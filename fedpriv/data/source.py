@@ -84,7 +84,7 @@ class Source(ABC):
         """Return what ``fedpriv data`` says of it, without a download; ``None``: it is not listed."""
 
     @classmethod
-    def files(cls, place: Place) -> Sequence[Path] | None:
+    def files(cls, place: Place) -> Sequence[Path] | Sequence[str] | None:
         """Return the files that :meth:`read` reads, so that one process reads them once as long as they stay the same.
 
         What is not there is fetched, where the settings allow that. ``None``, the default: unknown, so that the data

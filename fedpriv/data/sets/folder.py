@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -45,15 +44,15 @@ class ImageFolder(OwnFile):
         order, tests = order_rows(owners, len(pictures), len(test), place)
         pictures = [pictures[row] for row in order]
         labels, classes = label_numbers([picture.label for picture in pictures], len(test), place.path)
-        named = ((picture.path, Path(picture.path)) for picture in pictures)
+        named = ((picture.path, picture.path) for picture in pictures)
         images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
         whose = [picture.owner for picture in pictures] if place.key else None
         return image_arrays(images, labels, tests, classes, whose, place.path), place.path
 
     @classmethod
     @override
-    def files(cls, place: Place) -> tuple[Path, ...]:
-        return tuple(Path(picture.path) for part in _parts(place) for picture in part)
+    def files(cls, place: Place) -> tuple[str, ...]:
+        return tuple(picture.path for part in _parts(place) for picture in part)
 
 
 def _parts(place: Place) -> tuple[list[PictureFile], list[PictureFile]]:
