@@ -147,7 +147,8 @@ def test_a_form_from_its_file_to_a_report(form: str, tmp_path: Path, monkeypatch
     assert len([line for line in block.text.splitlines() if line.strip()]) <= 10
     Path(block.title).write_text(block.text)
     WRITE[form]()
-    model = ("model.width=8", "model.depth=1") if "encoder" in block.text else ("model.name=logistic",)
+    small = ("model.width=8", "model.depth=1") if "encoder" in block.text else ("model.name=logistic",)
+    model = () if "embedding" in block.text else small
     settings = [part for setting in (*QUICK, *model) for part in ("--set", setting)]
     done = CliRunner().invoke(app, ["run", block.title, "--out", "run", *settings])
     assert done.exit_code == 0, done.output
