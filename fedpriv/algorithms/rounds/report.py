@@ -60,16 +60,16 @@ class ClientAccuracyFinding(Finding[RoundRecord]):
     @override
     def table(self, trials: Sequence[ClientColumns], chosen: str) -> tuple[Column, ...]:
         columns = (
-            _column("median", [trial.client_median for trial in trials], _MEANING),
-            _column("worst", [trial.client_worst for trial in trials]),
+            _column("clients\nmedian", [trial.client_median for trial in trials], _MEANING),
+            _column("clients\nworst", [trial.client_worst for trial in trials]),
         )
         return tuple(column for column in columns if any(column.texts))
 
 
-def _column(which: str, shares: Sequence[float | None], meaning: tuple[str, str] = ("", "")) -> Column:
+def _column(heading: str, shares: Sequence[float | None], meaning: tuple[str, str] = ("", "")) -> Column:
     return Column(
-        f"clients\n{which}",
-        f"Clients, {which}",
+        heading,
+        heading.capitalize().replace("\n", ", "),
         "percent",
         tuple(None if share is None else Interval(share, None, None) for share in shares),
         tuple("" if share is None else f"{share:.1%}" for share in shares),
