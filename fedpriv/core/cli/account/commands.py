@@ -50,9 +50,7 @@ account_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n  fedpriv account vmf --epsilon 50 --dimension 15826 --participations 10\n\n"
     "  fedpriv account gaussian --target-epsilon 8 --steps 1000 --sampling-rate 0.01\n\n"
-    "  fedpriv account compare --plot comparison.svg\n\n"
-    "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
-    "  fedpriv account response --epsilon 1 --answers 10",
+    "  fedpriv account compare --plot comparison.svg",
 )
 
 
