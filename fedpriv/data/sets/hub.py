@@ -157,7 +157,7 @@ def _parquet(paths: Sequence[Path], where: str) -> StoredTable:
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
             try:
-                with parquet.ParquetFile(path, buffer_size=_READ) as file:
+                with parquet.ParquetFile(path, buffer_size=_READ, pre_buffer=False) as file:
                     yield from file.iter_batches(_BATCH, columns=columns)
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{path}: truncated or damaged: {one_line(error)}") from None
