@@ -90,7 +90,11 @@ class Cells:
             texts = pc.utf8_trim_whitespace(pc.cast(cells, pa.string()))
         except pa.ArrowNotImplementedError:
             raise InputError(f"{self.where}: column {name!r} holds {cells.type}, no numbers or texts") from None
-        except pa.ArrowInvalid:
+        except pa.ArrowInvalid as error:
+            if pa.types.is_temporal(cells.type):  # of a time zone that is not known here, say
+                raise InputError(
+                    f"{self.where}: column {name!r} holds {cells.type}, which cannot be read: {one_line(error)}"
+                ) from None
             row = next(row for row, cell in enumerate(cells.to_pylist()) if not _is_utf8(cell))
             raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8") from None
         return _without(texts, MISSING_NUMBERS[:1] if self.empty is None else self.empty)

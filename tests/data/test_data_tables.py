@@ -592,3 +592,11 @@ def test_adult_is_the_census(shared_data: Path) -> None:
     assert float(data.y_train.double().mean()) == pytest.approx(0.2408, abs=1e-4)
     first = cell_texts(data.columns, data.x_train[0].flatten().numpy())
     assert first[:5] == ("39", "State-gov", "77516", "Bachelors", "13") and first[10] == "2174"
+
+
+def test_a_label_of_times_in_an_unknown_zone_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path, {"a": [1, 2] * 20, "y": pa.array([1, 2] * 20, pa.timestamp("ms", tz="Nowhere/City"))}, "parquet"
+    )
+    error = str(refused(path, columns=[{"name": "a", "low": 0, "high": 9}]))
+    assert "column 'y' holds timestamp[ms, tz=Nowhere/City], which cannot be read" in error
