@@ -6,6 +6,7 @@ altered is refused with one line.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -195,7 +196,8 @@ def write_observation(folder: Path, observation: Observation) -> Path:
 
     Both appear whole, the tensors last, and are on the disk then: a resumed run attacks what it heard before.
     """
-    about = {"round": observation.round, "client": observation.client, "settings": _plain(observation.settings)}
+    about = {"round": observation.round, "client": observation.client, "order": [*observation.parameters]}
+    about["settings"] = _plain(observation.settings)
     if observation.labels is not None:
         about["labels"] = observation.labels
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
@@ -216,6 +218,13 @@ def _plain(settings: PublicSettings) -> dict[str, Any]:
     return {key: value for key, value in tree.items() if key not in ("columns", "text") or value}
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names in the order that a list of arrays had, where they are its numbers; safetensors keeps none."""
+    listed = [*names]
+    numbered = set(listed) == {str(number) for number in range(len(listed))}
+    return sorted(listed, key=int) if numbered else listed
+
+
 def list_observations(folder: Path) -> tuple[Path, ...]:
     """Return the tensor files of a folder of observations, by round, then client."""
     return tuple(sorted(folder.glob("[0-9]*-*.safetensors")))
@@ -230,9 +239,13 @@ def read_observation(path: Path) -> Observation:
         if kind not in parts:
             raise InputError(f"{path} is damaged: {key!r} is not one of {', '.join(parts)}")
         parts[kind][name] = value
+    order = about["order"] or in_order(parts["parameters"])
+    places = {name: place for place, name in enumerate(order)}
+    for kind, vector in parts.items():
+        parts[kind] = dict(sorted(vector.items(), key=lambda each: places.get(each[0], 0)))
     try:
         shares = Redistribution(parts["redistribution"]) if parts["redistribution"] else None
-        return Observation(
+        observation = Observation(
             about["round"],
             about["client"],
             parts["parameters"],
@@ -243,6 +256,9 @@ def read_observation(path: Path) -> Observation:
         )
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}") from None
+    if set(order) != set(observation.parameters):
+        raise InputError(f"{path} is damaged: its order names other arrays than it holds")
+    return observation
 
 
 def _content(path: Path) -> bytes:
@@ -260,12 +276,16 @@ def _read_about(path: Path) -> dict[str, Any]:
         about = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
-    if not isinstance(about, dict) or set(about) - {"labels"} != {"round", "client", "settings"}:
+    if not isinstance(about, dict) or set(about) - {"labels", "order"} != {"round", "client", "settings"}:
         raise InputError(f"{path} is damaged: expected round, client and settings")
     for key in ("round", "client"):
         if type(about[key]) is not int or about[key] < 0:
             raise InputError(f"{path} is damaged: {key} = {about[key]!r} is not a whole number from 0")
-    return {**about, "settings": _checked(about["settings"], path), "labels": _labels(about.get("labels"), path)}
+    order = about.get("order", [])
+    if not isinstance(order, list) or any(type(name) is not str for name in order):
+        raise InputError(f"{path} is damaged: order = {order!r} is not a list of names")
+    read = {"settings": _checked(about["settings"], path), "labels": _labels(about.get("labels"), path)}
+    return {**about, **read, "order": order}
 
 
 def _labels(labels: Any, path: Path) -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ from torch.func import vmap
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each, trouble
-from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings
+from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings, in_order
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
@@ -63,7 +63,8 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
     if isinstance(given, Mapping) and set(given) != {str(number) for number in range(len(given))}:
         values = _by_name(given, model, what)
     else:
-        values = _in_order(list(given.values()) if isinstance(given, Mapping) else list(given), model, what)
+        arrays = [given[name] for name in in_order(given)] if isinstance(given, Mapping) else list(given)
+        values = _in_order(arrays, model, what)
     return {name: _tensor(values[name], like, f"{what}: {name}") for name, like in parameters.items()}
 
 

@@ -21,6 +21,7 @@ from fedpriv.attacks.observation import (
     read_observation,
     write_observation,
 )
+from fedpriv.attacks.own_model import named_vector
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
@@ -46,6 +47,7 @@ def test_reads_back_what_was_written(tmp_path: Path, model: torch.nn.Module, cha
     assert path.name == "0012-0345.safetensors"
     read = read_observation(path)
     assert (read.round, read.client, read.settings) == (12, 345, written.settings)
+    assert [*read.parameters] == [*read.upload] == [*written.parameters]
     for name, value in written.parameters.items():
         assert torch.equal(read.parameters[name], value)
         assert read.parameters[name].dtype == value.dtype
@@ -70,6 +72,23 @@ def test_a_withheld_batch_size_stays_withheld(tmp_path: Path) -> None:
     assert read.settings.batch_size is None
     with pytest.raises(InputError, match="the batch size is withheld"):
         _ = read.settings.examples
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_list_of_arrays_keeps_its_order(tmp_path: Path, kept: bool) -> None:
+    """Safetensors returns tensors in another order each time; files of earlier versions have numbers alone."""
+    network = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(12)))
+    listed = {str(number): torch.full((2, 2), float(number)) for number in range(12)}
+    path = write_observation(tmp_path, observation(parameters=listed, upload=listed))
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert about.pop("order") == [*listed]
+    if not kept:
+        path.with_suffix(".json").write_text(json.dumps(about))
+    for arrays in (read_observation(path).parameters, dict(sorted(listed.items()))):
+        assert [int(value[0, 0]) for value in named_vector(arrays, network, "upload").values()] == [*range(12)]
+    path.with_suffix(".json").write_text(json.dumps({**about, "order": ["0", "1"]}))
+    with pytest.raises(InputError, match="damaged: its order names other arrays"):
+        read_observation(path)
 
 
 @pytest.mark.parametrize("labels", [[1, "2"], [True], 3, [1.5], [10], [-1]])
@@ -118,7 +137,7 @@ def test_holds_only_what_the_threat_model_allows(tmp_path: Path) -> None:
     """Peers leak labels into the attack: here the files' keys are an explicit list, and no secret's name is on it."""
     path = write_observation(tmp_path, observation())
     about = json.loads(path.with_suffix(".json").read_text())
-    assert set(about) == {"round", "client", "settings"}
+    assert set(about) == {"round", "client", "order", "settings"}
     written = {field.name for field in fields(PublicSettings)} - {"columns", "text"}  # which images have none of
     assert set(about["settings"]) == written
     allowed = {
