@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from fedpriv.attacks import metrics
-from fedpriv.core.columns import Column, decode, slices
+from fedpriv.core.columns import ColumnSpec, decode, slices
 from fedpriv.core.records import RowScore
 
 # Rows of tables: how well cells were read, and what is offered by whoever never saw an upload.
@@ -18,7 +18,7 @@ from fedpriv.core.records import RowScore
 # What counts is the decoded cell: of a category the value of its largest feature, of a number the number itself.
 
 
-def row_scores(columns: Sequence[Column], originals: Tensor, rows: Tensor) -> list[RowScore]:
+def row_scores(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tensor) -> list[RowScore]:
     """Compare rows (N, 1, 1, features) on the [0, 1] scale with the true ones, cell by cell."""
     errors = _errors(columns, originals, rows)
     numbers = np.array([column.is_number for column in columns], dtype=bool)
@@ -32,12 +32,12 @@ def row_scores(columns: Sequence[Column], originals: Tensor, rows: Tensor) -> li
     ]
 
 
-def recovered_rows(columns: Sequence[Column], originals: Tensor, rows: Tensor) -> list[bool]:
+def recovered_rows(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tensor) -> list[bool]:
     """Whether each row counts as recovered; see :class:`RowScore`."""
     return [score.is_recovered for score in row_scores(columns, originals, rows)]
 
 
-def most_frequent(columns: Sequence[Column], rows: Tensor) -> Tensor:
+def most_frequent(columns: Sequence[ColumnSpec], rows: Tensor) -> Tensor:
     """Return the row (1, 1, features) of the most frequent values and the medians.
 
     Of all rows of independent columns it has the most right categories and the least absolute errors of numbers.
@@ -59,7 +59,7 @@ def most_frequent(columns: Sequence[Column], rows: Tensor) -> Tensor:
     return made.view(rows.shape[1:])
 
 
-def _errors(columns: Sequence[Column], originals: Tensor, rows: Tensor) -> NDArray[np.float64]:
+def _errors(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tensor) -> NDArray[np.float64]:
     """(N, columns): 0 or 1 for categories and flags, for numbers as a share of the range."""
     true, made = (decode(columns, part.cpu().flatten(1).numpy()) for part in (originals, rows))
     spans = np.array([column.span if column.is_number else 1.0 for column in columns])
@@ -94,7 +94,7 @@ class Guess:
 
 
 def guesses(
-    public_images: Tensor, public_labels: Tensor | None = None, classes: int = 0, columns: Sequence[Column] = ()
+    public_images: Tensor, public_labels: Tensor | None = None, classes: int = 0, columns: Sequence[ColumnSpec] = ()
 ) -> tuple[Guess, ...]:
     """Return the guesses that public images of the same kind allow: their mean, constant grey, the mean of a class.
 
@@ -136,7 +136,7 @@ def best_guess_mse(guesses: Sequence[Guess], originals: Tensor, labels: Tensor) 
 
 
 def recovery_chance(
-    public_images: Tensor, guesses: Sequence[Guess], success_ssim: float, columns: Sequence[Column] = ()
+    public_images: Tensor, guesses: Sequence[Guess], success_ssim: float, columns: Sequence[ColumnSpec] = ()
 ) -> float:
     """Return an estimate of how often the best constant picture counts as a recovered image, from above.
 
@@ -164,7 +164,7 @@ def recovery_chance(
     return float(ends.high)
 
 
-def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, columns: Sequence[Column]) -> int:
+def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, columns: Sequence[ColumnSpec]) -> int:
     near = metrics.mse(tried, offered) < bar
     if not bool(near.any()):
         return 0
@@ -173,7 +173,7 @@ def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, colu
     return int((metrics.ssim(tried[near], offered[near]) >= success_ssim).sum())
 
 
-def _row_guesses(rows: Tensor, labels: Tensor | None, classes: int, columns: Sequence[Column]) -> tuple[Guess, ...]:
+def _row_guesses(rows: Tensor, labels: Tensor | None, classes: int, columns: Sequence[ColumnSpec]) -> tuple[Guess, ...]:
     common = most_frequent(columns, rows)
     if labels is None:
         return (Guess("guess-mode", common),)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedpriv.core.columns import Column, features_of
+from fedpriv.core.columns import ColumnSpec, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.core.registry import ALGORITHMS
@@ -112,7 +112,7 @@ class PublicSettings:
     client_examples: Count  # the number of the client's examples
     mechanism: dict[str, Any]  # its settings with the noise itself, dumped; none where it is withheld
     clients: Count = 1  # whose uploads are averaged; their steps and examples are then means
-    columns: tuple[Column, ...] = ()  # of the table whose rows the examples are; empty: these are images
+    columns: tuple[ColumnSpec, ...] = ()  # of the table whose rows the examples are; empty: these are images
     text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); None: these are images or rows
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
 from fedpriv.attacks.truth import Scores, Truth, odds, subject
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.records import RowScore, Score
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
@@ -27,7 +27,7 @@ ROUNDING = 1 - 1e-6  # of a guess's MSE
 
 
 def public_guesses(
-    public: Tensor, labels: Tensor | None = None, classes: int = 0, columns: Sequence[Column] = ()
+    public: Tensor, labels: Tensor | None = None, classes: int = 0, columns: Sequence[ColumnSpec] = ()
 ) -> tuple[Guess, ...]:
     """Return guesses made of public examples, without any upload; see :func:`fedpriv.attacks.baselines.guesses`.
 
@@ -42,7 +42,7 @@ def public_guesses(
 
 
 def guessed_by_chance(
-    public: Tensor, offered: Sequence[Guess], success_ssim: float, columns: Sequence[Column] = ()
+    public: Tensor, offered: Sequence[Guess], success_ssim: float, columns: Sequence[ColumnSpec] = ()
 ) -> float:
     """Return how often such a guess counts as a recovered example, estimated on public ones."""
     if public.dtype != torch.int64:

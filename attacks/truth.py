@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpriv.attacks.observation import CandidateLists
 from fedpriv.attacks.reconstruction import Optimum
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.records import Score
 from fedpriv.data.tokenizers import Tokenizer
@@ -38,7 +38,7 @@ class Truth:
     optima: tuple[Optimum, ...] | None = None
     # int64 (B,), those that went into the upload, where clients change labels; `None`: `labels`
     used_labels: Tensor | None = None
-    columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
+    columns: tuple[ColumnSpec, ...] = ()  # of the table whose rows the "images" are; empty: they are images
     # of texts, whose tokens the "images" are, int64 (B, 1, 1, T); `None`: they are images or rows
     tokenizer: Tokenizer | None = None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measure import options, save, seconds
 from fedpriv.attacks.membership.report import MembershipFigures
-from fedpriv.sweep.record import Reconstruction, TrialRecord
+from fedpriv.sweep.record import ReconstructionPart, TrialRecord
 from fedpriv.sweep.report import write_comparison
 from studies.arguments import whole
 
@@ -73,11 +73,11 @@ def _record(number: int, setting: int, rng: np.random.Generator) -> TrialRecord:
     )
 
 
-def _reconstructions(upload: str, mse: float) -> tuple[Reconstruction, ...]:
-    attack = Reconstruction(
+def _reconstructions(upload: str, mse: float) -> tuple[ReconstructionPart, ...]:
+    attack = ReconstructionPart(
         attack="iga", upload=upload, victims=4, recovered=1, mse=mse, mse_low=mse / 2, mse_high=2 * mse, psnr=12.0
     )
-    return attack, Reconstruction(attack="guess-mean", upload="none", victims=4, recovered=0, mse=0.08)
+    return attack, ReconstructionPart(attack="guess-mean", upload="none", victims=4, recovered=0, mse=0.08)
 
 
 def _membership(name: str, auc: float) -> MembershipFigures:

@@ -40,7 +40,7 @@ MOST_EDITS = 6
 
 
 @dataclass
-class Reading:
+class TableRead:
     """What became of a table."""
 
     package: str
@@ -154,9 +154,9 @@ def _by_pandas(path: Path, empty: Sequence[str] = EMPTY) -> pd.DataFrame:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def _read(package: str, path: Path, label: str, folder: Path) -> Reading:
+def _read(package: str, path: Path, label: str, folder: Path) -> TableRead:
     frame = _by_pandas(path)
-    reading = Reading(package, path.stem, *frame.shape)
+    reading = TableRead(package, path.stem, *frame.shape)
     table: dict[str, Any] = {"label": label}
     for reading.edits in range(MOST_EDITS + 1):
         try:
@@ -262,7 +262,7 @@ def _is_hidden(known: pd.Series) -> bool:
 # ---- what is printed ------------------------------------------------------------------------------------------------
 
 
-def _summary(readings: Sequence[Reading]) -> list[str]:
+def _summary(readings: Sequence[TableRead]) -> list[str]:
     rows = []
     for package in (*SHARES, "all"):
         some = [each for each in readings if package in (each.package, "all")]
@@ -276,7 +276,7 @@ def _summary(readings: Sequence[Reading]) -> list[str]:
     return markdown(("package", "tables", "run", "edits (median)", "most", "wrong readings", "crashes"), "lr", rows)
 
 
-def _each(readings: Sequence[Reading]) -> list[str]:
+def _each(readings: Sequence[TableRead]) -> list[str]:
     rows = [
         (each.package, each.name, f"{each.rows:,}", f"{each.read} of {each.columns - 1}", str(each.edits),
          "; ".join(each.wrong) or ("" if each.ended == "run" else each.ended))

@@ -23,7 +23,7 @@ from fedpriv.accounting.memorisation import (
 )
 from fedpriv.attacks.memorisation.exposure import Network, exposures
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
-from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, Extraction, Memorisation
+from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, ExtractedTexts, Memorisation
 from fedpriv.core.config.canaries import CanaryConfig
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
@@ -90,7 +90,7 @@ def _gains(world: World, final: State, written: Tensor) -> Tensor:
     return mean_losses(_network(world, world.initial), written) - after
 
 
-def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> Extraction:
+def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> ExtractedTexts:
     """What was written of the clients' texts; secrets are counted for themselves."""
     dataset, config = world.dataset, world.experiment.data.canaries
     text = dataset.text

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpriv.attacks.memorisation.exposure import Network, log_probabilities
-from fedpriv.attacks.memorisation.records import Extraction
+from fedpriv.attacks.memorisation.records import ExtractedTexts
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.canaries import Canaries, Numbers
 
@@ -68,7 +68,7 @@ def written_secrets(written: Numbers, canaries: Canaries) -> NDArray[np.bool_]:
 
 def extraction(
     written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int
-) -> tuple[Extraction, list[Numbers]]:
+) -> tuple[ExtractedTexts, list[Numbers]]:
     """Search what a model wrote for what stands in its training data.
 
     Args:
@@ -87,7 +87,7 @@ def extraction(
     everything = set().union(*each)
     found = sorted(everything & secret)
     first = np.argsort(-gains, kind="stable")[: max(1, len(written) // _RANKED)]
-    figures = Extraction(
+    figures = ExtractedTexts(
         samples=len(written),
         tokens=tokens,
         found=len(found),

@@ -34,7 +34,7 @@ class CanaryGroup(Record):
 
 
 @dataclass(frozen=True)
-class Extraction(Record):
+class ExtractedTexts(Record):
     """What the model writes that stands in its training data, those of canaries left out."""
 
     samples: int  # texts that it wrote
@@ -72,7 +72,7 @@ class Memorisation(FileRecord):
     fit: float | None = None  # p-value of the extrapolation, by Kolmogorov and Smirnov; `None`: every secret was ranked
     theorem: str = ""  # what the ceilings rest on, or why there are none
     refuted: bool = False  # whether a measured exposure is next to impossible under the ceiling: an error
-    extraction: Extraction  # by sampling
+    extraction: ExtractedTexts  # by sampling
 
     @property
     def measured(self) -> tuple[Figure, ...]:

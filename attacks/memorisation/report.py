@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.memorisation.records import CanaryGroup, Extraction, Memorisation
+from fedpriv.attacks.memorisation.records import CanaryGroup, ExtractedTexts, Memorisation
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import RecordFinding, RunView, Section
 from fedpriv.core.numbers import count, decimal, figure, percent
@@ -55,7 +55,7 @@ def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:
     )
 
 
-def _facts(extraction: Extraction) -> list[tuple[str, str]]:
+def _facts(extraction: ExtractedTexts) -> list[tuple[str, str]]:
     return [
         ("Texts that the model wrote", count(extraction.samples)),
         (

@@ -11,7 +11,7 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.randomness import torch_stream
 
 Progress = Callable[[int, int, float], None]
@@ -31,7 +31,7 @@ class Scene:
     mean: Tensor  # (C, 1, 1), the public mean
     std: Tensor  # (C, 1, 1), the public standard deviation
     public_images: Tensor | None = None  # (M, C, H, W) on the [0, 1] scale; None: there are none
-    columns: tuple[Column, ...] = ()  # of the table whose rows the "images" are; empty: they are images
+    columns: tuple[ColumnSpec, ...] = ()  # of the table whose rows the "images" are; empty: they are images
 
     @staticmethod
     def of(

@@ -36,7 +36,7 @@ _SEED = 20240513  # of the random tokens on which dependence is tried; it decide
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbedLayers:
     """Linear layers with one input."""
 
     layer: str  # the name of the first of them, in the order in which they are called
@@ -51,7 +51,7 @@ class _EnoughError(Exception):
     """The layers that were asked about have been called: what follows them need not be computed."""
 
 
-def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[Probe]:
+def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[ProbedLayers]:
     """Return the probes of a network in the order in which it calls them, first those that see single tokens.
 
     ``network``: takes tokens int64 (B, T).
@@ -77,11 +77,11 @@ def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabular
         weights = tuple(name for layer in members for name in layers[layer])
         rows = sum(sizes[name] for name in weights)
         reach = _reach(given[0], first[members[0]][0], last[members[0]][0])
-        probes.append(Probe(members[0], weights, given.shape[2], rows, reach))
+        probes.append(ProbedLayers(members[0], weights, given.shape[2], rows, reach))
     return sorted(probes, key=lambda probe: probe.reach != "token")
 
 
-def inputs_of(network: nn.Module, probes: Sequence[Probe], tokens: Tensor) -> dict[str, Tensor]:
+def inputs_of(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Tensor) -> dict[str, Tensor]:
     """Return what goes into each probe, (B, T, n), by its layer, of tokens (B, T) on any device."""
     device = next(network.parameters()).device
     parts: dict[str, list[Tensor]] = {probe.layer: [] for probe in probes}
@@ -190,7 +190,7 @@ class Unusable:
 class Span:
     """The row space of one probe's gradient."""
 
-    probe: Probe  # whose it is
+    probe: ProbedLayers  # whose it is
     spectrum: Spectrum  # of the gradient
     null: Tensor  # (n, n - R) orthonormal columns outside the row space
     weighted: Tensor  # (n, R), right singular vectors over their values times the noise's deviation
@@ -227,7 +227,7 @@ class Span:
         return NEAR * math.sqrt(float(share))
 
 
-def span_of(probe: Probe, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
+def span_of(probe: ProbedLayers, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
     """Return the row space of a gradient, or why it tells nothing.
 
     ``gradient``: (rows, n); ``samples``: (M, n), inputs of any tokens, which say how many dimensions inputs have.
@@ -282,7 +282,7 @@ class KeptTokens:
         return tuple(takewhile(bool, self.tokens))
 
 
-def token_inputs(network: nn.Module, probes: Sequence[Probe], tokens: Tensor, length: int) -> dict[str, Tensor]:
+def token_inputs(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Tensor, length: int) -> dict[str, Tensor]:
     """Return what goes into probes that see single tokens, (V, T, n), of tokens (V,) at every position."""
     return inputs_of(network, probes, tokens[:, None].expand(-1, length))
 
@@ -625,7 +625,7 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
     return first, deeper, _worst(failures[False])
 
 
-def _deeper(probes: Sequence[Probe]) -> list[Probe]:
+def _deeper(probes: Sequence[ProbedLayers]) -> list[ProbedLayers]:
     """The first of those that see more than single tokens, up to the second attention.
 
     Those of queries, keys and values come first, which the residual stream reaches: what others get is harder to tell
@@ -641,7 +641,7 @@ def _worst(failures: Sequence[Unusable]) -> str:
     return min(failures, key=lambda failure: order.index(failure.kind)).reason if failures else ""
 
 
-def _samples(scene: TextScene, network: nn.Module, probes: Sequence[Probe]) -> dict[str, Tensor]:
+def _samples(scene: TextScene, network: nn.Module, probes: Sequence[ProbedLayers]) -> dict[str, Tensor]:
     """Inputs (M, n) of random sequences, enough to say how many dimensions inputs have."""
     count = 1 + _SAMPLES * max(probe.width for probe in probes) // scene.length
     tokens = torch.randint(
@@ -650,14 +650,14 @@ def _samples(scene: TextScene, network: nn.Module, probes: Sequence[Probe]) -> d
     return {layer: inputs.flatten(0, 1) for layer, inputs in inputs_of(network, probes, tokens).items()}
 
 
-def _deviation(victim: Victim, probe: Probe) -> float:
+def _deviation(victim: Victim, probe: ProbedLayers) -> float:
     """The largest deviation of the mechanism's noise in the probe's gradients; 0: there is none."""
     variance = max(victim.noise.variances, default=0.0)
     deviations = victim.model.mechanism.deviations(probe.weights)
     return max(math.sqrt(variance * float(deviations[name].square().mean())) for name in probe.weights)
 
 
-def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequence[Probe]) -> dict[str, float]:
+def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequence[ProbedLayers]) -> dict[str, float]:
     """By how much of their length inputs moved while a client made several steps: the upload itself tells."""
     if victim.model.training is None:
         return {}

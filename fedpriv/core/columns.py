@@ -21,7 +21,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnSpec:
     """A public description of one column; nothing in it may be computed from the rows unless that is accounted for."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -69,12 +69,12 @@ class Column:
         return f"{code:z.0f}" if self.whole else f"{code:z.4g}"
 
 
-def features_of(columns: Sequence[Column]) -> int:
+def features_of(columns: Sequence[ColumnSpec]) -> int:
     """Numbers in one row."""
     return sum(column.width for column in columns)
 
 
-def slices(columns: Sequence[Column]) -> Iterator[tuple[Column, slice]]:
+def slices(columns: Sequence[ColumnSpec]) -> Iterator[tuple[ColumnSpec, slice]]:
     """Each column and its features."""
     begin = 0
     for column in columns:
@@ -82,12 +82,12 @@ def slices(columns: Sequence[Column]) -> Iterator[tuple[Column, slice]]:
         begin += column.width
 
 
-def groups(columns: Sequence[Column]) -> tuple[slice, ...]:
+def groups(columns: Sequence[ColumnSpec]) -> tuple[slice, ...]:
     """The features of which exactly one is 1: those of each category."""
     return tuple(where for column, where in slices(columns) if column.kind == "category")
 
 
-def decode(columns: Sequence[Column], rows: "NDArray[np.floating]") -> "NDArray[np.float64]":
+def decode(columns: Sequence[ColumnSpec], rows: "NDArray[np.floating]") -> "NDArray[np.float64]":
     """Read cells off rows that need not be any that the table could hold, such as reconstructions.
 
     Args:
@@ -106,7 +106,7 @@ def decode(columns: Sequence[Column], rows: "NDArray[np.floating]") -> "NDArray[
     return cells
 
 
-def _single(column: Column, part: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _single(column: ColumnSpec, part: "NDArray[np.float64]") -> "NDArray[np.float64]":
     import numpy as np
 
     if column.kind == "flag":
@@ -117,7 +117,7 @@ def _single(column: Column, part: "NDArray[np.float64]") -> "NDArray[np.float64]
     return np.where(part[:, -1] >= 0.5, np.nan, numbers) if column.optional else numbers
 
 
-def cell_texts(columns: Sequence[Column], row: "NDArray[np.floating]") -> tuple[str, ...]:
+def cell_texts(columns: Sequence[ColumnSpec], row: "NDArray[np.floating]") -> tuple[str, ...]:
     """One row (features,) for a person, a text a column."""
     return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))
 

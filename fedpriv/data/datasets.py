@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import content_digest
@@ -55,7 +55,7 @@ class Dataset:
     std: tuple[float, ...]  # as mean
     source: str  # one line that says where the images came from
     # of a table, whose rows are "images" of one line, (1, 1, features); empty: these are images
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ColumnSpec, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
     text: TextFacts | None = None  # of texts; `None`: these are images or rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.core.columns import Column, features_of
+from fedpriv.core.columns import ColumnSpec, features_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.data.tokenizers import TextFacts
@@ -57,7 +57,7 @@ class Arrays:
     x_test: np.ndarray  # as x_train
     y_test: np.ndarray  # as y_train
     class_names: tuple[str, ...] = ()  # one a class, or empty: the labels are then named by their numbers
-    columns: tuple[Column, ...] = ()  # of a table; empty: these are images
+    columns: tuple[ColumnSpec, ...] = ()  # of a table; empty: these are images
     notes: tuple[str, ...] = ()  # what a reader of anything proven about them must know
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
     # of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted y_train

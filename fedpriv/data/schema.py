@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from fedpriv.core.columns import MISSING, OTHER, Column
+from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
 from fedpriv.core.config.table import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.files import Arrays, Keys, checked
@@ -137,7 +137,7 @@ class Schema:
         """Of the label."""
         return self.table.classes or _values(self.train, self.table.label)
 
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ColumnSpec, ...]:
         """All columns that are read."""
         return tuple(
             self._number(config) if self._is_number(config) else self._category(config) for config in self.read
@@ -359,13 +359,13 @@ class Schema:
     def _is_number(self, config: ColumnConfig) -> bool:
         return self.contents[config.name].kind == "number"
 
-    def _category(self, config: ColumnConfig) -> Column:
+    def _category(self, config: ColumnConfig) -> ColumnSpec:
         values = config.values or _values(self.train, config.name)
-        return Column(config.name, "category", (*values, *self._slots))
+        return ColumnSpec(config.name, "category", (*values, *self._slots))
 
-    def _number(self, config: ColumnConfig) -> Column:
+    def _number(self, config: ColumnConfig) -> ColumnSpec:
         whole, optional = self.contents[config.name].whole, self.table.missing == "own"
-        return Column(config.name, "number", (), config.low or 0.0, config.high or 0.0, whole, optional)
+        return ColumnSpec(config.name, "number", (), config.low or 0.0, config.high or 0.0, whole, optional)
 
     def _where(self, name: str, text: str) -> str:
         """Where a text stands first."""

@@ -99,7 +99,7 @@ class Source(ABC):
         raise InputError(key="data.name", given=cls.name, allowed=allowed)
 
 
-class Embedded(Source):
+class Packaged(Source):
     """A data set that comes with a package."""
 
     where: ClassVar[str]  # in words

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.core.columns import MISSING, OTHER, Column, features_of, slices
+from fedpriv.core.columns import MISSING, OTHER, ColumnSpec, features_of, slices
 from fedpriv.core.errors import InputError, cut, one_line, some_of
 from fedpriv.data.files import check_memory
 
@@ -198,7 +198,7 @@ def label_numbers(cells: Cells, name: str, classes: Sequence[str]) -> NDArray[np
     return numbers
 
 
-def encode(cells: Cells, columns: Sequence[Column]) -> NDArray[np.float32]:
+def encode(cells: Cells, columns: Sequence[ColumnSpec]) -> NDArray[np.float32]:
     """Return rows as numbers from 0 to 1, (N, features), as the columns say."""
     features = np.zeros((len(cells), features_of(columns)), dtype=np.float32)
     for column, where in slices(columns):
@@ -210,7 +210,7 @@ def encode(cells: Cells, columns: Sequence[Column]) -> NDArray[np.float32]:
     return features
 
 
-def _put_numbers(part: NDArray[np.float32], cells: Cells, column: Column) -> None:
+def _put_numbers(part: NDArray[np.float32], cells: Cells, column: ColumnSpec) -> None:
     numbers = number_cells(cells, column.name)
     gaps = np.isnan(numbers)
     if column.optional:
@@ -225,7 +225,7 @@ def _put_numbers(part: NDArray[np.float32], cells: Cells, column: Column) -> Non
 _EMPTY = "the cell is empty; data.table.missing = 'own' gives it a value of its own"
 
 
-def _put_values(part: NDArray[np.float32], cells: Cells, column: Column) -> None:
+def _put_values(part: NDArray[np.float32], cells: Cells, column: ColumnSpec) -> None:
     """One feature a value; of a flag one for both."""
     texts = cells.column(column.name)
     numbers = _positions(texts, column.values)
@@ -243,7 +243,7 @@ def _put_values(part: NDArray[np.float32], cells: Cells, column: Column) -> None
         part[np.arange(len(part)), numbers] = 1
 
 
-def _unknown(column: Column, text: str) -> str:
+def _unknown(column: ColumnSpec, text: str) -> str:
     known = [value for value in column.values if value != MISSING]
     return (
         f"{cut(text)!r} is none of the known values ({some_of(known)}); data.table.unknown = 'other' has a value for "

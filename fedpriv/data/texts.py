@@ -33,7 +33,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 """What the names of files of JSON lines end with; all others are CSV files."""
 
 
-class Columns(NamedTuple):
+class TextColumns(NamedTuple):
     """The columns, or keys, that are read of a file; empty: there is none."""
 
     text: str  # of the texts
@@ -61,7 +61,7 @@ def text_root(root: str) -> Path:
     return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
-def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:
+def csv_wanted(columns: TextColumns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:
     """Return what the file of a known data set has to be, for whoever lacks it."""
     values = {columns.label: tuple(labels), columns.split: splits}
     names = (*columns.needed, columns.split) if splits else columns.needed
@@ -69,7 +69,7 @@ def csv_wanted(columns: Columns, labels: Iterable[str], splits: Sequence[str] = 
     return f"a gzipped CSV file with a header and the columns {', '.join(told)}"
 
 
-def read_texts(path: Path, columns: Columns) -> list[Row]:
+def read_texts(path: Path, columns: TextColumns) -> list[Row]:
     """Read texts and what stands beside them; the file's name may end in .gz."""
     if path.is_dir():
         return _folder(path)
@@ -91,7 +91,7 @@ def read_texts(path: Path, columns: Columns) -> list[Row]:
     return rows
 
 
-def _csv(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+def _csv(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
     tabs = path.name.removesuffix(".gz").endswith(".tsv")
     reader = csv.DictReader(file, restval="", strict=True, delimiter="\t" if tabs else ",")
     header = list(reader.fieldnames or ())
@@ -107,13 +107,13 @@ def _csv(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
         yield _row(path, reader.line_num, row, columns)
 
 
-def _json_lines(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+def _json_lines(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             yield _json_row(path, f"{path}, line {number}", number, _parsed(f"{path}, line {number}", line), columns)
 
 
-def _json_list(path: Path, file: IO[Any], columns: Columns) -> Iterator[Row]:
+def _json_list(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
     given = _parsed(str(path), file.read())
     if not isinstance(given, list):
         raise InputError(f'{path}: a JSON list of objects is wanted, such as [{{"{columns.text}": ...}}, ...]')
@@ -128,7 +128,7 @@ def _parsed(where: str, text: str) -> object:
         raise InputError(f"{where}: not JSON that can be read: {error}") from None
 
 
-def _json_row(path: Path, where: str, number: int, given: object, columns: Columns) -> Row:
+def _json_row(path: Path, where: str, number: int, given: object, columns: TextColumns) -> Row:
     if not isinstance(given, dict):
         raise InputError(f'{where}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
     for column in columns.needed:
@@ -178,7 +178,7 @@ def _missing(where: object, column: str, header: Sequence[str]) -> InputError:
     return InputError(f"{where}: there is no column {column!r}{known}")
 
 
-def _row(path: Path, line: int, row: Mapping[str, str], columns: Columns) -> Row:
+def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) -> Row:
     for column in columns.needed:
         if not row[column].strip():
             raise InputError(f"{path}, line {line}: the cell of {column!r} is empty")
@@ -202,7 +202,7 @@ PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the sam
 _MADE_OF_A_BYTE = 24
 
 
-class Part(NamedTuple):
+class TextSplit(NamedTuple):
     """Training and test texts."""
 
     train: Sequence[Row]  # clients' texts
@@ -215,7 +215,7 @@ class Corpus(Source):
     is_text = True
 
     file: ClassVar[str]  # its name
-    columns: ClassVar[Columns]  # of the file
+    columns: ClassVar[TextColumns]  # of the file
     # what stands in the file for each, and its name; empty: texts have none
     labels: ClassVar[tuple[tuple[str, str], ...]] = ()
     # what the column split says of test texts; other texts than these and "train" are left out. Empty: there is no such
@@ -254,14 +254,14 @@ class Corpus(Source):
         return arrays_of(part, dict(cls.labels), config, place.root, str(path)), str(path)
 
     @classmethod
-    def parts(cls, path: Path, config: CorpusConfig) -> Part:
+    def parts(cls, path: Path, config: CorpusConfig) -> TextSplit:
         """Return the texts of the file."""
         rows = read_texts(path, cls.columns)
         if cls.has_repeats:
             rows = list({row.text: row for row in reversed(rows)}.values())[::-1]
         if not cls.tests:
             return split_by_key(rows, config, str(path))
-        return Part([row for row in rows if row.split == "train"], [row for row in rows if row.split in cls.tests])
+        return TextSplit([row for row in rows if row.split == "train"], [row for row in rows if row.split in cls.tests])
 
     @classmethod
     @override
@@ -276,7 +276,7 @@ class Corpus(Source):
         return DatasetStatus(cls.name, True, str(path), len(part.train) + len(part.test), "texts")
 
     @classmethod
-    def _checked_parts(cls, path: Path, config: CorpusConfig, memory: int) -> Part:
+    def _checked_parts(cls, path: Path, config: CorpusConfig, memory: int) -> TextSplit:
         check_memory(path, _MADE_OF_A_BYTE * _unpacked(path), memory)
         return cls.parts(path, config)
 
@@ -285,7 +285,7 @@ class Corpus(Source):
         return place.root / cls.file
 
 
-def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> Part:
+def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextSplit:
     """Return the last texts of each key, or of all where there are no keys, as test texts."""
     counts = Counter(row.key for row in rows)
     firsts = {key: count - round(config.test_share * count) for key, count in counts.items()}
@@ -300,10 +300,10 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> Part:
             f"{where}: data.text.test_share = {config.test_share:g} of {len(rows)} texts leaves {len(train)} training "
             f"and {len(test)} test texts; both are wanted"
         )
-    return Part(train, test)
+    return TextSplit(train, test)
 
 
-def arrays_of(part: Part, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str) -> Arrays:
+def arrays_of(part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str) -> Arrays:
     """Return texts as tokens."""
     import numpy as np
 

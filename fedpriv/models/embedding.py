@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fedpriv.core.columns import Column
+    from fedpriv.core.columns import ColumnSpec
 
 
 @MODELS.register
@@ -35,15 +35,15 @@ class EmbeddingSettings(TableModelSettings):
     hidden: tuple[Count, ...] = Field((128, 64), description="widths of the hidden layers")
 
     @override
-    def table_network(self, columns: "Sequence[Column]", classes: int) -> "nn.Module":
+    def table_network(self, columns: "Sequence[ColumnSpec]", classes: int) -> "nn.Module":
         from torch import nn
 
-        from fedpriv.models.machinery.embedded import Embedded
+        from fedpriv.models.machinery.embedded import EmbeddedColumns
         from fedpriv.models.machinery.layers import perceptron, sequence
 
         if not any(column.kind == "category" for column in columns):
             raise self.refusal("the data have no categories that could be embedded; use mlp")
         widths = [self.dimensions or min(ceil(column.width / 2), 50) for column in columns if column.kind == "category"]
-        embedded = Embedded(columns, widths)
+        embedded = EmbeddedColumns(columns, widths)
         layers = perceptron((embedded.outputs, *self.hidden, classes), nn.ReLU)
         return sequence(flatten=nn.Flatten(), embedded=embedded, **layers)

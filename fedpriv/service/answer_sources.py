@@ -30,7 +30,7 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class AnswerSource:
     """What answers; without head and voters, the run's network."""
 
     facts: Facts  # public sizes
@@ -38,7 +38,7 @@ class Source:
     voters: Voters | None = None  # that vote; `None` without votes
 
 
-def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service | None) -> Source:
+def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service | None) -> AnswerSource:
     """Make what a policy answers from."""
     if world.experiment.data.overlaps and isinstance(policy, NoisyVotes | HeadPolicy):
         raise InputError(
@@ -51,13 +51,13 @@ def made_source(place: Path, world: World, policy: AnswerPolicy, known: Service 
         shards = shards_of(world, policy.shards)
         adjacency = EXAMPLE if policy.shards else CLIENT
         facts = Facts(world.dataset.classes, models=len(shards), adjacency=adjacency)
-        return Source(facts, voters=train_voters(world, policy, shards))
+        return AnswerSource(facts, voters=train_voters(world, policy, shards))
     if isinstance(policy, HeadPolicy):
         return _head(world, policy, learnt_network(place, world, policy, known))
-    return Source(network_facts(world, policy))
+    return AnswerSource(network_facts(world, policy))
 
 
-def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
+def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> AnswerSource:
     get = head_features(world, policy, learnt)
     rows = np.sort(np.concatenate(world.partitions))
     features = get(world.dataset.x_train[torch.from_numpy(rows)])
@@ -75,7 +75,7 @@ def _head(world: World, policy: HeadPolicy, learnt: Learnt | None) -> Source:
     )
     before = None if learnt is None else learnt.facts.guarantee
     facts = Facts(world.dataset.classes, about.sensitivity, about.norm, about.features, learnt=before)
-    return Source(facts, Head(minimum, about, get, learnt))
+    return AnswerSource(facts, Head(minimum, about, get, learnt))
 
 
 def network_facts(world: World, policy: AnswerPolicy) -> Facts:

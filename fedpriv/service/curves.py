@@ -16,7 +16,7 @@ _LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class KnownImages:
     """Images whose classes are known, and what answers to them are computed from."""
 
     facts: Facts  # public sizes
@@ -27,7 +27,9 @@ class Trial:
     noisy: Callable[[NoisyPolicy, float], Scores]
 
 
-def answer_curves(policy: AnswerPolicy, planned: int, epsilon: float | None, trial: Trial) -> tuple[AnswersCurve, ...]:
+def answer_curves(
+    policy: AnswerPolicy, planned: int, epsilon: float | None, trial: KnownImages
+) -> tuple[AnswersCurve, ...]:
     """Return the share of right answers by the number of questions that epsilon has to last for, under each policy.
 
     Compared are all policies with the same source, keys and epsilon. Noise is of this measurement alone.
@@ -45,7 +47,7 @@ def answer_curves(policy: AnswerPolicy, planned: int, epsilon: float | None, tri
     )
 
 
-def _right(policy: NoisyPolicy, count: int, trial: Trial, generator: np.random.Generator) -> float:
+def _right(policy: NoisyPolicy, count: int, trial: KnownImages, generator: np.random.Generator) -> float:
     scale = policy.scale(trial.facts, count, trial.delta)
     scores = trial.noisy(policy, scale) if policy.once else trial.scores
     answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))

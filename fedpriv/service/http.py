@@ -26,7 +26,7 @@ from fedpriv.core.npz import HEADER_BYTES, parse_header
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.records import UserFacts
-from fedpriv.service.served import Outcome, Question, Served
+from fedpriv.service.served import Question, QuestionOutcome, Served
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Waiting:
     """A question, and where its answer goes."""
 
     question: Question
-    outcome: "asyncio.Future[Outcome]"
+    outcome: "asyncio.Future[QuestionOutcome]"
 
 
 class _Batches:
@@ -66,7 +66,7 @@ class _Batches:
         self._served = served
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(_WAITING)
 
-    async def answered(self, question: Question) -> Outcome:
+    async def answered(self, question: Question) -> QuestionOutcome:
         """Wait for the answer to a question."""
         waiting = _Waiting(question, asyncio.get_running_loop().create_future())
         try:
@@ -216,7 +216,7 @@ def _from_npy(body: bytes) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
-def _settle(waiting: _Waiting, result: Outcome | Refused) -> None:
+def _settle(waiting: _Waiting, result: QuestionOutcome | Refused) -> None:
     """Whoever asked may have gone."""
     if waiting.outcome.done():
         return

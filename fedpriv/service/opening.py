@@ -31,9 +31,9 @@ from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
-from fedpriv.service.answer_sources import Source, made_source, network_facts, service_facts
+from fedpriv.service.answer_sources import AnswerSource, made_source, network_facts, service_facts
 from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
-from fedpriv.service.curves import Trial, answer_curves
+from fedpriv.service.curves import KnownImages, answer_curves
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.endpoint_files import known_service, made_service, query_ledger, users
 from fedpriv.service.ledger import OWNER
@@ -221,7 +221,7 @@ def _scores(
     return head_scores(weights, head_features(world, policy, stored_network(place, world, policy, service)))
 
 
-def _oracle(world: World, policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Oracle:
+def _oracle(world: World, policy: AnswerPolicy, made: AnswerSource, scale: float, secret: Secret) -> Oracle:
     if made.voters is not None and isinstance(policy, NoisyVotes):
         scores = vote_counts(world, policy, made.voters)
     elif made.head is None or not isinstance(policy, HeadPolicy):
@@ -231,7 +231,7 @@ def _oracle(world: World, policy: AnswerPolicy, made: Source, scale: float, secr
     return Oracle(policy, made.facts, world.dataset.shape, scores, scale, secret)
 
 
-def _released(policy: AnswerPolicy, made: Source, scale: float, secret: Secret) -> Scores:
+def _released(policy: AnswerPolicy, made: AnswerSource, scale: float, secret: Secret) -> Scores:
     if made.head is None or not isinstance(policy, HeadPolicy):
         raise TypeError(f"{policy.name} does not answer from the convex head")
     return policy.released(
@@ -239,7 +239,7 @@ def _released(policy: AnswerPolicy, made: Source, scale: float, secret: Secret) 
     )
 
 
-def _referee(world: World, oracle: Oracle, made: Source, planned: int, guarantee: Guarantee) -> Referee:
+def _referee(world: World, oracle: Oracle, made: AnswerSource, planned: int, guarantee: Guarantee) -> Referee:
     """Accuracies on the test images that the model has not learnt, by noise that no endpoint gives."""
     rows = world.measured_rows
     images, truth = world.dataset.x_test[rows], world.dataset.y_test[rows].numpy()
@@ -253,7 +253,7 @@ def _referee(world: World, oracle: Oracle, made: Source, planned: int, guarantee
     def noisy(rival: NoisyPolicy, scale: float) -> Scores:
         return _oracle(world, rival, made, scale, Secret.drawn()).scores(images[:_COMPARED])
 
-    trial = Trial(made.facts, guarantee.delta, exact[:_COMPARED], truth[:_COMPARED], noisy)
+    trial = KnownImages(made.facts, guarantee.delta, exact[:_COMPARED], truth[:_COMPARED], noisy)
     return Referee(
         accuracy=rate_interval(int((exact.argmax(axis=1) == truth).sum()), len(truth)),
         answered=rate_interval(int((answered.labels == truth).sum()), len(truth)),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServiceView:
     """The model as an endpoint."""
 
     service: Service  # what it is, and what is proven
@@ -41,7 +41,7 @@ _CUT_OFF = "lines that were cut off"
 _REPLACED = 6  # training examples of a trial, one at a time, where a claim that nothing proves is audited
 
 
-def _facts(endpoint: Served) -> list[Fact]:
+def _facts(endpoint: ServiceView) -> list[Fact]:
     """Return what there is to say, as terms with their text."""
     service, guarantee = endpoint.service, endpoint.service.guarantee
     facts = [
@@ -75,7 +75,7 @@ def _facts(endpoint: Served) -> list[Fact]:
     return [*facts, *(_audited(endpoint.audit) if endpoint.audit else [])]
 
 
-def _notes(endpoint: Served) -> list[str]:
+def _notes(endpoint: ServiceView) -> list[str]:
     """Return what a reader must know with the figures: what each rests on, and what is a measurement only."""
     guarantee = endpoint.service.guarantee
     notes = [f"Adjacency: {guarantee.adjacency}.", f"Epsilon: {guarantee.theorem['epsilon']}."]
@@ -85,7 +85,7 @@ def _notes(endpoint: Served) -> list[str]:
     return notes
 
 
-def answers_plot(endpoint: Served) -> "Plot | None":
+def answers_plot(endpoint: ServiceView) -> "Plot | None":
     """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
     from fedpriv.core.report.figures import questions_plot
 
@@ -104,7 +104,7 @@ def answers_plot(endpoint: Served) -> "Plot | None":
     return questions_plot(curves, (exact, f"exact scores {percent(exact)}"), "right on test images", said)
 
 
-def _used(endpoint: Served) -> str:
+def _used(endpoint: ServiceView) -> str:
     """What the query ledger says; users are keys that the folder's owner gave out."""
     used = f"{count(sum(endpoint.used.values()))} of {count(endpoint.service.answers)}"
     if set(endpoint.used) <= {OWNER}:
@@ -167,7 +167,7 @@ class ServedColumns(Columns):
 
 
 @FINDINGS.register
-class ServedFinding(Finding[Served]):
+class ServedFinding(Finding[ServiceView]):
     """The model as an endpoint."""
 
     name: ClassVar[str] = "service"
@@ -177,12 +177,12 @@ class ServedFinding(Finding[Served]):
     files: ClassVar[tuple[str, ...]] = ("service/service.json", "service/audit.json")
 
     @override
-    def read(self, folder: RunFolder) -> Served | None:
+    def read(self, folder: RunFolder) -> ServiceView | None:
         service = known_service(folder.path)
         return (
             None
             if service is None
-            else Served(service, referee_of(folder.path), answered(folder.path), audit_of(folder.path))
+            else ServiceView(service, referee_of(folder.path), answered(folder.path), audit_of(folder.path))
         )
 
     @override
@@ -205,18 +205,18 @@ class ServedFinding(Finding[Served]):
             raise InputError(f"service: {error}") from None
 
     @override
-    def figures(self, found: Served) -> tuple[Figure, ...]:
+    def figures(self, found: ServiceView) -> tuple[Figure, ...]:
         return () if found.audit is None else found.audit.figures
 
     @override
-    def alarms(self, found: Served) -> tuple[str, ...]:
+    def alarms(self, found: ServiceView) -> tuple[str, ...]:
         guarantee = found.service.guarantee
         nominal = guarantee.nominal_epsilon is not None and guarantee.epsilon is None
         unproven = (f"nothing is proven: {guarantee.theorem['epsilon']}",) if nominal else ()
         return super().alarms(found) or unproven
 
     @override
-    def section(self, found: Served, view: RunView) -> Section:
+    def section(self, found: ServiceView, view: RunView) -> Section:
         values = {
             "service": found.service,
             "facts_of": _facts(found),
@@ -226,7 +226,7 @@ class ServedFinding(Finding[Served]):
         return Section("answers", "Answers", values)
 
     @override
-    def trial(self, found: Served) -> Mapping[str, Any]:
+    def trial(self, found: ServiceView) -> Mapping[str, Any]:
         service, proven, referee, audit = found.service, found.service.guarantee, found.referee, found.audit
         figures: dict[str, Any] = {
             "answers": service.method,

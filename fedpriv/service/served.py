@@ -40,7 +40,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuestionOutcome:
     """What became of a question."""
 
     given: tuple[Given, ...] = ()  # its answers, one an image; empty where it is refused
@@ -129,7 +129,7 @@ class Served:
             return Answers(labels)
         return Answers(labels, np.array([given.probabilities for given in outcome.given], dtype=np.float64))
 
-    def answer(self, questions: Sequence[Question]) -> list[Outcome]:
+    def answer(self, questions: Sequence[Question]) -> list[QuestionOutcome]:
         """Answer what several users ask, in one batch: charged together, then computed together."""
         asked = [[digest(image) for image in pixels(question.images)] for question in questions]
         if self._stored is not None:
@@ -143,7 +143,7 @@ class Served:
         decided = self.ledger.charge(requests)
         fresh = self._computed(questions, asked, new, decided)
         return [
-            Outcome(refusal=numbers) if isinstance(numbers, str) else self._outcome(digests, numbers, fresh)
+            QuestionOutcome(refusal=numbers) if isinstance(numbers, str) else self._outcome(digests, numbers, fresh)
             for digests, numbers in zip(asked, decided, strict=True)
         ]
 
@@ -184,12 +184,12 @@ class Served:
             self._stored.add(fresh)
         return {given.number: given for given in fresh}
 
-    def _outcome(self, digests: Sequence[str], numbers: range, fresh: dict[int, Given]) -> Outcome:
+    def _outcome(self, digests: Sequence[str], numbers: range, fresh: dict[int, Given]) -> QuestionOutcome:
         if self._stored is None:
-            return Outcome(tuple(fresh[number] for number in numbers), len(numbers))
+            return QuestionOutcome(tuple(fresh[number] for number in numbers), len(numbers))
         own = {fresh[number].question: fresh[number] for number in numbers}
         stored = (own.get(digest) or self._stored.get(digest) for digest in digests)
-        return Outcome(tuple(given for given in stored if given is not None), len(numbers))
+        return QuestionOutcome(tuple(given for given in stored if given is not None), len(numbers))
 
 
 def _given(answers: Answers, at: int, number: int, question: str) -> Given:

@@ -30,7 +30,7 @@ C = TypeVar("C", bound=Columns)
 FAILED = "failed"
 
 
-class Reconstruction(Part):
+class ReconstructionPart(Part):
     """What one attack, or one guess, made of the uploads: medians over images, on the [0, 1] scale."""
 
     head: ClassVar[str] = "reconstruction"
@@ -80,7 +80,7 @@ class TrialRecord(GrowingRecord):
     sampling: str | None = Field(None, description="how batches are drawn")
     participations: int | None = Field(None, description="the most often one example was used")
 
-    reconstructions: tuple[Reconstruction, ...] = Field((), description="one for each attack and kind of upload")
+    reconstructions: tuple[ReconstructionPart, ...] = Field((), description="one for each attack and kind of upload")
     refusals: tuple[str, ...] = Field((), description="what was not attacked, and why; in tables a JSON list")
 
     seconds: float | None = Field(None, description="wall time of the trial's last start, all that followed included")
@@ -121,13 +121,13 @@ class TrialRecord(GrowingRecord):
         return bool(self.alarms)
 
     @property
-    def reconstruction(self) -> tuple[Reconstruction, ...]:
+    def reconstruction(self) -> tuple[ReconstructionPart, ...]:
         """Attacks on the uploads as they were sent: protected, or unprotected where there is no mechanism."""
         sent = "unprotected" if self.mechanism == "none" else "protected"
         return tuple(result for result in self.reconstructions if result.upload == sent)
 
     @property
-    def guesses(self) -> tuple[Reconstruction, ...]:
+    def guesses(self) -> tuple[ReconstructionPart, ...]:
         """What never saw an upload."""
         return tuple(result for result in self.reconstructions if result.upload == "none")
 
@@ -255,9 +255,9 @@ def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[fl
     return float(interval.low), float(interval.high)
 
 
-def _reconstruction(result: AttackResult) -> Reconstruction:
+def _reconstruction(result: AttackResult) -> ReconstructionPart:
     low, high = result.intervals.get("mse", (None, None))
-    return Reconstruction(**_shared(result, Reconstruction), mse_low=low, mse_high=high)
+    return ReconstructionPart(**_shared(result, ReconstructionPart), mse_low=low, mse_high=high)
 
 
 def _shared(record: object, kind: type[BaseModel]) -> dict[str, Any]:

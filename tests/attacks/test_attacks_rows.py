@@ -20,7 +20,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruct
 from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.truth import Truth
-from fedpriv.core.columns import Column, features_of, groups, slices
+from fedpriv.core.columns import ColumnSpec, features_of, groups, slices
 from fedpriv.core.records import Score, kind_of
 from fedpriv.core.runs import RunFolder
 from fedpriv.gradients import per_example_gradients
@@ -29,11 +29,11 @@ from fedpriv.models.machinery.build import build_model
 from tests.cases import in_one_test
 
 COLUMNS = (
-    Column("city", "category", ("Bern", "Oslo", "Rome", "Wien")),
-    Column("age", "number", low=0, high=100, whole=True),
-    Column("job", "category", ("none", "cook", "smith")),
-    Column("wed", "flag", ("no", "yes")),
-    Column("wage", "number", low=-10, high=10, optional=True),
+    ColumnSpec("city", "category", ("Bern", "Oslo", "Rome", "Wien")),
+    ColumnSpec("age", "number", low=0, high=100, whole=True),
+    ColumnSpec("job", "category", ("none", "cook", "smith")),
+    ColumnSpec("wed", "flag", ("no", "yes")),
+    ColumnSpec("wage", "number", low=-10, high=10, optional=True),
 )
 FEATURES = features_of(COLUMNS)
 
@@ -149,7 +149,7 @@ def test_gradients_of_examples_are_those_of_autograd(name: str, keys: dict[str, 
 
 
 def heard(
-    model: nn.Module, x: Tensor, y: Tensor, columns: tuple[Column, ...] = COLUMNS, name: str = "mlp"
+    model: nn.Module, x: Tensor, y: Tensor, columns: tuple[ColumnSpec, ...] = COLUMNS, name: str = "mlp"
 ) -> Observation:
     loss = F.cross_entropy(model(x), y)
     names = [key for key, _ in model.named_parameters()]

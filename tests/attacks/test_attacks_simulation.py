@@ -17,7 +17,7 @@ from fedpriv.attacks.own_model import OwnClient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.simulation import Mismatch, Sent, SimulationCheck
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, table_factor, token_vectors
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.randomness import generator_states, seeded_generators
@@ -78,7 +78,7 @@ def found(attack: str, model: nn.Module, public: PublicSettings) -> Mismatch | N
 # ---- networks that attacks simulate ---------------------------------------------------------------------------------
 
 PICTURES = ("mlp", "lenet", "convnet", "resnet", "strided", "logistic")
-COLUMNS = (Column("kind", "category", ("a", "b", "c")), Column("flag", "flag", ("no", "yes")))
+COLUMNS = (ColumnSpec("kind", "category", ("a", "b", "c")), ColumnSpec("flag", "flag", ("no", "yes")))
 
 
 def built(name: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -24,7 +24,7 @@ from scipy import stats
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
 from fedpriv.attacks.baselines import row_scores
-from fedpriv.core.columns import Column, cell_texts, decode
+from fedpriv.core.columns import ColumnSpec, cell_texts, decode
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret, numpy_stream
@@ -99,9 +99,9 @@ def test_every_cell_is_read_back(tmp_path: Path) -> None:
 
 def test_decoding_takes_any_numbers() -> None:
     columns = (
-        Column("city", "category", CITIES),
-        Column("age", "number", low=10, high=20, whole=True, optional=True),
-        Column("wed", "flag", ("no", "yes")),
+        ColumnSpec("city", "category", CITIES),
+        ColumnSpec("age", "number", low=10, high=20, whole=True, optional=True),
+        ColumnSpec("wed", "flag", ("no", "yes")),
     )
     made = np.array([[0.2, 0.5, 0.5, 1.7, 0.4, 0.5], [-1, -3, -2, 0.26, 0.6, 0.49]])
     cells = decode(columns, made)

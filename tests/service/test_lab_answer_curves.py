@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.service.curves import Trial, answer_curves
+from fedpriv.service.curves import KnownImages, answer_curves
 from fedpriv.service.policies import Facts, NoisyPolicy, Scores, named_policy
 
 FACTS = Facts(10, sensitivity=0.1, norm=1.0, features=16)
 VOTES = Facts(10, models=50)
 
 
-def trial(facts: Facts, scores: Scores, truth: NDArray[np.int64], delta: float = 1e-5) -> Trial:
+def trial(facts: Facts, scores: Scores, truth: NDArray[np.int64], delta: float = 1e-5) -> KnownImages:
     stream = np.random.default_rng(0)
 
     def noisy(policy: NoisyPolicy, scale: float) -> Scores:
         assert policy.once
         return np.asarray(scores + scale * stream.standard_normal(scores.shape))
 
-    return Trial(facts, delta, scores, truth, noisy)
+    return KnownImages(facts, delta, scores, truth, noisy)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 0.0])

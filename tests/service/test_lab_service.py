@@ -29,7 +29,7 @@ from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys
 from fedpriv.service.proof import head_sensitivity
-from fedpriv.service.report import Served, _facts
+from fedpriv.service.report import ServiceView, _facts
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import refuse_unsolvable_head
 from tests.cases import in_one_test
@@ -138,7 +138,7 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     assert open_service(folder, None, Silent()).asked == 101
     assert answered(folder.path) == {"owner": 100, "": 1}
     assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in _facts(
-        Served(made_service(folder.path), referee_of(folder.path), answered(folder.path), None)
+        ServiceView(made_service(folder.path), referee_of(folder.path), answered(folder.path), None)
     )
 
 

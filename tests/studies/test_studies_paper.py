@@ -10,7 +10,7 @@ import pytest
 from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.errors import InputError
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
-from fedpriv.sweep.record import Reconstruction, TrialRecord
+from fedpriv.sweep.record import ReconstructionPart, TrialRecord
 from studies.kept import records_of
 from studies.paper import DIFFERENCES, PAPER, ROWS, brief, by_blocks, differences, main, table
 
@@ -38,7 +38,7 @@ def auc(value: float) -> dict[str, Any]:
 
 
 def mse(value: float) -> dict[str, Any]:
-    one = Reconstruction(attack="iga", upload="protected", victims=2, recovered=0, mse=0.1, mse_normalised=value)
+    one = ReconstructionPart(attack="iga", upload="protected", victims=2, recovered=0, mse=0.1, mse_normalised=value)
     return {"reconstructions": (one, one.model_copy(update={"attack": "map", "mse_normalised": 9.0}))}
 
 
@@ -92,13 +92,15 @@ def test_tables_stand_in_the_papers_order() -> None:
     assert rows[0][6:] == ["54.8", "70.0 |"]
 
 
-def error(attack: str, upload: str, normalised: float | None, mse: float | None, recovered: int = 0) -> Reconstruction:
-    return Reconstruction(
+def error(
+    attack: str, upload: str, normalised: float | None, mse: float | None, recovered: int = 0
+) -> ReconstructionPart:
+    return ReconstructionPart(
         attack=attack, upload=upload, victims=16, recovered=recovered, mse=mse, mse_normalised=normalised
     )
 
 
-def attacked(seed: int, *lines: Reconstruction) -> TrialRecord:
+def attacked(seed: int, *lines: ReconstructionPart) -> TrialRecord:
     """A seed of VMF 50, with what a guess and the upload before noise gave."""
     others = (error("guess-mean", "none", 0.5, 0.1), error("iga", "unprotected", 0.01, 0.01, 16))
     return record("vmf", 50.0, "", reconstructions=(*lines, *others)).model_copy(update={"seed": seed})

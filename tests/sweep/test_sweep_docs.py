@@ -10,7 +10,7 @@ from fedpriv.attacks.membership.report import MembershipFigures
 from fedpriv.core.config import Experiment
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.sweep.record import Reconstruction, TrialRecord, columned
+from fedpriv.sweep.record import ReconstructionPart, TrialRecord, columned
 from fedpriv.sweep.settings import load_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ NO_COLUMNS = ("settings", "reconstructions", "memberships", "certified", "evasio
 
 
 def test_every_column_is_on_the_page_with_its_meaning() -> None:
-    lines = (TrialRecord, Reconstruction, MembershipFigures, CertifiedFigures, EvasionFigures)
+    lines = (TrialRecord, ReconstructionPart, MembershipFigures, CertifiedFigures, EvasionFigures)
     for kind in (*lines, *(added for _, added in columned())):
         for name, field in kind.model_fields.items():
             if name not in NO_COLUMNS:

@@ -32,7 +32,7 @@ from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth, bare
 from fedpriv.core.asked_log import rounds_by_client
-from fedpriv.core.columns import Column, cell_texts, worded
+from fedpriv.core.columns import ColumnSpec, cell_texts, worded
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import png
 from fedpriv.core.lab.attack_on_ray import attack_on_ray
@@ -539,7 +539,7 @@ def save_pictures(folder: RunFolder, what: str, known: Truth, pictures: Mapping[
 
 
 def save_shared(
-    folder: RunFolder, name: str, image: Tensor, columns: Sequence[Column], tokenizer: Tokenizer | None = None
+    folder: RunFolder, name: str, image: Tensor, columns: Sequence[ColumnSpec], tokenizer: Tokenizer | None = None
 ) -> None:
     """Write one image, the cells of one row, or one sentence and its tokens, under a name without ending."""
     if tokenizer is not None:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, checked
 from fedpriv.data.source import Place, SingleFile
 
 
-def _values(name: str, text: str) -> Column:
-    return Column(name, "category", tuple(text.split()))
+def _values(name: str, text: str) -> ColumnSpec:
+    return ColumnSpec(name, "category", tuple(text.split()))
 
 
-def _whole(name: str, low: int, high: int) -> Column:
-    return Column(name, "number", low=low, high=high, whole=True)
+def _whole(name: str, low: int, high: int) -> ColumnSpec:
+    return ColumnSpec(name, "number", low=low, high=high, whole=True)
 
 
 ADULT = (

@@ -1,7 +1,7 @@
 """AG News, topics of news (Zhang, Zhao and LeCun 2015)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus
+from fedpriv.data.texts import Corpus, TextColumns
 
 
 @DATASETS.register
@@ -11,5 +11,5 @@ class AgNews(Corpus):
     name = "agnews"
     title = "AG News, topics of news"
     file = "agnews.csv.gz"
-    columns = Columns("text", "label")
+    columns = TextColumns("text", "label")
     labels = (("0", "World"), ("1", "Sports"), ("2", "Business"), ("3", "Technology"))

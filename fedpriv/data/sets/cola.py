@@ -1,7 +1,7 @@
 """CoLA, which sentences are acceptable (Warstadt, Singh and Bowman 2019)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus
+from fedpriv.data.texts import Corpus, TextColumns
 
 
 @DATASETS.register
@@ -11,6 +11,6 @@ class Cola(Corpus):
     name = "cola"
     title = "CoLA, acceptable sentences"
     file = "cola.csv.gz"
-    columns = Columns("sentence", "label")
+    columns = TextColumns("sentence", "label")
     labels = (("0", "unacceptable"), ("1", "acceptable"))
     tests = ("dev", "dev_ood")

@@ -4,11 +4,11 @@ from typing_extensions import override
 
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
-from fedpriv.data.source import Embedded
+from fedpriv.data.source import Packaged
 
 
 @DATASETS.register
-class Digits(Embedded):
+class Digits(Packaged):
     """Levels 0 to 16, scaled to 0 to 255; a fixed stratified fifth of them is the test set."""
 
     name = "digits"

@@ -17,7 +17,7 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.own import TEST, TRAIN, OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home
-from fedpriv.data.texts import Part, Row, arrays_of, split_by_key
+from fedpriv.data.texts import Row, TextSplit, arrays_of, split_by_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -267,7 +267,7 @@ def _pictures(table: StoredTable, column: str) -> Iterator[tuple[str, bytes]]:
 def _texts(parts: list[StoredTable], place: Place) -> Arrays:
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
-    part = Part(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
+    part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
     names = _names(parts[0], config.label) or sorted({row.label or "" for each in part for row in each})
     labels = {name: name for name in names} if config.label else {}
     return arrays_of(part, labels, config, place.root, place.path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
@@ -47,7 +47,9 @@ class Location30(SingleFile):
         rows = np.arange(len(labels))
         train, test = train_test_split(rows, test_size=_TEST / 5010, stratify=labels, random_state=0)
         images = places[:, None, :] * np.uint8(255)
-        columns = tuple(Column(f"place {number}", "flag", ("no", "yes")) for number in range(1, places.shape[1] + 1))
+        columns = tuple(
+            ColumnSpec(f"place {number}", "flag", ("no", "yes")) for number in range(1, places.shape[1] + 1)
+        )
         parts = Arrays(images[train], labels[train], images[test], labels[test], (), columns)
         return checked(parts, str(path)), str(path)
 

@@ -1,7 +1,7 @@
 """Rotten Tomatoes, sentences of film reviews (Pang and Lee 2005)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus
+from fedpriv.data.texts import Corpus, TextColumns
 
 
 @DATASETS.register
@@ -11,5 +11,5 @@ class RottenTomatoes(Corpus):
     name = "rotten_tomatoes"
     title = "Rotten Tomatoes, film reviews"
     file = "rotten_tomatoes.csv.gz"
-    columns = Columns("sentence", "label")
+    columns = TextColumns("sentence", "label")
     labels = (("0", "negative"), ("1", "positive"))

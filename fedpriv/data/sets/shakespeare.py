@@ -10,7 +10,7 @@ from typing_extensions import override
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus, Part, Row, split_by_key
+from fedpriv.data.texts import Corpus, Row, TextColumns, TextSplit, split_by_key
 
 
 @DATASETS.register
@@ -20,7 +20,7 @@ class Shakespeare(Corpus):
     name = "shakespeare"
     title = "Tiny Shakespeare, speeches"
     file = "shakespeare.json.gz"
-    columns = Columns("text", key="speaker")
+    columns = TextColumns("text", key="speaker")
 
     @classmethod
     @override
@@ -29,7 +29,7 @@ class Shakespeare(Corpus):
 
     @classmethod
     @override
-    def parts(cls, path: Path, config: CorpusConfig) -> Part:
+    def parts(cls, path: Path, config: CorpusConfig) -> TextSplit:
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 turns = json.load(file)["turns"]

@@ -1,7 +1,7 @@
 """The SMS Spam Collection, text messages (Almeida, Gomez Hidalgo and Yamakami 2011)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus
+from fedpriv.data.texts import Corpus, TextColumns
 
 
 @DATASETS.register
@@ -11,7 +11,7 @@ class SmsSpam(Corpus):
     name = "sms_spam"
     title = "SMS Spam Collection, text messages"
     file = "sms_spam.csv.gz"
-    columns = Columns("text", "label")
+    columns = TextColumns("text", "label")
     labels = (("ham", "ham"), ("spam", "spam"))
     tests = ()
     has_repeats = True

@@ -1,7 +1,7 @@
 """SST-2, phrases of film reviews (Socher et al. 2013)."""
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.texts import Columns, Corpus
+from fedpriv.data.texts import Corpus, TextColumns
 
 
 @DATASETS.register
@@ -11,5 +11,5 @@ class Sst2(Corpus):
     name = "sst2"
     title = "SST-2, phrases of film reviews"
     file = "sst2.csv.gz"
-    columns = Columns("sentence", "label")
+    columns = TextColumns("sentence", "label")
     labels = (("0", "negative"), ("1", "positive"))

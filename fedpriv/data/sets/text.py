@@ -9,7 +9,7 @@ from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
-from fedpriv.data.texts import Columns, Corpus, Part, Row, arrays_of, check_splits, read_texts, split_by_key
+from fedpriv.data.texts import Corpus, Row, TextColumns, TextSplit, arrays_of, check_splits, read_texts, split_by_key
 
 _LABELS = "The names of the labels were read off the texts, and are taken as public."
 
@@ -23,7 +23,7 @@ class OwnTexts(Corpus):
     needs_path = True
     reads = ("key",)
     file = ""
-    columns = Columns("text")
+    columns = TextColumns("text")
 
     @classmethod
     @override
@@ -34,7 +34,7 @@ class OwnTexts(Corpus):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, config = cls.found(place), place.text or CorpusConfig()
-        rows = read_texts(path, Columns(config.text, config.label, place.key))
+        rows = read_texts(path, TextColumns(config.text, config.label, place.key))
         check_splits(path, rows)
         words = sorted({row.label for row in rows if row.label is not None})
         labels = {label: label for label in words}
@@ -48,5 +48,5 @@ class OwnTexts(Corpus):
         return None
 
 
-def _split(rows: list[Row]) -> Part:
-    return Part([row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"])
+def _split(rows: list[Row]) -> TextSplit:
+    return TextSplit([row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"])

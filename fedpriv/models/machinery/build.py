@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.columns import Column
+from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
@@ -23,7 +23,7 @@ def build_model(
     shape: Shape,
     classes: int,
     seed: int,
-    columns: Sequence[Column] = (),
+    columns: Sequence[ColumnSpec] = (),
     sequences: SequenceShape | None = None,
 ) -> nn.Module:
     """Build the network that the config names, on the CPU in float32, in training mode.
@@ -75,7 +75,7 @@ def _code(module: str) -> bytes:
 
 
 def _construct(
-    config: ModelSettings, shape: Shape, classes: int, columns: Sequence[Column], sequences: SequenceShape | None
+    config: ModelSettings, shape: Shape, classes: int, columns: Sequence[ColumnSpec], sequences: SequenceShape | None
 ) -> nn.Module:
     if sequences is None and isinstance(config, TableModelSettings):
         return config.table_network(columns, classes)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.core.columns import Column, groups, slices
+from fedpriv.core.columns import ColumnSpec, groups, slices
 
 
-class Embedded(nn.Module):
+class EmbeddedColumns(nn.Module):
     """The vector of each category, then the features of flags and numbers as they are."""
 
-    def __init__(self, columns: Sequence[Column], widths: Sequence[int]) -> None:
+    def __init__(self, columns: Sequence[ColumnSpec], widths: Sequence[int]) -> None:
         super().__init__()
         self._groups = groups(columns)
         self._others = [where for column, where in slices(columns) if column.kind != "category"]

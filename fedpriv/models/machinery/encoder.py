@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpriv.core.names import PAD
-from fedpriv.models.machinery.transformer import Block, Embedded
+from fedpriv.models.machinery.transformer import Block, EmbeddedTokens
 
 
 class Encoder(nn.Module):
@@ -12,7 +12,7 @@ class Encoder(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int) -> None:
         super().__init__()
-        self.embedding = Embedded(vocabulary, context, width)
+        self.embedding = EmbeddedTokens(vocabulary, context, width)
         self.norm = nn.LayerNorm(width)
         self.blocks = nn.ModuleList(Block(width, heads, causal=False) for _ in range(depth))
         self.last_norm = nn.LayerNorm(width)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.models.machinery.transformer import Block, Embedded, last_tokens
+from fedpriv.models.machinery.transformer import Block, EmbeddedTokens, last_tokens
 
 
 class Gpt(nn.Module):
@@ -11,7 +11,7 @@ class Gpt(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int | None) -> None:
         super().__init__()
-        self.embedding = Embedded(vocabulary, context, width)
+        self.embedding = EmbeddedTokens(vocabulary, context, width)
         self.blocks = nn.ModuleList(Block(width, heads, causal=True) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, vocabulary if classes is None else classes, bias=classes is not None)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fedpriv.core.columns import Column
+    from fedpriv.core.columns import ColumnSpec
 
 Shape = tuple[int, int, int]
 
@@ -99,7 +99,7 @@ class TableModelSettings(ModelSettings):
         return self.table_network((), classes)
 
     @abstractmethod
-    def table_network(self, columns: "Sequence[Column]", classes: int) -> "nn.Module":
+    def table_network(self, columns: "Sequence[ColumnSpec]", classes: int) -> "nn.Module":
         """Return a new network for rows (B, 1, 1, features) of these columns; else as :meth:`network`."""
 
 

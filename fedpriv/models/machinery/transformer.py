@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.names import PAD
 
 
-class Embedded(nn.Module):
+class EmbeddedTokens(nn.Module):
     """Tokens and their positions as vectors, added up."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:

@@ -5,10 +5,10 @@ from typing import ClassVar
 import numpy as np
 
 from fedpriv.data.files import Arrays
-from fedpriv.data.source import Embedded
+from fedpriv.data.source import Packaged
 
 
-class Stripes(Embedded):
+class Stripes(Packaged):
     """8x8 pixels, dark but for one row."""
 
     name: ClassVar[str] = "stripes"
