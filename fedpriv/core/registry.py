@@ -178,11 +178,11 @@ def _enter(things: dict[str, type[Any]], kind: type[Any]) -> None:
         raise ValueError(f"the name {name!r} is taken by {things[name].__module__}")
 
 
-def suggestion(word: str, known: Sequence[str], *, else_known: bool = True, section: str = "") -> str:
+def suggestion(word: str, known: Sequence[str], *, else_known: bool = True, section: str = "", most: int = 1) -> str:
     """Return what may have been meant, or all that is known, to be put behind an error; ``section``: before a key."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=most, cutoff=0.5)
     if close:
-        return f"; did you mean {section}{close[0]}?"
+        return f"; did you mean {' or '.join(section + each for each in close)}?"
     return f"; known: {', '.join(known)}" if else_known else ""
 
 

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
+from typing_extensions import TypeAliasType
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry, suggestion
@@ -66,6 +67,22 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, (bool, int, str, PurePath, Settings))
+
+
+class Table(Settings):
+    """A table whose keys another program knows; :meth:`plain` is what it is given."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: "dict[str, Plain]"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the table as a dict, with lists in it as they are in a file."""
+        return self.model_dump(mode="json")
+
+
+Plain = TypeAliasType("Plain", "bool | int | float | str | tuple[Plain, ...] | Table")
+"""What a table may hold."""
 
 
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -137,7 +154,8 @@ class Choice(Generic[Chosen]):
     def __init__(self, section: str, registry: Registry, default: str, open_name: str = "") -> None:
         self.section, self.registry = section, registry
         self.default = default  # the name where none is given
-        # Under which the registry has settings that take every name with a colon; empty: none do.
+        # Under which the registry has settings that take every name with a colon whose beginning has none of its own
+        # ("timm:NAME" takes those that begin with "timm:"); empty: none do.
         self.open_name = open_name
 
     def kind(self, name: Any) -> type[Chosen] | None:
@@ -187,7 +205,10 @@ class Choice(Generic[Chosen]):
         return self._tag(getattr(given, "name", None))
 
     def _tag(self, name: Any) -> Any:
-        return self.open_name if self.open_name and isinstance(name, str) and ":" in name else name
+        if not (self.open_name and isinstance(name, str) and ":" in name):
+            return name
+        beginning = name[: name.index(":") + 1]
+        return next((each for each in self.registry if each.startswith(beginning)), self.open_name)
 
 
 class After:

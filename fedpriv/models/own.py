@@ -1,27 +1,32 @@
 """A network of your own: what ``module:function`` returns, in the working folder or among what is installed."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.core.errors import reason_of
 from fedpriv.core.registry import MODELS
-from fedpriv.models.machinery.settings import MODEL, ModelSettings, SequenceShape, Shape
+from fedpriv.models.machinery.settings import MODEL, OpenModelSettings, SequenceShape, Shape
 
-if TYPE_CHECKING:
-    from torch import nn
+_LIBRARIES = ("torchvision", "timm", "transformers")  # whose networks have names of their own, beginning with these
 
 
 @MODELS.register
-class OwnSettings(ModelSettings):
+class OwnSettings(OpenModelSettings):
     """``function(shape=(C, H, W), classes=N)`` returns the network; for texts ``(length=, vocabulary=, classes=)``."""
 
-    name: str = Field(MODEL.open_name, pattern=":", description="network of your own, 'package.module:function'")
+    name: str = Field(
+        MODEL.open_name,
+        pattern=":",
+        json_schema_extra={"not": {"pattern": f"^({'|'.join(_LIBRARIES)}):"}},
+        description="network of your own, 'package.module:function'",
+    )
 
     @property
     @override
@@ -29,17 +34,19 @@ class OwnSettings(ModelSettings):
         return self.name.partition(":")[0]
 
     @override
-    def network(self, shape: Shape, classes: int) -> "nn.Module":
-        network: nn.Module = self._builder()(shape=shape, classes=classes)
-        return network
+    def built(self, shape: Shape, classes: int) -> Any:
+        return self._called(shape=shape, classes=classes, num_classes=classes)
 
     @override
-    def text_network(self, sequences: SequenceShape) -> "nn.Module":
-        from fedpriv.models.machinery.logits import LogitsOf
+    def text_built(self, sequences: SequenceShape) -> Any:
+        sizes = {"length": sequences.length, "vocabulary": sequences.vocabulary}
+        return self._called(**sizes, classes=sequences.classes, num_classes=sequences.classes)
 
-        sizes = {"length": sequences.length, "vocabulary": sequences.vocabulary, "classes": sequences.classes}
-        network: nn.Module = LogitsOf.of(self._builder()(**sizes))
-        return network
+    def _called(self, **sizes: Any) -> Any:
+        """Call the function with the sizes that it takes: torchvision's takes num_classes alone."""
+        function = self._builder()
+        more = {} if self.arguments is None else self.arguments.plain()
+        return function(**{name: sizes[name] for name in _taken(function, set(sizes))} | more)
 
     def _builder(self) -> Callable[..., Any]:
         folder = str(Path.cwd())
@@ -59,3 +66,11 @@ class OwnSettings(ModelSettings):
         if build is None or not callable(build):
             raise self.refusal(f"module {self.module} has no function {function!r}")
         return build
+
+
+def _taken(function: Callable[..., Any], sizes: set[str]) -> set[str]:
+    """Return which sizes a function is told; those of torchvision and timm take num_classes, at times unnamed."""
+    names, usual = set(inspect.signature(function).parameters), sizes - {"num_classes"}
+    if "num_classes" in names:
+        return usual & names - {"classes"} | {"num_classes"}
+    return {"num_classes"} if names & {"weights", "pretrained"} and not names & usual else usual

@@ -67,12 +67,12 @@ TABLES: dict[str, Callable[[], nn.Module]] = {"gemma": gemma, "prompted": prompt
 def test_tables_of_other_libraries_are_simulated(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        model = LogitsOf.of(TABLES[name]())
+        model = LogitsOf(TABLES[name]())
     for attack in RUNS:
         assert found(attack, model, public_settings(2, "classify", shape=(1, 1, LENGTH))) is None, attack
 
 
 def test_dropout_by_a_function_in_a_library_is_found() -> None:
-    mismatch = found("dager", LogitsOf.of(opt()), public_settings(2, "next"))
+    mismatch = found("dager", LogitsOf(opt()), public_settings(2, "next"))
     assert mismatch is not None and mismatch.kind == "random"
     assert not mismatch.bars(ATTACKS["text_map"])

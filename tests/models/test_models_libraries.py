@@ -26,7 +26,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 pytestmark = [
     pytest.mark.slow,
     *(
-        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed (fedpriv[oracles])")
+        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed (fedpriv[zoo])")
         for name in ("transformers", "peft")
     ),
 ]

@@ -116,7 +116,7 @@ def check_equal(found: Vector, expected: Vector) -> None:
 @in_one_test("name", NETWORKS)
 def test_padding_changes_no_logits(name: str) -> None:
     network, (x, _) = theirs(name), texts(name in IS_NEXT)
-    for row, length, logits in zip(x, LENGTHS, LogitsOf.of(network)(x), strict=True):
+    for row, length, logits in zip(x, LENGTHS, LogitsOf(network)(x), strict=True):
         seen = logits[: max(1, length)] if name in IS_NEXT else logits
         assert torch.allclose(seen, alone(network, row, length)[0], rtol=1e-9, atol=1e-12), length
 
@@ -126,7 +126,7 @@ def test_padding_changes_no_logits(name: str) -> None:
 @in_one_test("name", NETWORKS)
 def test_padding_changes_no_gradients_and_they_stay_layer_by_layer(name: str) -> None:
     network, (x, y) = theirs(name), texts(name in IS_NEXT)
-    model = LogitsOf.of(network)
+    model = LogitsOf(network)
     route = find_route(model, example_losses, torch.zeros_like(x), torch.zeros_like(y))
     made = per_example_gradients(model, example_losses, x, y, route=route)
     assert {way for way in made.routes.values() if way.startswith("dense")} <= DENSE_LAYERS
@@ -138,7 +138,7 @@ def test_padding_changes_no_gradients_and_they_stay_layer_by_layer(name: str) ->
 @in_one_test("name", NETWORKS)
 def test_torch_maps_networks_over_examples(name: str) -> None:
     network, (x, y) = theirs(name), texts(name in IS_NEXT)
-    made = dense_gradients(LogitsOf.of(network), example_losses, x, y, "to be seen")
+    made = dense_gradients(LogitsOf(network), example_losses, x, y, "to be seen")
     assert list(made.routes.values()) == ["dense: to be seen"]  # and not one example after the other
     check_equal(dict(made.rows(0, len(x))), gradients_alone(network, x, y, name in IS_NEXT))
 
@@ -149,7 +149,7 @@ def test_torch_maps_networks_over_examples(name: str) -> None:
 def test_attacks_map_soft_networks_over_guesses(name: str) -> None:
     network, (x, y) = theirs(name), texts(is_next=False)
     expected = gradients_alone(network, x, y, is_next=False)
-    soft = soft_network(LogitsOf.of(network), VOCABULARY, "probabilities")
+    soft = soft_network(LogitsOf(network), VOCABULARY, "probabilities")
     guesses = F.one_hot(x, VOCABULARY).double()[None, :, None].requires_grad_()
     parameters = {key: value.detach() for key, value in soft.trainable.named_parameters()}
     with twice_differentiable():
@@ -168,8 +168,8 @@ def test_no_text_chooses_how_the_others_are_computed() -> None:
         lambda _, given: masks.append(given[1])  # hidden states, mask, ...
     )
     full = torch.where(x == PAD, END, x)
-    LogitsOf.of(network)(x)
-    LogitsOf.of(network)(full)
+    LogitsOf(network)(x)
+    LogitsOf(network)(full)
     network(full, attention_mask=torch.ones_like(full))  # for others transformers leaves out what hides nothing
     assert [None if mask is None else mask.shape for mask in masks] == [(len(x), 1, LENGTH, LENGTH)] * 2 + [None]
 
@@ -197,14 +197,14 @@ class Blind(Seeing):
 def test_a_network_is_given_the_mask_that_it_takes() -> None:
     x, _ = texts(is_next=False)
     expected = torch.arange(LENGTH) < torch.tensor([max(1, length) for length in LENGTHS])[:, None]
-    assert torch.equal(LogitsOf.of(Seeing())(x), expected.float())
-    assert torch.equal(LogitsOf.of(Blind())(x), x.float())
+    assert torch.equal(LogitsOf(Seeing())(x), expected.float())
+    assert torch.equal(LogitsOf(Blind())(x), x.float())
 
 
 @pytest.mark.slow
 def test_compiled_and_traced_networks_are_given_what_they_take() -> None:
     x, _ = texts(is_next=False)
     compiled: Any = torch.compile(Seeing(), backend="eager")
-    assert torch.equal(LogitsOf.of(compiled)(x), LogitsOf.of(Seeing())(x))
+    assert torch.equal(LogitsOf(compiled)(x), LogitsOf(Seeing())(x))
     traced: Any = torch.jit.trace(Blind(), x)
-    assert torch.equal(LogitsOf.of(traced)(x), x.float())
+    assert torch.equal(LogitsOf(traced)(x), x.float())

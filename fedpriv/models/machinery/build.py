@@ -87,7 +87,7 @@ def _construct(
         return build()
     builder = config.name.partition(":")[2] or config.name
     try:
-        model: object = build()
+        model = build()
     except InputError:
         raise
     except (Exception, SystemExit) as error:
@@ -95,8 +95,6 @@ def _construct(
             f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
         )
         raise config.refusal(f"{builder}({given}, classes={classes}) raises {reason_of(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise config.refusal(f"{builder} returns {type(model).__name__}; a torch.nn.Module is wanted")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise config.refusal("the network has no parameters to train")
     return model.train()

@@ -6,7 +6,7 @@ out of attention.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -38,18 +38,30 @@ class LogitsOf(nn.Module):
                 text_config().pad_token_id = PAD
         _register_whole_masks()
 
-    @staticmethod
-    def of(network: Any) -> Any:
-        """Return such a network, or what was given where it is none."""
-        return LogitsOf(network) if isinstance(network, nn.Module) else network
-
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens to logits."""
         with _whole_masks():
             returned = self.network(tokens, attention_mask=_seen(tokens)) if self._takes_mask else self.network(tokens)
-        logits: Tensor = getattr(returned, "logits", returned)
+        logits: Tensor = logits_in(returned)
         return logits
+
+
+def logits_in(returned: Any) -> Any:
+    """Return what is called logits in an object or dict; else the first part of a tuple; else what was given."""
+    if isinstance(returned, Mapping):
+        returned = returned.get("logits", returned)
+    found = getattr(returned, "logits", returned)
+    return found[0] if isinstance(found, tuple) and found else found
+
+
+def give_logits(network: nn.Module) -> None:
+    """Have a network of images give nothing but its logits, under the names that its parameters have."""
+    network.register_forward_hook(_logits_hook)
+
+
+def _logits_hook(network: nn.Module, given: Any, returned: Any) -> Any:
+    return logits_in(returned)
 
 
 def _takes_mask(network: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import MODELS
-from fedpriv.core.settings import Choice, Integer, Positive, Settings
+from fedpriv.core.settings import Choice, Integer, Positive, Settings, Table, absent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +90,54 @@ class ModelSettings(Settings):
         tree = self.model_dump(mode="json")
         return tree | {key: value for key, value in _ONCE_OF_ALL.items() if key not in tree}
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the settings change of the network that is named, for people."""
+        return ()
+
+    def check_fits(self, sequences: SequenceShape, context: int | None) -> None:
+        """Refuse sequences that are longer than the network takes."""
+        if context is not None and sequences.length > context:
+            raise self.refusal(
+                f"data.text.length = {sequences.length} is longer than the {context} tokens that it reads"
+            )
+
+
+class OpenModelSettings(ModelSettings):
+    """The section of a network that others have written: your own, or one of a library."""
+
+    arguments: Table | None = Field(
+        None, exclude_if=absent, description="keyword arguments of the function or class that builds it"
+    )
+    norm: Literal["group"] | None = Field(
+        None, exclude_if=absent, description="group: GroupNorm in place of every BatchNorm"
+    )
+
+    @abstractmethod
+    def built(self, shape: Shape, classes: int) -> Any:
+        """Return the network for images; as :meth:`network`."""
+
+    @abstractmethod
+    def text_built(self, sequences: SequenceShape) -> Any:
+        """Return the network for texts; as :meth:`network`."""
+
+    @override
+    def network(self, shape: Shape, classes: int) -> "nn.Module":
+        from fedpriv.models.machinery.adapt import adapted
+
+        return adapted(self, self.built(shape, classes), shape)
+
+    @override
+    def text_network(self, sequences: SequenceShape) -> "nn.Module":
+        from fedpriv.models.machinery.adapt import adapted
+
+        return adapted(self, self.text_built(sequences), sequences)
+
+    @property
+    @override
+    def notes(self) -> tuple[str, ...]:
+        return ("GroupNorm in place of every BatchNorm",) if self.norm else ()
+
 
 class TableModelSettings(ModelSettings):
     """The section of a network that looks at the columns of a table, and takes no images."""
@@ -136,13 +184,6 @@ class TextModelSettings(ModelSettings):
     @abstractmethod
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
         """Return a new network for such sequences; else as :meth:`network`."""
-
-    def check_fits(self, sequences: SequenceShape, context: int | None) -> None:
-        """Refuse sequences that are longer than the network takes."""
-        if context is not None and sequences.length > context:
-            raise self.refusal(
-                f"data.text.length = {sequences.length} is longer than the {context} tokens that it reads"
-            )
 
     def check_heads(self, width: int, heads: int) -> None:
         """Refuse a width that heads cannot share."""

@@ -1,0 +1,92 @@
+"""Change a network that others have written: GroupNorm in place of BatchNorm, and logits out of what it returns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedpriv.core.errors import reason_of
+from fedpriv.models.machinery.layers import sequence
+from fedpriv.models.machinery.logits import LogitsOf, give_logits
+from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape, Shape
+
+_GROUPS = (32, 16, 8, 4, 2, 1)
+
+
+def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceShape) -> nn.Module:
+    """Return the network as the settings ask for it."""
+    if not isinstance(network, nn.Module):
+        builder = settings.name.partition(":")[2] or settings.name
+        raise settings.refusal(f"{builder} returns {type(network).__name__}; a torch.nn.Module is wanted")
+    network.train().to(device="cpu", dtype=torch.float32)
+    if isinstance(inputs, SequenceShape):
+        whole: nn.Module = LogitsOf(network)
+        blank = torch.zeros(2, inputs.length, dtype=torch.int64)
+    else:
+        whole, blank = network, torch.zeros(2, *inputs)
+    norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)] if settings.norm else []
+    returned, maps = _tried(settings, whole, blank, norms)
+    if norms:
+        _replace_norms(settings, network, maps)
+    if not isinstance(returned, Tensor):
+        give_logits(network)
+    return whole
+
+
+def cannot_take(settings: OpenModelSettings, blank: Tensor, error: BaseException) -> Exception:
+    """Return the refusal of a network that does not take the data."""
+    what = "images" if blank.is_floating_point() else "sequences"
+    return settings.refusal(f"cannot take {what} of shape {tuple(blank.shape)}: {reason_of(error)}")
+
+
+def _tried(
+    settings: OpenModelSettings, network: nn.Module, blank: Tensor, norms: Sequence[nn.Module]
+) -> tuple[Any, dict[nn.Module, int]]:
+    """Return what it gives for blank examples in training, and how many places the maps of each norm have."""
+    maps: dict[nn.Module, int] = {}
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        maps[layer] = given[0][0, 0].numel()
+
+    kept = {name: value.clone() for name, value in network.named_buffers()}
+    hooks = [layer.register_forward_pre_hook(note) for layer in norms]
+    try:
+        with torch.no_grad():
+            returned = network(blank)
+            for name, value in network.named_buffers():
+                if name in kept:
+                    value.copy_(kept[name])
+    except (Exception, SystemExit) as error:
+        raise cannot_take(settings, blank, error) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return returned, maps
+
+
+def _replace_norms(settings: OpenModelSettings, network: nn.Module, maps: dict[nn.Module, int]) -> None:
+    """Put a GroupNorm in the place of each BatchNorm, with its weight and bias."""
+    made: dict[nn.Module, nn.Module] = {}
+    for name, layer in list(network.named_modules(remove_duplicate=False)):
+        if isinstance(layer, _BatchNorm):
+            parent, _, local = name.rpartition(".")
+            if not name:
+                raise settings.refusal("norm = 'group': the network itself is a BatchNorm")
+            made.setdefault(layer, _group_norm(layer, maps.get(layer, 0)))
+            setattr(network.get_submodule(parent), local, made[layer])
+
+
+def _group_norm(norm: _BatchNorm, places: int) -> nn.Module:
+    """Return what stands in for it: on maps of 1 x 1 with one group of all channels.
+
+    A group of one channel has one value there, which GroupNorm refuses of a single example. timm's BatchNorm has a
+    dropout and an activation in it.
+    """
+    channels = norm.num_features
+    groups = 1 if places == 1 else next(count for count in _GROUPS if channels % count == 0)
+    group = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)
+    group.weight, group.bias = norm.weight, norm.bias
+    after = {name: layer for name, layer in norm.named_children() if not isinstance(layer, nn.Identity)}
+    return sequence(norm=group, **after) if after else group
