@@ -42,7 +42,7 @@ class FactoredGradients(GradientOperator):
         chunk_bytes: int,
     ) -> None:
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
-        self._factors = dict(factors)
+        self.factors = dict(factors)
         self._magnitudes: dict[Block, Tensor] = {}
 
     @override
@@ -64,7 +64,7 @@ class FactoredGradients(GradientOperator):
     @override
     def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            return {name: self._factors[name].rows(start, stop) for name in self.names(block)}
+            return {name: self.factors[name].rows(start, stop) for name in self.names(block)}
 
     @override
     def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
@@ -73,17 +73,17 @@ class FactoredGradients(GradientOperator):
     @override
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            return {name: self._factors[name].combine(weights) for name in self.names(block)}
+            return {name: self.factors[name].combine(weights) for name in self.names(block)}
 
     @override
     def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         with full_precision(self.device):
             for name in self.names(block):
-                self._factors[name].add_to(vector[name], scale, weights)
+                self.factors[name].add_to(vector[name], scale, weights)
 
     @override
     def part(self, start: int, stop: int) -> "FactoredGradients":
-        factors = {name: factor.part(start, stop) for name, factor in self._factors.items()}
+        factors = {name: factor.part(start, stop) for name, factor in self.factors.items()}
         return FactoredGradients(
             factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
@@ -91,47 +91,47 @@ class FactoredGradients(GradientOperator):
     def combine_each(self, weights: Tensor, block: Block | None = None) -> Vector:
         """Return the sums of the gradients of G groups with weights (G, B / G), in new tensors (G, *shape)."""
         with full_precision(self.device):
-            return {name: self._factors[name].combine_each(weights) for name in self.names(block)}
+            return {name: self.factors[name].combine_each(weights) for name in self.names(block)}
 
     def add_to_each(self, vectors: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         """Replace vectors (G, *shape) by ``scale`` times themselves plus those sums; they may have more names."""
         with full_precision(self.device):
             for name in self.names(block):
-                self._factors[name].add_to_each(vectors[name], scale, weights)
+                self.factors[name].add_to_each(vectors[name], scale, weights)
 
     @override
     def magnitudes(self, block: Block | None = None) -> Tensor:
         names = tuple(self.names(block))
         if names not in self._magnitudes:
-            factors = [self._factors[name].magnitudes() for name in names]
+            factors = [self.factors[name].magnitudes() for name in names]
             self._magnitudes[names] = lengths(torch.stack(factors, dim=1))
         return self._magnitudes[names]
 
     @override
     def roundings(self, block: Block | None = None) -> Tensor:
-        sums = [factor for name in self.names(block) if (factor := self._factors[name]).kept_as_sums]
+        sums = [factor for name in self.names(block) if (factor := self.factors[name]).kept_as_sums]
         if not sums:
             return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
         return lengths(torch.stack([factor.roundings() for factor in sums], dim=1))
 
     @override
     def masked(self, keep: Tensor) -> "FactoredGradients":
-        factors = {name: factor.masked(keep) for name, factor in self._factors.items()}
+        factors = {name: factor.masked(keep) for name, factor in self.factors.items()}
         return FactoredGradients(
             factors, self.examples, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
         )
 
     @override
     def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
-        return sum(self._factors[name].pair_products(precise) for name in self.names(block))
+        return sum(self.factors[name].pair_products(precise) for name in self.names(block))
 
     def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
         """Add up a product over the block's parameters."""
         first, *others = self.names(block)
         with full_precision(self.device):
-            total = product(first, self._factors[first])
+            total = product(first, self.factors[first])
             for name in others:
-                total = total + product(name, self._factors[name])
+                total = total + product(name, self.factors[name])
         return total
 
 

@@ -5,6 +5,7 @@ holds if an example changes its own gradient only: no other one of its batch, an
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,20 +21,29 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.core.threads import cpu_threads
 from fedpriv.gradients.calls import hidden_parameters, plain_gradient, reached
-from fedpriv.gradients.dense import Loss
-from fedpriv.gradients.operator import Vector
-from fedpriv.gradients.per_example import Route, find_route, layer_of, per_example_gradients
+from fedpriv.gradients.dense import FactoredGradients, Loss
+from fedpriv.gradients.factors import Factor
+from fedpriv.gradients.operator import GradientOperator
+from fedpriv.gradients.per_example import (
+    Route,
+    find_route,
+    layer_of,
+    per_example_gradients,
+    refuse_changes,
+    refuse_coupled,
+    versions,
+)
 
-# Between batches of different sizes, rounding changes the gradient of one example by no more than this share of the
-# largest one. Between batches of the same size it changes nothing: whatever stands in the other rows, the kernels do
-# the same sums for an example.
-TOLERANCE = 1e-3
+# Between batches of the same size rounding changes nothing in the gradient of an example: whatever stands in the other
+# rows, the kernels do the same sums for it. Between batches of different sizes, and in sums, it does: by up to this
+# share of the longest tensor, and, where a network enlarges what is rounded, by a few times as much as a gradient moves
+# when its parameters and inputs are rounded anew. In float64 that is a few roundings of float32, because there are
+# layers that compute in float32 whatever they are given.
+ROUNDED = {torch.float32: 1e-3, torch.float64: 1e-6}
+MOVED = 4
 
 # Gradients of single examples add up to the batch's, but for this share of the sum of their lengths, and for rounding.
-# That is as large as what cancels: this share of the largest such sum of all parameters. In float64 it is a few
-# roundings of float32, because there are layers that compute in float32 whatever they are given.
 OTHER_SUM = 1e-3
-ROUNDED = {torch.float32: 1e-3, torch.float64: 1e-6}
 
 # The smallest number of examples to try: a first, a middle and a last one, and others between them.
 FEWEST = 5
@@ -80,21 +90,21 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
     with cpu_threads(1), seeded_generators(0, x.device):  # one thread: several may add up in any order
         first = _first_pass(model, loss, x, y)
         x, y = x[: first.examples], y[: first.examples]
+        with _refused(f"{type(model).__name__} cannot compute gradients"):
+            route = find_route(_copy(model), loss, x.clone(), y)
         alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
         another = [_change("another image", *alike, position, x[1], y[1]) for position in _positions(x)]
         flat = _with_flat(x, blank)
         beside_flat = [_change("another image", flat, y, position, x[1], y[1]) for position in _positions(x)]
         tried = _copy(model)
         with _SlopesForEach() if first.slopes else nullcontext():
-            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)))
-            _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat)
+            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)), route)
+            _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat, route)
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
-            _refuse_influence(model, partial(_copy, model), loss, *alike, another)
+            _refuse_influence(model, partial(_copy, model), loss, *alike, another, route)
         tried = _copy(model)
-        together = _without_chance(tried, loss, x, y)
-        if together is not None:
-            _refuse_size_dependence(tried, loss, x, y, together)
-            _refuse_other_sums(tried, loss, x, y)
+        if _without_chance(tried, loss, x, y, route):
+            _refuse_other_numbers(tried, loss, x, y)
 
 
 # ---- one example is replaced ----------------------------------------------------------------------------------------
@@ -145,44 +155,45 @@ def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]
 
 
 def _refuse_influence(
-    model: nn.Module, tried: Callable[[], nn.Module], loss: Loss, x: Tensor, y: Tensor, changes: Sequence[_Change]
+    model: nn.Module,
+    tried: Callable[[], nn.Module],
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    changes: Sequence[_Change],
+    route: Route,
 ) -> None:
     """Refuse if another gradient than the replaced example's changes; each change has random numbers of its own."""
     kept: _Pass | None = None
     for seed, change in enumerate(changes):
-        before = kept or _pass(tried(), loss, x, y, seed)
+        before = kept or _pass(tried(), loss, x, y, seed, route)
         kept = None if before.drew else before
-        after = _after(model, tried(), loss, change, seed)
-        if after is None:
-            continue
-        # With large numbers, rounding may be all that is left of a layer's outputs. Where they do not repeat, the whole
-        # model is computed densely: that is rounded in another way, and draws other random numbers.
-        other_way = before.routes != after.routes
-        if other_way and before.drew and not change.natural:
-            continue
-        different = _difference(before, after, change.position, TOLERANCE if other_way else 0.0)
+        after = _after(model, tried(), loss, change, seed, route)
+        different = after and _difference(before, after, change.position)
         if different:
-            raise InputError(_reason(model, loss, x, y, change, seed, layer_of(different, model)))
+            raise InputError(_reason(model, loss, x, y, change, seed, route, layer_of(different, model)))
 
 
-def _after(model: nn.Module, tried: nn.Module, loss: Loss, change: _Change, seed: int) -> "_Pass | None":
+def _after(model: nn.Module, tried: nn.Module, loss: Loss, change: _Change, seed: int, route: Route) -> "_Pass | None":
     """The pass with the replaced example; nothing if the model fails on one that data cannot hold."""
     what = f"cannot compute a batch in which an example is {change.what}"
     try:
-        return _pass(tried, loss, change.x, change.y, seed, what)
+        return _pass(tried, loss, change.x, change.y, seed, route, what)
     except InputError as error:
         if not change.natural:
             return None  # a model that checks its input
-        _pass(_copy(model), loss, change.x, change.y, seed, what)
+        _pass(_copy(model), loss, change.x, change.y, seed, route, what)
         raise InputError(
             f"{type(model).__name__} keeps something of earlier passes, so that a later one fails ({error})"
         ) from error
 
 
-def _reason(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change, seed: int, layer: str) -> str:
+def _reason(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change, seed: int, route: Route, layer: str
+) -> str:
     """Why gradients differ, for people: found out on copies that have not seen any example yet."""
-    first, again = (_pass(_copy(model), loss, x, y, seed) for _ in range(2))
-    changed = _pass(_copy(model), loss, change.x, change.y, seed)
+    first, again = (_pass(_copy(model), loss, x, y, seed, route) for _ in range(2))
+    changed = _pass(_copy(model), loss, change.x, change.y, seed, route)
     if _difference(first, again) or not _difference(first, changed, change.position):
         return (
             f"the gradient of layer {layer} changes from pass to pass with the same examples and the same random "
@@ -196,78 +207,116 @@ def _reason(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change,
     return f"{depends}, so that no noise can protect one of them ({seen})"
 
 
-# ---- examples alone -------------------------------------------------------------------------------------------------
+# ---- examples alone, and their sum ----------------------------------------------------------------------------------
 
 
-def _without_chance(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> "_Pass | None":
-    """Switch off what the model draws, and return a pass; ``None``: it still draws."""
+def _without_chance(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> bool:
+    """Switch off what the model draws, and tell whether that is all it draws."""
     for layer in model.modules():
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
-    together = _pass(model, loss, x, y, 0)
-    if _random(model, loss, x, y, together):
-        model.eval()
-        together = _pass(model, loss, x, y, 0)
-        if _random(model, loss, x, y, together):
-            return None
-    return together
+    if not _random(model, loss, x, y, route):
+        return True
+    model.eval()
+    return not _random(model, loss, x, y, route)
 
 
-def _refuse_size_dependence(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, together: "_Pass") -> None:
-    """Refuse if gradients in a batch, from a pass, are not those of single examples."""
-    few = _positions(x)
-    each = [_pass(model, loss, x[[row]], y[[row]], 0, "cannot compute one example alone").rows for row in few]
-    alone = together._replace(rows={name: torch.cat([rows[name] for rows in each]) for name in together.rows})
-    same = together._replace(rows={name: value[few] for name, value in together.rows.items()})
-    different = _difference(same, alone, tolerance=TOLERANCE)
-    if different:
-        raise InputError(
-            f"the gradient of layer {layer_of(different, model)} for one example depends on the others of its batch, "
-            "so that no noise can protect one of them (alone it is another one)"
-        )
-
-
-def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, first: "_Pass") -> bool:
+def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> bool:
     """Tell whether other random numbers give other gradients."""
-    return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1), tolerance=TOLERANCE))
+    first = _pass(model, loss, x, y, 0, route)
+    return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1, route)))
 
 
-# ---- sums -----------------------------------------------------------------------------------------------------------
+def _refuse_other_numbers(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+    """Refuse if gradients in a batch are not those of single examples, or do not add up to what the batch trains with.
 
-
-def _refuse_other_sums(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
-    """Refuse if gradients of single examples, computed as in a run, do not add up to what the batch trains with."""
-    with seeded_generators(0, x.device):
-        route = find_route(model, loss, x.clone(), y)
+    In float64, which rounds least, or in the type of the model where it takes no other.
+    """
     own = next(value.dtype for value in model.parameters() if value.requires_grad)
     try:
-        different = _other_sum(model.double(), loss, x.double() if x.is_floating_point() else x, y, route)
-    except (InputError, RuntimeError, TypeError, ValueError):  # it takes its own type only, in which it has been run
-        different = _other_sum(model.to(own), loss, x, y, route)
-    if different:
-        raise InputError(
-            f"the gradients of layer {layer_of(different, model)} for single examples do not add up to that of "
-            "loss.backward() for their batch, so that a mechanism would protect others than those that train; a "
-            "function with a backward pass of its own has to be right under torch.func.vmap, or without setup_context"
-        )
+        reason = _disagreement(model.double(), loss, x.double() if x.is_floating_point() else x, y)
+    except (InputError, RuntimeError, TypeError, ValueError):
+        reason = _disagreement(model.to(own), loss, x, y)
+    if reason:
+        raise InputError(reason)
 
 
-def _other_sum(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> str:
-    """The first parameter whose gradients do not add up to the batch's; empty if there is none."""
+def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str:
+    """Why gradients are not those of single examples, or do not add up; empty if they are and do."""
+    with seeded_generators(0, x.device):
+        route = find_route(model, loss, x.clone(), y)
+    gradients = _pass(model, loss, x, y, 0, route).gradients
+    rounding = _Rounding(model, loss, x, y, gradients, route)
+    for row in _positions(x):
+        alone = _pass(model, loss, x[[row]], y[[row]], 0, None, "cannot compute one example alone").gradients
+        for name in gradients.shapes:
+            off = _apart(gradients.rows(row, row + 1, (name,))[name], alone.rows(0, 1, (name,))[name])
+            if not off <= rounding.share * rounding.longest and not off <= rounding.moves(name)[row]:
+                return (
+                    f"the gradient of layer {layer_of(name, model)} for one example depends on the others of its "
+                    "batch, so that no noise can protect one of them (alone it is another one)"
+                )
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     with seeded_generators(0, x.device), torch.enable_grad():
         total = loss(model(x.clone()), y).sum()
         wanted = plain_gradient(total, trained) if total.requires_grad else {}
-    with seeded_generators(0, x.device):
-        gradients = per_example_gradients(model, loss, x.clone(), y, route=route)
     sums = gradients.combine(torch.ones_like(gradients.norms()))
-    sizes = {name: float(gradients.norms((name,)).sum()) for name in wanted}
-    rounded = ROUNDED[gradients.dtype] * max(sizes.values(), default=0.0)
     for name, value in wanted.items():
-        off = float(torch.linalg.vector_norm(sums[name] - value))
-        if off > OTHER_SUM * sizes[name] + rounded:
-            return name
+        off, size = _apart(sums[name], value), rounding.sizes[name]
+        allowed = OTHER_SUM * size + rounding.share * max(rounding.sizes.values())
+        if not off <= allowed and not off <= float(rounding.moves(name).sum()):
+            return (
+                f"the gradients of layer {layer_of(name, model)} for single examples do not add up to that of "
+                "loss.backward() for their batch, so that a mechanism would protect others than those that train; a "
+                "function with a backward pass of its own has to be right under torch.func.vmap, or without "
+                "setup_context"
+            )
     return ""
+
+
+class _Rounding:
+    """What rounding may do to the gradients of a batch."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, gradients: GradientOperator, route: Route
+    ) -> None:
+        norms = {name: gradients.norms((name,)) for name in gradients.shapes}
+        self.share = ROUNDED[gradients.dtype]
+        self.sizes = {name: float(value.sum().nan_to_num()) for name, value in norms.items()}
+        self.longest = max(float(value.nan_to_num(posinf=0.0).max()) for value in norms.values())
+        self._gradients = gradients
+        self._again = partial(_rounded_anew, model, loss, x, y, route)
+        self._other: GradientOperator | None = None
+
+    def moves(self, name: str) -> Tensor:
+        """A few times what a parameter's gradients (B,) move when parameters and inputs are rounded to float32."""
+        self._other = self._other or self._again()
+        pairs = (each.rows(0, each.examples, (name,))[name] for each in (self._gradients, self._other))
+        return MOVED * torch.tensor([_apart(one, other) for one, other in zip(*pairs, strict=True)])
+
+
+def _rounded_anew(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> GradientOperator:
+    """The gradients of a batch where each number of the parameters and inputs is rounded up or down as in float32."""
+    model, stream = _copy(model), torch.Generator().manual_seed(0)
+
+    def rounded(value: Tensor) -> Tensor:
+        up = torch.randint(2, value.shape, generator=stream).to(value) * 2 - 1
+        return value * (1 + torch.finfo(torch.float32).eps / 2 * up)
+
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.is_floating_point():
+                value.copy_(rounded(value))
+    return _pass(model, loss, rounded(x) if x.is_floating_point() else x, y, 0, route).gradients
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The distance of two gradients; the same numbers, NaN and infinity among them, are not apart."""
+    off = float(torch.linalg.vector_norm(one - other))
+    if math.isfinite(off):
+        return off
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float(torch.linalg.vector_norm((one - other).masked_fill(same, 0)))
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------
@@ -276,35 +325,55 @@ def _other_sum(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route)
 class _Pass(NamedTuple):
     """What one pass gave."""
 
-    rows: Vector  # the gradients, (B, *shape)
-    routes: dict[str, str]  # how they were computed
+    gradients: FactoredGradients
     drew: bool  # whether a global generator moved
     states: tuple[object, ...]  # of the global generators at the end
 
 
 def _pass(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, seed: int, what: str = "cannot compute gradients"
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    route: Route | None,
+    what: str = "cannot compute gradients",
 ) -> _Pass:
     with seeded_generators(seed, x.device), _refused(f"{type(model).__name__} {what}"):
         start = generator_states()
-        gradients = per_example_gradients(model, loss, x.clone(), y)
+        gradients = per_example_gradients(model, loss, x.clone(), y, route=route)
         end = generator_states()
-    return _Pass(gradients.rows(0, len(x)), gradients.routes, start != end, end)
+    return _Pass(gradients, start != end, end)
 
 
-def _difference(left: _Pass, right: _Pass, without: int | None = None, tolerance: float = 0.0) -> str:
-    """The first parameter whose other gradients differ by more than a share of the largest; empty: there is none."""
-    kept = [row for row in range(len(next(iter(left.rows.values())))) if row != without]
-    values = (
-        value[kept].abs().nan_to_num(posinf=0.0).max() for value in left.rows.values() if tolerance and value.numel()
-    )
-    largest = max(map(float, values), default=0.0)
-    for name, value in left.rows.items():
-        if not torch.allclose(
-            value[kept], right.rows[name][kept], rtol=tolerance, atol=tolerance * largest, equal_nan=True
-        ):
-            return name
-    return ""
+def _difference(left: _Pass, right: _Pass, without: int | None = None) -> str:
+    """The first parameter of which another gradient is not the same, bit for bit; empty: there is none."""
+    kept = [row for row in range(left.gradients.examples) if row != without]
+    parts = [[each.gradients.part(row, row + 1) for each in (left, right)] for row in kept]
+    return next((name for name in left.gradients.shapes if not all(_same(name, *pair) for pair in parts)), "")
+
+
+def _same(name: str, one: FactoredGradients, other: FactoredGradients) -> bool:
+    """Compare what two gradients are made of and, where that differs, their numbers."""
+    if _alike(one.factors[name], other.factors[name]):
+        return True
+    left, right = (each.rows(0, 1, (name,))[name] for each in (one, other))
+    return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two things of which a single example's factor is made are the same."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, Factor):
+        return vars(one).keys() == vars(other).keys() and all(map(_alike, vars(one).values(), vars(other).values()))
+    if hasattr(one, "shape"):  # inputs that are computed where they are asked for
+        return torch.equal(one[slice(0, 1)], other[slice(0, 1)])
+    return bool(one == other)
 
 
 def _copy(model: nn.Module) -> nn.Module:
@@ -331,7 +400,9 @@ class _First(NamedTuple):
 
 
 def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
+    refuse_coupled(model)
     tried, originals = _copy(model), dict(model.named_parameters())
+    before = versions(tried)
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
@@ -342,6 +413,7 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
             f"a copy of {type(model).__name__} uses the parameters of the original, so that it cannot be tried before "
             "training; TorchScript does that, and a function that holds on to a layer (let forward find it in self)"
         )
+    refuse_changes(tried, before)
     taken = seen.sizes.union(x.shape[1:])
     examples = next((number for number in range(FEWEST, len(x)) if number not in taken), len(x))
     return _First(examples, not seen.functions.isdisjoint(RRELU))

@@ -1,5 +1,6 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -10,10 +11,10 @@ from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.calls import coupled_layers, find_parts
-from fedpriv.gradients.dense import Loss, dense_gradients
+from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
 from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, gradients_of_parts, problem_of_model
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, GradientOperator
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES
 
 __all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
 
@@ -56,7 +57,7 @@ def per_example_gradients(
     *,
     route: Route | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-) -> GradientOperator:
+) -> FactoredGradients:
     """Return the gradients of a batch's losses, one an example, as an operator.
 
     Layer by layer where the model allows it (see the module ``ghost``), else dense; the operator's ``routes`` say which
@@ -81,22 +82,17 @@ def per_example_gradients(
             (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs; or it cannot be
             taken apart layer by layer on these examples, as the route asks.
     """
-    _refuse_coupled(model)
+    refuse_coupled(model)
     _refuse_parameters(model)
     if len(x) != len(y):
         raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
-    before, version = _versions(model), x._version
+    before, version = versions(model), x._version
     gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
-    changed = [name for name, state in _versions(model).items() if before.get(name) != state]
-    if changed:
-        raise InputError(
-            f"layer {layer_of(changed[0], model)} changes {changed[0]} while it runs, and no noise protects what it "
-            "keeps of the examples"
-        )
+    refuse_changes(model, before)
     if isinstance(gradients, Entangled) or x._version != version:
         raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
     return gradients
@@ -104,7 +100,7 @@ def per_example_gradients(
 
 def _layer_by_layer(
     model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int
-) -> GradientOperator | Entangled:
+) -> FactoredGradients | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
     gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route)
@@ -131,7 +127,7 @@ def _refuse_parameters(model: nn.Module) -> None:
         )
 
 
-def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+def versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Of all parameters and buffers: which tensor it is, and how often it was changed in place."""
     return {
         f"{prefix}.{name}" if prefix else name: (id(value), value._version)
@@ -141,13 +137,24 @@ def _versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
+def refuse_changes(model: nn.Module, before: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
+    changed = [name for name, state in versions(model).items() if before.get(name) != state]
+    if changed:
+        raise InputError(
+            f"layer {layer_of(changed[0], model)} changes {changed[0]} while it runs, and no noise protects what it "
+            "keeps of the examples"
+        )
+
+
 def layer_of(name: str, model: nn.Module) -> str:
     """The layer that holds a parameter or buffer, for people."""
     layer = name.rpartition(".")[0]
     return f"{layer or '(the model)'} ({type(model.get_submodule(layer)).__name__})"
 
 
-def _refuse_coupled(model: nn.Module) -> None:
+def refuse_coupled(model: nn.Module) -> None:
+    """Refuse layers that share statistics between examples."""
     coupled = coupled_layers(model)
     for name, layer in model.named_modules():
         if name in coupled or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):

@@ -96,7 +96,7 @@ def test_magnitudes_bound_the_norms(name: str, form: str) -> None:
     for block in (None, *((key,) for key in made.shapes)):
         assert bool((made.magnitudes(block) >= made.norms(block) * (1 - 1e-12)).all())
     assert isinstance(made, FactoredGradients)
-    for key, factor in made._factors.items():
+    for key, factor in made.factors.items():
         parts = _parts(factor)
         sums = [_positions(part) for part in parts if isinstance(part, Outer)]
         assert bool((made.roundings((key,)) > 0).all()) is bool(sums)

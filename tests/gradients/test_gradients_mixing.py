@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import fedpriv.gradients.mixing
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states, seeded_generators
-from fedpriv.gradients import GradientOperator, per_example_gradients, refuse_mixed_examples
+from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
 from tests.cases import in_one_test
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -128,6 +128,7 @@ MIXING: dict[str, Between] = {
     "softmax": lambda model, h: h.softmax(dim=0),
     "decision": lambda model, h: h * float(h.detach().max()),
     "batch size": lambda model, h: h / len(h),
+    "batch size, a little": lambda model, h: h * (1 + 1e-4 * len(h)),
 }
 
 
@@ -172,6 +173,18 @@ def test_a_layer_that_sees_the_examples_in_another_order_is_found(order: Between
 def test_a_loss_that_mixes_is_found(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match=r"layer \(the model\) \(Linear\) .* depends on the others"):
         refuse_mixed_examples(nn.Linear(6, CLASSES), lambda out, y: function(loss(out, y)), vectors(), labels())
+
+
+def test_statistics_that_a_layer_keeps_are_named_before_what_it_cannot_compute() -> None:
+    """As EvoNorm-B0's do, which divide by one less than the numbers of a batch."""
+
+    def between(model: nn.Module, h: Tensor) -> Tensor:
+        model.middle.running_var.mul_(0.9).add_(0.1 * h.detach().var(dim=0) * len(h) / (len(h) - 1))
+        return h
+
+    middle = nn.Identity()
+    middle.register_buffer("running_var", torch.ones(WIDTH))
+    refused(Dense(between, middle=middle), r"layer middle \(Identity\) changes middle.running_var while it runs")
 
 
 def test_a_model_that_needs_company_is_found() -> None:
@@ -328,9 +341,9 @@ def test_layers_that_draw_random_numbers_are_accepted() -> None:
     accepted(nn.Sequential(nn.Linear(6, 7), nn.RReLU(), nn.Dropout(0.5), nn.AlphaDropout(0.1), nn.Linear(7, CLASSES)))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_large_numbers_that_change_the_route_are_no_mixing(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding is all that attention makes of them: then all gradients are dense, and rounded in another way."""
+@in_one_test("dropout", [0.0, 0.3])
+def test_an_example_of_which_rounding_alone_is_left_is_no_mixing(dropout: float) -> None:
+    """Computed again it has other numbers, which is no reason to compute, and to draw for, the others anew."""
 
     class NoRule(nn.MultiheadAttention):
         """Of a class of its own, so that no rule is for it."""
@@ -344,17 +357,25 @@ def test_large_numbers_that_change_the_route_are_no_mixing(dropout: float, monke
             inner = self.body(x, x, x, need_weights=False)[0]
             return self.head(functional.dropout(inner, dropout, self.training and dropout > 0))
 
-    routes = set()
-
-    def watched(*args: Any, **named: Any) -> GradientOperator:
-        gradients = per_example_gradients(*args, **named)
-        routes.add(tuple(gradients.routes))
-        return gradients
-
-    monkeypatch.setattr(fedpriv.gradients.mixing, "per_example_gradients", watched)
     torch.manual_seed(4)
-    refuse_mixed_examples(Dropping(), loss, torch.randn(EXAMPLES, 3, 4), labels())
-    assert routes == {("body", "head.out"), ("",)}
+    model, x, large = Dropping(), torch.randn(EXAMPLES, 3, 4), torch.full((3, 4), 1e4)
+    batches = [torch.where(torch.arange(5)[:, None, None] == place, large, x[:5]) for place in range(5)]
+    assert ("",) in {tuple(per_example_gradients(model, loss, batch, labels(5)).routes) for batch in batches}
+    refuse_mixed_examples(model, loss, x, labels(), [large])
+
+
+@in_one_test("dtype", [torch.float32, torch.float64])
+def test_what_a_network_enlarges_of_rounding_is_no_mixing(dtype: torch.dtype) -> None:
+    """In float32 the gradient of an example alone is another one by more than a hundredth."""
+
+    class Enlarging(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            kind = torch.float32 if self.single else x.dtype
+            return super().forward((x.to(kind) @ mixing.to(kind)).sin().to(x.dtype))
+
+    mixing, x = 1e4 * torch.randn(300, 6), torch.randn(EXAMPLES, 300, dtype=dtype)
+    for single in (True, False):
+        refuse_mixed_examples(Enlarging(lambda model, h: h, single=single).to(dtype), loss, x, labels())
 
 
 @in_one_test("layer", [nn.ReLU(), nn.LayerNorm(WIDTH), nn.GroupNorm(2, WIDTH)])

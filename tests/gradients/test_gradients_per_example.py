@@ -168,3 +168,25 @@ def test_sequences_as_long_as_the_batch(name: str, length: int) -> None:
 
 def test_an_empty_batch_has_a_route() -> None:
     assert find_route(Twice(), loss, torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)) == Route()
+
+
+class Attended(nn.Module):
+    """Attention without a rule, because it holds a parameter itself; what a bias of keys adds cancels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * (torch.softmax(self.query(x) @ self.key(x).mT, dim=2) @ self.value(x))
+
+
+@in_one_test("dtype", [torch.float32, torch.float64])
+@in_one_test("seed", range(3))
+def test_a_gradient_that_is_rounding_alone_makes_no_model_dense(dtype: torch.dtype, seed: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(12, 16), Attended(), nn.Flatten(), nn.Linear(64, 3)).to(dtype)
+        x = torch.randn(5, 4, 12, dtype=dtype)
+    assert not find_route(model, loss, x, torch.arange(5) % 3).dense
