@@ -39,6 +39,7 @@ class AttackSettings(Settings):
         smooth: whether it needs a network that can be differentiated twice everywhere.
         stacks: whether it can use uploads of other batches of one client's images together.
         is_text: whether it reads texts, rather than images or rows of tables.
+        is_of_rows: whether it reads rows of tables only.
         simulates: whether it searches for examples by simulating uploads, so that it finds nothing where the simulation
             is wrong; else it reads them off the upload.
         iterations: steps.
@@ -54,6 +55,7 @@ class AttackSettings(Settings):
     smooth: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
+    is_of_rows: ClassVar[bool] = False
     simulates: ClassVar[bool] = True
 
     @classmethod

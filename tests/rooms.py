@@ -40,6 +40,7 @@ CAPABILITIES = {
     "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),
     "robustness": Capability("fedpriv/robustness", r"robustness|Robustness"),
     "sweep": Capability("fedpriv/sweep", r"\bsweep\b|Sweep[A-Z]"),
+    "diagnosis": Capability("fedpriv/diagnosis", r"\bdiagnosis\b|Diagnosis"),
     "deploy": Capability("fedpriv/deploy", r"\bdeploy\b"),
     "flower": Capability("fedpriv/flower", r"fedpriv\.flower|privatise"),
     "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),

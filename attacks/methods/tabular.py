@@ -20,6 +20,7 @@ class TabularSettings(MatchingSettings):
     reference: ClassVar[str] = (
         "after Vero, Balunović, Dimitrov and Vechev: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023"
     )
+    is_of_rows: ClassVar[bool] = True
 
     iterations: Count = Field(1000, description="steps of Adam")
     restarts: Count = Field(16, description="random starts, of which the pool is made")

@@ -267,6 +267,11 @@ def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
     return world
 
 
+def build_world_around(experiment: Experiment, dataset: Dataset) -> World:
+    """Do the same with a data set that is at hand, whatever the settings say of data."""
+    return _built(experiment, None, dataset, b"")
+
+
 @lru_cache(maxsize=2)
 def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: bytes) -> World:
     """``_``: the digest of pretrained weights, so that replaced ones are noticed."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,19 +36,43 @@ def rehearse(world: World) -> tuple[str, ...]:
     Returns:
         One line for each attack that refuses such an upload, although nothing protects it.
     """
-    experiment = world.experiment
-    stage = _stage(world)
-    with cpu_threads(experiment.engine.threads):
-        with _in_words(f"model.name = {experiment.model.name!r} cannot be trained"):
-            local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
-            # Only gradients and changes by a few steps are attacked.
-            heard = _heard(_unprotected(stage)) if algorithm_of(experiment).trains_in_steps else ()
-        refusals = {}
-        for name in experiment.adversary.passive_attacks:
-            with _in_words(f"adversary.attacks: {name} cannot attack model.name = {experiment.model.name!r}"):
-                refusals[name] = _refusal(stage, name, heard)
+    rehearsal = Rehearsal.of(world)
+    refusals = {}
+    for name in world.experiment.adversary.passive_attacks:
+        with _in_words(f"adversary.attacks: {name} cannot attack model.name = {world.experiment.model.name!r}"):
+            refusals[name] = rehearsal.refusal(name)
     kind = "images" if world.dataset.text is None else "texts"
     return tuple(f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A client with random examples, and what is heard of its upload without a mechanism."""
+
+    stage: World
+    heard: tuple[Observation, ...]
+
+    @staticmethod
+    def of(world: World) -> "Rehearsal":
+        """Make an upload with the mechanism, and one without, which is heard.
+
+        Raises:
+            InputError: the network cannot be trained.
+        """
+        stage = _stage(world)
+        with (
+            cpu_threads(world.experiment.engine.threads),
+            _in_words(f"model.name = {world.experiment.model.name!r} cannot be trained"),
+        ):
+            local_upload(stage, _CLIENT, stage.initial, _ROUND, stage.secret)
+            # Only gradients and changes by a few steps are attacked.
+            in_steps = algorithm_of(world.experiment).trains_in_steps
+            return Rehearsal(stage, _heard(_unprotected(stage)) if in_steps else ())
+
+    def refusal(self, name: str) -> str:
+        """Make one step of an attack, and return why it refuses; empty where it does not."""
+        with cpu_threads(self.stage.experiment.engine.threads):
+            return _refusal(self.stage, name, self.heard)
 
 
 def _stage(world: World) -> World:

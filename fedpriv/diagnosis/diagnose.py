@@ -1,0 +1,249 @@
+"""Find out before a run what a network costs and allows: build it, try it on random examples, and measure."""
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction import AttackRefused
+from fedpriv.attacks.reconstruction import preflight as attack_preflight
+from fedpriv.attacks.simulation import RANDOM
+from fedpriv.core.checks import LOSS, check_fitness
+from fedpriv.core.config import DataConfig, Experiment, override, parse_override, validated
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.lab.random_uploads import simulation_check
+from fedpriv.core.lab.rehearsal import Rehearsal
+from fedpriv.core.names import PAD
+from fedpriv.core.network import network_of
+from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import seeded_generators, torch_stream
+from fedpriv.core.registry import ATTACKS
+from fedpriv.core.threads import cpu_threads, keep_freed_memory
+from fedpriv.core.world import build_world_around
+from fedpriv.data.datasets import Dataset
+from fedpriv.data.tokenizers import NO_TARGET, Bytes, TextFacts
+from fedpriv.diagnosis.cost import step_cost
+from fedpriv.diagnosis.exactness import exactness
+from fedpriv.diagnosis.records import Acceptance, AttackTrial, Diagnosis, LayerGroup
+from fedpriv.gradients import find_route, per_example_gradients
+from fedpriv.gradients.calls import coupled_layers
+from fedpriv.mechanisms import mechanism_settings
+from fedpriv.server.tap import public_settings
+
+BATCH, EXACT, CLASSES, LENGTH = 16, 16, 10, 16
+
+# What is tried where nobody says what the network takes: the first that it takes is taken.
+SHAPES = ((3, 32, 32), (LENGTH,), (1, 28, 28), (3, 64, 64), (3, 96, 96), (3, 224, 224))
+
+GAUSSIAN = {"name": "gaussian", "sigma": 1.0, "clip_norm": 1.0}
+_NUMBER = re.compile(r"\d+")
+
+
+def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, length: int = LENGTH) -> Experiment:
+    """Return the settings of an experiment with a network, Gaussian noise and the attacks that just listen."""
+    about = {"name": "text", "path": "random", "text": {"length": length, "task": "classify"}} if takes_texts else {}
+    attacks = [
+        each for each, kind in ATTACKS.items() if kind.is_text == takes_texts and not (kind.active() or kind.is_of_rows)
+    ]
+    tree: dict[str, Any] = {
+        "data": about,
+        "model": {"name": name},
+        "mechanism": dict(GAUSSIAN),
+        "federation": {"clients": 1, "rounds": 1},
+        "training": {"batch_size": 2},
+        "adversary": {"attacks": attacks},
+    }
+    override(tree, [parse_override(text) for text in overrides], "--set ")
+    return validated(Experiment, tree, f"fedpriv model {name}")
+
+
+def random_dataset(config: DataConfig, shape: tuple[int, ...], classes: int, examples: int) -> Dataset:
+    """Return random images (C, H, W), or texts of (T,) tokens, as the settings say."""
+    texts = None
+    if len(shape) == 1:
+        texts = TextFacts((config.text and config.text.task) or "classify", Bytes())
+        classes = Bytes.size if texts.task == "next" else classes
+    sides = shape if texts is None else (1, 1, *shape)
+    names = tuple(str(label) for label in range(classes))
+    none = torch.zeros(1, *sides, dtype=torch.uint8 if texts is None else torch.int32)
+    labels = none.flatten(1).long() if texts is not None and texts.task == "next" else torch.zeros(1).long()
+    halves = (0.5,) * sides[0]
+    empty = Dataset("random", none, labels, none, labels, names, halves, halves, "random examples", text=texts)
+    drawn = empty.random(examples, torch_stream(0, "random examples"))
+    return Dataset("random", *drawn, *drawn, names, halves, halves, "random examples", text=texts)
+
+
+def fitting(
+    name: str, overrides: Sequence[str], shape: tuple[int, ...] | None, classes: int, batch: int
+) -> tuple[Experiment, Dataset]:
+    """Return an experiment with a network, and random examples that it takes.
+
+    Raises:
+        InputError: there is no such network, or it takes none of these.
+    """
+    reasons: list[InputError] = []
+    for tried in SHAPES if shape is None else (shape,):
+        experiment = experiment_around(name, overrides, len(tried) == 1, tried[-1])
+        dataset = random_dataset(experiment.data, tried, classes, max(batch, EXACT))
+        try:
+            network_of(experiment, dataset)
+        except InputError as error:
+            reasons.append(error)
+            if len({str(each) for each in reasons}) < len(reasons):
+                raise  # whatever it is given
+            continue
+        return experiment, dataset
+    raise reasons[0]
+
+
+def diagnose(experiment: Experiment, dataset: Dataset, batch: int, progress: Progress) -> Diagnosis:
+    """Measure a network on random examples of a data set's shape.
+
+    Raises:
+        InputError: the network cannot be built.
+    """
+    with cpu_threads(experiment.engine.threads):
+        keep_freed_memory()
+        progress.stage(f"building {experiment.model.name}")
+        model = network_of(experiment, dataset)
+        sizes = [value.numel() * (1 if value.requires_grad else -1) for value in model.parameters()]
+        found = Diagnosis(
+            model=experiment.model.name,
+            takes=dataset.kind,
+            shape=dataset.shape if dataset.text is None else dataset.shape[-1:],
+            classes=dataset.classes,
+            trained=sum(size for size in sizes if size > 0),
+            frozen=-sum(size for size in sizes if size < 0),
+            acceptance=_acceptance(experiment, dataset, model, progress),
+        )
+        found = _measured(found, experiment, dataset, model, batch, progress)
+        return _attacked(found, experiment, dataset, progress)
+
+
+def _acceptance(experiment: Experiment, dataset: Dataset, model: nn.Module, progress: Progress) -> Acceptance:
+    mechanism = experiment.mechanism.name
+    progress.stage(f"trying whether it trains with mechanism {mechanism}: no example may reach another's gradient")
+    mixing = tuple(f"{name} ({type(model.get_submodule(name)).__name__})" for name in coupled_layers(model))
+    instead = 'model.norm = "group"' if mixing else ""
+    try:
+        check_fitness(experiment, dataset, model)
+    except InputError as error:
+        return Acceptance(mechanism=mechanism, accepted=False, reason=str(error), mixing=mixing, instead=instead)
+    return Acceptance(mechanism=mechanism, accepted=True, mixing=mixing, instead=instead)
+
+
+def _measured(
+    found: Diagnosis, experiment: Experiment, dataset: Dataset, model: nn.Module, batch: int, progress: Progress
+) -> Diagnosis:
+    """Add ways, exactness and cost."""
+    inputs, labels = random_batch(dataset, max(batch, EXACT))
+    try:
+        progress.stage("finding the way of each layer")
+        x, y = inputs[:batch], labels[:batch]
+        with seeded_generators(0, x.device):
+            gradients = per_example_gradients(model, LOSS, x, y, route=find_route(model, LOSS, x, y))
+        layers = () if "" in gradients.routes else tuple(_grouped(model, gradients.routes))
+        found = found.model_copy(update={"way": gradients.routes.get("", ""), "layers": layers})
+        progress.stage("comparing gradients with autograd, one example at a time")
+        same = exactness(copy.deepcopy(model), LOSS, inputs[:EXACT], labels[:EXACT])
+        found = found.model_copy(update={"exactness": same})
+        progress.stage(f"measuring steps on {batch} examples")
+        config = experiment.mechanism if experiment.mechanism.protects_examples else mechanism_settings(GAUSSIAN)
+        cost = step_cost(copy.deepcopy(model), LOSS, x, y, config.mechanism())
+        return found.model_copy(update={"cost": cost})
+    except (InputError, RuntimeError, TypeError, ValueError) as error:
+        return found.model_copy(update={"unmeasured": reason_of(error)})
+
+
+def random_batch(dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
+    """Return random inputs as the network takes them, and labels; a third of the texts is padded."""
+    inputs, labels = dataset.random(examples, torch_stream(0, "random batch"))
+    inputs = dataset.normalise(inputs)
+    if dataset.text is not None:
+        half = inputs.shape[-1] // 2
+        inputs[::3, half:] = PAD
+        if dataset.is_next:
+            labels[::3, half - 1 :] = NO_TARGET
+    return inputs, labels
+
+
+def _grouped(model: nn.Module, routes: dict[str, str]) -> Iterator[LayerGroup]:
+    """Fold layers of a kind whose gradients are computed alike, and whose parents differ in numbers only."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name, route in routes.items():
+        parent, kind = name.rpartition(".")[0], type(model.get_submodule(name)).__name__
+        groups.setdefault((_NUMBER.sub("*", parent), kind, route), []).append(name)
+    for (_, kind, route), names in groups.items():
+        layers = [model.get_submodule(name) for name in names]
+        way, _, about = route.partition(": ")
+        yield LayerGroup(
+            name=_with_ranges(names),
+            kind=kind,
+            count=len(names),
+            parameters=sum(value.numel() for layer in layers for value in layer.parameters()),
+            way=way,
+            reason=_reason(layers[0], about.removeprefix(kind)) if way == "dense" else "",
+        )
+
+
+def _reason(layer: nn.Module, about: str) -> str:
+    """Why a layer's gradients are written out; ``about``: what else is said of the way."""
+    own = next(name for name, value in layer._parameters.items() if value is not None)
+    inside = any(value.requires_grad for child in layer.children() for value in child.parameters())
+    return f"{f'it holds {own} itself' if inside else 'no rule'}{about}"
+
+
+def _with_ranges(names: Sequence[str]) -> str:
+    """One name for all: numbers that differ become {first-last}, and last names stand together."""
+    parts = [name.rpartition(".") for name in names]
+    parent = _folded([before for before, _, _ in parts])
+    last: dict[str, list[str]] = {}
+    for _, _, after in parts:
+        last.setdefault(_NUMBER.sub("*", after), []).append(after)
+    folded = ", ".join(map(_folded, last.values()))
+    return f"{parent}{'.' if parent else ''}{f'({folded})' if len(last) > 1 else folded}"
+
+
+def _folded(names: Sequence[str]) -> str:
+    """One name for names that differ in numbers only."""
+    columns = zip(*(_NUMBER.findall(name) for name in names), strict=True)
+    ranges = iter([sorted({int(number) for number in column}) for column in columns])
+
+    def shown(_: re.Match[str]) -> str:
+        numbers = next(ranges)
+        return str(numbers[0]) if len(numbers) == 1 else f"{{{numbers[0]}-{numbers[-1]}}}"
+
+    return _NUMBER.sub(shown, names[0])
+
+
+def _attacked(found: Diagnosis, experiment: Experiment, dataset: Dataset, progress: Progress) -> Diagnosis:
+    """Add which attacks can be made on uploads without a mechanism."""
+    names = experiment.adversary.passive_attacks
+    bare = experiment.model_copy(update={"mechanism": mechanism_settings({})})
+    try:
+        world = build_world_around(bare, dataset)
+        settings, check = public_settings(bare, dataset, world.plans[0]), simulation_check(world)
+        rehearsal = Rehearsal.of(world)
+        warnings = list(attack_preflight(world.model, settings, names))
+    except (InputError, AttackRefused) as error:
+        every = tuple(AttackTrial(name=name, runs=False, reason=str(error)) for name in names)
+        return found.model_copy(update={"attacks": every})
+    trials = []
+    for name in names:
+        progress.stage(f"trying attack {name}")
+        mismatch = check.at(ATTACKS[name].simulation(), world.initial.parameters, settings)
+        if mismatch is not None and mismatch.kind == "random":
+            warnings.append(RANDOM)
+        reason = mismatch.text if mismatch is not None and mismatch.bars(ATTACKS[name]) else _refused(rehearsal, name)
+        trials.append(AttackTrial(name=name, runs=not reason, reason=reason))
+    return found.model_copy(update={"attacks": tuple(trials), "warnings": tuple(dict.fromkeys(warnings))})
+
+
+def _refused(rehearsal: Rehearsal, name: str) -> str:
+    try:
+        return rehearsal.refusal(name)
+    except InputError as error:
+        return str(error)

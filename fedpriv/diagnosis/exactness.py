@@ -1,0 +1,96 @@
+"""Compare per-example gradients with autograd, one example at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import generator_states, seeded_generators
+from fedpriv.diagnosis.records import Exactness
+from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_gradients, plain_gradient
+from fedpriv.gradients.dense import Loss
+from fedpriv.gradients.per_example import layer_of
+
+# Gradients of single examples that are held at once, at most.
+MOST_BYTES = 1 << 30
+
+# A parameter whose gradients are all below this share of the longest one has nothing but rounding in them, such as a
+# bias of keys, which moves every score by the same; its sum is compared with that longest one.
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def exactness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
+    """Return the largest relative error on a batch; in float64 where the model takes it. The model is changed.
+
+    Dropout is off, and a network that still draws is in evaluation mode: one example draws other numbers than a batch.
+    """
+    try:
+        return _compared(model.double(), loss, x.double() if x.is_floating_point() else x, y)
+    except (InputError, RuntimeError, TypeError, ValueError):
+        return _compared(model.float(), loss, x, y)
+
+
+def _compared(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    size = sum(value.nbytes for value in trained.values())
+    count = max(2, min(len(x), MOST_BYTES // size))
+    x, y = x[:count], y[:count]
+    with _without_chance(model, x):
+        route = find_route(model, loss, x, y)
+        found = per_example_gradients(model, loss, x, y, route=route)
+        rows = [plain_gradient(_total(model, loss, x[[row]], y[[row]]), trained) for row in range(count)]
+    return _errors(model, found, rows)
+
+
+def _total(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return loss(model(x), y).sum()
+
+
+@contextmanager
+def _without_chance(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Switch off what the model draws."""
+    model.train()
+    for layer in model.modules():
+        if isinstance(layer, _DropoutNd | nn.RReLU):
+            layer.eval()
+    with seeded_generators(0, x.device):
+        before = generator_states()
+        with torch.no_grad():
+            model(x)
+        if generator_states() != before:
+            model.eval()
+        yield
+
+
+def _errors(model: nn.Module, found: GradientOperator, rows: list[Vector]) -> Exactness:
+    names = list(rows[0])
+    weights = torch.linspace(1.0, -0.5, len(rows), dtype=found.dtype)
+    lengths = {name: torch.stack([torch.linalg.vector_norm(row[name]) for row in rows]) for name in names}
+    norms = torch.linalg.vector_norm(torch.stack(list(lengths.values())), dim=0)
+    products = torch.stack([torch.stack([_inner(one, other) for other in rows]) for one in rows])
+    longest = float(norms.max())
+    if not longest:
+        raise InputError("the gradients of random examples are all zero")
+    sums, off = found.combine(weights), {}
+    for name in names:
+        wanted = torch.stack([weight * row[name] for weight, row in zip(weights, rows, strict=True)]).sum(dim=0)
+        off[name] = float(torch.linalg.vector_norm(sums[name] - wanted))
+    own = {name: float(length.max()) for name, length in lengths.items()}
+    scale = {name: size if size > ROUNDING[found.dtype] * longest else longest for name, size in own.items()}
+    worst = max(names, key=lambda name: off[name] / scale[name])
+    error = max(
+        float(((found.norms() - norms).abs() / longest).max()),
+        float((found.gram() - products).abs().max()) / longest**2,
+        sum(value**2 for value in off.values()) ** 0.5 / longest,
+        off[worst] / scale[worst],
+    )
+    precision = str(found.dtype).removeprefix("torch.")
+    return Exactness(error=error, examples=len(rows), precision=precision, layer=layer_of(worst, model))
+
+
+def _inner(one: Vector, other: Vector) -> Tensor:
+    return torch.stack([torch.dot(value.flatten(), other[name].flatten()) for name, value in one.items()]).sum()

@@ -1,0 +1,174 @@
+"""What `fedpriv model` says of a network agrees with autograd, with arithmetic, and with the network's own code."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedpriv.core.checks import LOSS
+from fedpriv.diagnosis import diagnose as flow
+from fedpriv.diagnosis import exactness as comparing
+from fedpriv.diagnosis.cost import step_cost
+from fedpriv.diagnosis.records import Diagnosis
+from fedpriv.gradients import DenseGradients
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from tests.command_line import fedpriv
+
+NETWORKS = '''
+from torch import nn
+import torch
+
+class Scaled(nn.Module):
+    """Holds a parameter itself, and so has no rule."""
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(width, 1, 1)), nn.Conv2d(width, width, 1)
+    def forward(self, x):
+        return torch.cumsum(self.scale * self.inner(x), 2)
+
+def blocks(shape, classes, norm=nn.Identity):
+    layers = [nn.Conv2d(shape[0], 4, 3, 2), norm(4)]
+    layers += [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), Scaled(4)) for _ in range(3)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+def mixing(shape, classes):
+    return blocks(shape, classes, nn.BatchNorm2d)
+
+def small(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, classes))
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    return tmp_path
+
+
+def told(name: str, here: Path, *more: str) -> Diagnosis:
+    done = fedpriv("model", name, "--json", "--set", "adversary.attacks=[iga, closed_form]", *more, cwd=here)
+    assert done.returncode == 0, done.stderr
+    return Diagnosis.model_validate_json(done.stdout)
+
+
+def test_a_network_of_ones_own_is_told_layer_by_layer(here: Path) -> None:
+    found = told("networks:blocks", here, "--batch", "4")
+    assert found.acceptance.accepted and found.trained == 3 * 4 * 9 + 4 + 3 * (4 * 4 * 9 + 4 + 4 + 4 * 4 + 4) + 50
+    layers = {(layer.name, layer.kind): layer for layer in found.layers}
+    assert layers["{2-4}.0", "Conv2d"].count == 3 and layers["{2-4}.0", "Conv2d"].way == "ghost"
+    scaled = layers["{2-4}.2", "Scaled"]
+    assert (scaled.count, scaled.parameters, scaled.way) == (3, 3 * (4 + 4 * 4 + 4), "dense")
+    assert "it holds scale itself" in scaled.reason
+    assert found.exactness is not None and found.exactness.error < 1e-12 and found.exactness.precision == "float64"
+    assert found.cost is not None and found.cost.batch == 4 and min(found.cost.sgd_ms, found.cost.private_ms) > 0
+    assert [(trial.name, trial.runs) for trial in found.attacks] == [("iga", True), ("closed_form", False)]
+    assert "Linear behind flattening" in found.attacks[1].reason
+
+
+def test_what_mixes_examples_is_named_with_what_to_write_instead(here: Path) -> None:
+    done = fedpriv("model", "networks:mixing", "-q", "--set", "adversary.attacks=[]", cwd=here, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "accepted with mechanism.name = 'gaussian': no" in said and 'write model.norm = "group"' in said
+    assert "mixing 1 (BatchNorm2d)" in said
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_an_experiment_file_is_taken_with_its_own_data(here: Path) -> None:
+    (here / "own.toml").write_text('[model]\nname = "logistic"\n[adversary]\nattacks = []\n')
+    found = told("own.toml", here, "--set", "adversary.attacks=[]")
+    assert (found.model, found.shape, found.classes, found.trained) == ("logistic", (1, 8, 8), 10, 650)
+
+
+def test_the_first_shape_that_a_network_takes_is_taken(here: Path) -> None:
+    experiment, dataset = flow.fitting("encoder", ["model.width=8"], None, 4, 2)
+    assert (dataset.shape, dataset.kind, experiment.model.name) == ((1, 1, 16), "sentence", "encoder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing",), "model.name = 'nothing'"),
+        (("networks:nothing",), "module networks has no function 'nothing'"),
+        (("networks:blocks", "--shape", "3,x"), "--shape 3,x: C,H,W such as 3,32,32, or tokens such as 16"),
+        (("networks:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5): RuntimeError"),
+        (("missing.toml",), "missing.toml: no such file"),
+        (("missing.toml", "--classes", "3"), "--shape and --classes are those of the data in missing.toml"),
+        (("lenet", "--set", "mechanism.nothing=1"), "mechanism.nothing"),
+    ],
+)
+def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = fedpriv("model", *arguments, cwd=here)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("off", ["0.weight", "0.bias", "2.weight"])
+def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3), torch.arange(5) % 2
+    assert comparing.exactness(model, LOSS, x, y).error < 1e-14
+    right = comparing.per_example_gradients
+
+    def wrong(*given: object, **named: object) -> DenseGradients:
+        rows = right(*given, **named).rows(0, 5)  # type: ignore[arg-type]
+        return DenseGradients({name: value * (1 + 1e-6 * (name == off)) for name, value in rows.items()})
+
+    monkeypatch.setattr(comparing, "per_example_gradients", wrong)
+    found = comparing.exactness(model, LOSS, x, y)
+    assert 1e-7 < found.error < 5e-6 and found.layer.startswith(off.partition(".")[0])
+
+
+def test_rounding_alone_is_no_gradient() -> None:
+    """A bias of keys moves every score by the same, so that its gradient is rounding only."""
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+            self.output = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = torch.softmax(self.query(x) @ self.key(x).mT, -1)
+            return self.output(scores @ self.value(x)).mean(1)
+
+    found = comparing.exactness(Attention(), LOSS, torch.randn(6, 5, 4), torch.arange(6) % 2)
+    assert found.error < 1e-12
+
+
+def test_memory_counts_what_is_written_out() -> None:
+    """A network that holds its weight itself has B gradients of K numbers; SGD has one."""
+
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(10, 1 << 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cumsum(x @ self.weight.mT, 1)
+
+    x, y = torch.randn(8, 1 << 16), torch.arange(8) % 10
+    found = step_cost(Held(), LOSS, x, y, GaussianMechanism(1.0, 1.0))
+    assert found.sgd_mib is not None and found.private_mib is not None
+    assert 6 < found.sgd_mib < 16 and found.private_mib > found.sgd_mib + 7 * 2.5
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["layer1.0.conv1", "layer1.0.conv2", "layer4.1.conv2"], "layer{1-4}.{0-1}.conv{1-2}"),
+        (["h.0.attn.q_proj", "h.0.attn.k_proj", "h.7.attn.q_proj"], "h.{0-7}.attn.(q_proj, k_proj)"),
+        (["fc"], "fc"),
+        (["a.1", "a.3"], "a.{1-3}"),
+    ],
+)
+def test_names_that_differ_in_numbers_are_folded(names: list[str], folded: str) -> None:
+    assert flow._with_ranges(names) == folded
+
+
+def test_json_is_all_that_is_printed(here: Path) -> None:
+    done = fedpriv("model", "lenet", "--json", "--set", "adversary.attacks=[]", cwd=here)
+    assert json.loads(done.stdout)["trained"] == 15826 and done.stderr == ""
