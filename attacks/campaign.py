@@ -10,7 +10,7 @@ from torch import nn
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
-from fedpriv.attacks.reconstruction.results import is_lack_of_memory
+from fedpriv.attacks.reconstruction.results import is_lack_of_memory, lacks_second_derivative
 from fedpriv.attacks.reconstruction.upload_model import uploads_of
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
@@ -117,6 +117,10 @@ def _in_words(attack: str) -> Iterator[None]:
     except (InputError, OSError, RunFailedError, RunInterruptedError):
         raise
     except Exception as error:
+        if lacks_second_derivative(error):
+            raise AttackRefused(
+                f"torch cannot differentiate this network twice, as {attack} has to ({first_line(error)})"
+            ) from None
         if not is_lack_of_memory(error):
             raise _AttackBrokenError(f"{attack} failed unexpectedly: {cut(reason_of(error), LONGEST)}") from error
         raise AttackRefused(

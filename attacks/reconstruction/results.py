@@ -84,3 +84,9 @@ def is_lack_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return any(words in str(error) for words in ("can't allocate memory", "not enough memory"))
+
+
+def lacks_second_derivative(error: Exception) -> bool:
+    """Whether torch cannot differentiate a function of the network twice, of which there is no class of errors."""
+    text = str(error)
+    return ("derivative for" in text and "not implemented" in text) or "double backwards" in text.lower()

@@ -207,6 +207,19 @@ class OtherKind(nn.Linear):
         return super().forward(x) * self.weight.sum()
 
 
+class Deciding(nn.Module):
+    """What it does is decided by the numbers of each example, which torch cannot map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(144, 10)
+        self.last = nn.Linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [torch.tanh(row) if bool(row[0] > 0) else row.sin() for row in self.first(x.flatten(1))]
+        return self.last(torch.stack(rows)) * (1 + 0.1 * self.last.bias[0])
+
+
 VMAP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "twice": (Twice, "called 2 times"),
     "functional": (Functional, "outside"),
@@ -215,6 +228,7 @@ VMAP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "changed": (Changed, "in place"),
     "mixing": (Mixing, "alone"),
     "normalised": (Normalised, "norm mixes"),
+    "deciding": (Deciding, "outside"),
     "other kind": (lambda: nn.Sequential(nn.Flatten(), OtherKind(144, CLASSES)), "no rule"),
     "transposed": (
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(CLASSES)),

@@ -147,6 +147,7 @@ def test_a_network_that_cannot_be_differentiated_is_not_one_without_memory(
         raise RuntimeError(text)
 
     monkeypatch.setattr(network, "vmap", failing)
+    monkeypatch.setattr(network, "plain_gradients", failing)
     model = lenet()
     parameters = {name: value.detach() for name, value in model.named_parameters()}
     images, labels = torch.zeros(1, 1, 1, 8, 8), torch.full((1, 1, 10), 0.1)
@@ -269,6 +270,24 @@ def test_a_network_that_cannot_be_differentiated_fails_every_victim_with_the_rea
     assert result.found == {}
     assert set(result.failures) == {0, 1}
     assert all(reason and "\n" not in reason for reason in result.failures.values())
+
+
+def test_a_function_without_second_derivative_is_named() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x.flatten(1)).tanh()
+            out: torch.Tensor = self.last(nn.functional.embedding_bag(torch.arange(len(x))[:, None], hidden))
+            return out
+
+    model = Bags()
+    heard, _, _ = observe_digits(model, 1)
+    (reason,) = attack_each(AttackJob("iga", heard, model, CONFIG, 0)).failures.values()
+    assert reason.startswith("torch cannot differentiate this network twice, as iga has to (")
+    assert "_embedding_bag_backward" in reason
 
 
 def test_nothing_to_attack() -> None:

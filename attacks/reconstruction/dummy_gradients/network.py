@@ -23,6 +23,7 @@ from typing_extensions import override
 from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches, kernel_gradients, run_convolution
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyFactor, DummyGradients, DummyOuter, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
+from fedpriv.core.errors import reason_of
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
@@ -114,6 +115,20 @@ twice_differentiable = partial(sdpa_kernel, SDPBackend.MATH)
 """A context, or a decorator, in which attention uses the only kernel that torch can differentiate twice."""
 
 
+class _SecondDerivatives(TorchFunctionMode):
+    """Within this context functions of which torch lacks the second derivative are computed by others that have it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return (_hardsigmoid if func is F.hardsigmoid else func)(*args, **(kwargs or {}))
+
+
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    made = F.hardtanh(input + 3, 0.0, 6.0) / 6
+    return input.copy_(made) if inplace else made
+
+
 def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy (B,) of logits with label probabilities, both (B, classes)."""
     return -(labels * F.log_softmax(logits, dim=1)).sum(dim=1)
@@ -141,6 +156,7 @@ class Network:
         # (shape of an image, classes) -> why the ghost route is closed, once that was tried
         self.obstacles: dict[tuple[torch.Size, int], str] = {}
         self._casts: dict[torch.dtype, Network] = {self.dtype: self}
+        self._is_unmappable = False  # whether torch cannot map it over batches, once that was tried
 
     def cast(self, dtype: torch.dtype) -> "Network":
         """Return the same network with parameters and buffers of another floating type."""
@@ -155,7 +171,8 @@ class Network:
 
     def logits(self, parameters: Vector, images: Tensor) -> Tensor:
         """Run normalised images (B, C, H, W) through the network with other parameters: (B, classes)."""
-        logits: Tensor = functional_call(self._model, parameters, (images,))
+        with _SecondDerivatives():
+            logits: Tensor = functional_call(self._model, parameters, (images,))
         return logits
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -170,13 +187,16 @@ class Network:
         """As :meth:`loss`, of one batch on its own (no ``vmap``): parameters are put in place in the least time."""
         for layer, local, name in self._places:
             layer._parameters[local] = parameters[name]  # type: ignore[assignment]
-        return self._loss(self._alone(images), labels).mean()
+        with _SecondDerivatives():
+            logits = self._alone(images)
+        return self._loss(logits, labels).mean()
 
     def follow(self, parameters: Vector, images: Tensor) -> tuple[Tensor, list[Entry]]:
         """Run images (R, C, H, W): logits (R, classes), and what each layer with a rule got and gave."""
         self._entries.clear()
         try:
-            logits: Tensor = functional_call(self._taped, parameters, (images,))
+            with _SecondDerivatives():
+                logits: Tensor = functional_call(self._taped, parameters, (images,))
             return logits, list(self._entries)
         finally:
             self._entries.clear()
@@ -189,14 +209,33 @@ class Network:
         (N, B, classes).
         """
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
+        if not self._is_unmappable:
+            try:
+                gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
+                return gradients
+            except Exception as error:
+                if is_lack_of_memory(error):
+                    raise
         try:
-            gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
-        except (RuntimeError, ValueError) as error:
+            gradients = self._one_by_one(parameters, images, labels, shared=shared, each=each)
+        except Exception as error:
             if is_lack_of_memory(error):
                 raise
-            reason = first_line(error)
-            raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
+            raise AttackRefused(f"gradients of dummy images through this network fail: {reason_of(error)}") from error
+        self._is_unmappable = True  # such as one that decides by its numbers
         return gradients
+
+    def _one_by_one(self, parameters: Vector, images: Tensor, labels: Tensor, *, shared: bool, each: bool) -> Vector:
+        """As :meth:`gradients`, by ordinary autograd."""
+        batches = []
+        for row in range(len(images)):
+            own = parameters if shared else {name: value[row] for name, value in parameters.items()}
+            parts = zip(
+                *(values[row].split(1 if each else len(values[row])) for values in (images, labels)), strict=True
+            )
+            made = [plain_gradients(self.loss, own, *part) for part in parts]
+            batches.append({name: torch.stack([one[name] for one in made]) for name in made[0]} if each else made[0])
+        return {name: torch.stack([one[name] for one in batches]) for name in batches[0]}
 
     def _gradient(self, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
         gradient: Vector = grad(self.loss)(parameters, images, labels)
@@ -328,13 +367,30 @@ def written_dummies(
 
 def plain_dummies(network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> DummyGradients:
     """Compute the gradient of one dummy batch (1, B, C, H, W) by ordinary autograd, the cheapest for small networks."""
-    with torch.enable_grad():
-        leaves = {name: parameters[name].detach().requires_grad_() for name in network.names}
-        loss = network.loss_alone(leaves, images[0], labels[0])
-        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
-        joined = torch.cat([value.reshape(-1) for value in gradients])
-    factors = {name: Written(value.view(1, 1, *value.shape)) for name, value in zip(leaves, gradients, strict=True)}
+    own = {name: parameters[name].detach() for name in network.names}
+    gradients = plain_gradients(network.loss_alone, own, images[0], labels[0])
+    joined = torch.cat([value.reshape(-1) for value in gradients.values()])
+    factors = {name: Written(value.view(1, 1, *value.shape)) for name, value in gradients.items()}
     return DummyGradients(factors, Written(joined.view(1, 1, -1)))
+
+
+def plain_gradients(
+    loss: Callable[[Vector, Tensor, Tensor], Tensor], parameters: Vector, images: Tensor, labels: Tensor
+) -> Vector:
+    """The gradient of one batch by ordinary autograd, which can be differentiated again."""
+    with torch.enable_grad():
+        leaves = {
+            name: value if value.requires_grad else value.detach().requires_grad_()
+            for name, value in parameters.items()
+        }
+        gradients = torch.autograd.grad(
+            loss(leaves, images, labels),
+            list(leaves.values()),
+            create_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def ghost_dummies(
