@@ -1,11 +1,12 @@
 """DAGER (Petrov et al., NeurIPS 2024): sentences from the row spaces of gradients of Linear layers in a transformer."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,12 +21,14 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET
+from fedpriv.gradients import Vector
 
 # Linear layers of a transformer as probes: what goes into each of them, and which tokens that depends on.
 #
 # The gradient of a Linear layer's weight is the sum of the outer products of its outputs' errors and its inputs, over
 # all positions of all sequences. Its rows are in the span of the inputs. Layers that get the very same input, as those
-# of queries, keys and values do, are one probe: their gradients are laid one below the other.
+# of queries, keys and values do, are one probe: their gradients are laid one below the other. A layer is linear if it
+# multiplies by a weight of its own, whatever its class: GPT-2's of the library transformers have it transposed.
 
 
 Reach = Literal["token", "prefix", "sequence"]
@@ -45,6 +48,11 @@ class ProbedLayers:
     rows: int  # of all their gradients
     # what an input depends on: token (and its position), prefix (the token and those before it) or sequence
     reach: Reach
+    transposed: frozenset[str] = frozenset()  # the names of weights whose rows are an input's numbers
+
+    def gradient(self, gradients: Vector) -> Tensor:
+        """The gradients of the weights, one below the other, (rows, n)."""
+        return torch.cat([gradients[name].T if name in self.transposed else gradients[name] for name in self.weights])
 
 
 class _EnoughError(Exception):
@@ -56,28 +64,35 @@ def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabular
 
     ``network``: takes tokens int64 (B, T).
     """
-    layers = _linear_layers(network, names)
+    layers = _matrices(network, names)
     stream = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(min(END + 1, vocabulary - 1), vocabulary, (1, length), generator=stream)
     device = next(network.parameters()).device
     heard = _record(network, layers, tokens.to(device))
     first, last = (_record(network, layers, _changed(tokens, place, vocabulary).to(device)) for place in (0, -1))
     groups: list[tuple[Tensor, list[str]]] = []
+    transposed = set()
     for layer, given in heard.items():
         if given.shape[:2] != (1, length) or given.ndim != 3:
             continue
+        way = _way(network.get_submodule(layer), given)
+        if way is None:
+            continue
+        if way:
+            transposed.add(layers[layer])
         same = next((members for seen, members in groups if seen is given), None)
         if same is None:
             groups.append((given, [layer]))
         else:
             same.append(layer)
-    sizes = {name: len(value) for name, value in network.named_parameters()}
+    sizes = {name: value.numel() for name, value in network.named_parameters()}
     probes = []
     for given, members in groups:
-        weights = tuple(name for layer in members for name in layers[layer])
-        rows = sum(sizes[name] for name in weights)
+        weights = tuple(layers[layer] for layer in members)
+        rows = sum(sizes[name] for name in weights) // given.shape[2]
         reach = _reach(given[0], first[members[0]][0], last[members[0]][0])
-        probes.append(ProbedLayers(members[0], weights, given.shape[2], rows, reach))
+        turned = frozenset(transposed.intersection(weights))
+        probes.append(ProbedLayers(members[0], weights, given.shape[2], rows, reach, turned))
     return sorted(probes, key=lambda probe: probe.reach != "token")
 
 
@@ -92,18 +107,32 @@ def inputs_of(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Tensor
     return {layer: torch.cat(found) for layer, found in parts.items()}
 
 
-def _linear_layers(network: nn.Module, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Linear layers with a trained weight of their own, which no embedding shares."""
-    holders: dict[int, int] = {}
-    for layer in network.modules():
-        for value in layer._parameters.values():
-            holders[id(value)] = holders.get(id(value), 0) + 1
-    known = {id(value): name for name, value in network.named_parameters() if name in names}
-    return {
-        name: (known[id(layer.weight)],)
+def _matrices(network: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    """The trained weights, by their layers, that are matrices of one layer and no embedding's."""
+    known = {id(value): name for name, value in network.named_parameters() if name in names and value.ndim == 2}
+    holders = Counter(id(value) for layer in network.modules() for value in layer._parameters.values())
+    weights = {
+        name: id(layer._parameters.get("weight"))
         for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear) and id(layer.weight) in known and holders[id(layer.weight)] == 1
+        if not isinstance(layer, nn.Embedding)
     }
+    return {layer: known[weight] for layer, weight in weights.items() if weight in known and holders[weight] == 1}
+
+
+@torch.no_grad()
+def _way(layer: Any, given: Tensor) -> bool | None:
+    """Whether a layer multiplies inputs (1, T, n) by its weight (n, m), not by (m, n); ``None``: it does neither."""
+    made = layer.forward(given)
+    bias = getattr(layer, "bias", None)
+    for transposed in (False, True):
+        weight = layer.weight if transposed else layer.weight.T
+        if len(weight) == given.shape[2]:
+            wanted = given @ weight + (0 if bias is None else bias)
+            if made.shape == wanted.shape and torch.allclose(
+                made, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())
+            ):
+                return transposed
+    return None
 
 
 def _changed(tokens: Tensor, place: int, vocabulary: int) -> Tensor:
@@ -148,7 +177,8 @@ def _listening(
 ) -> Iterator[None]:
     def hook(name: str) -> "torch.utils.hooks.RemovableHandle":
         def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            heard[name] = given[0]
+            if given and isinstance(given[0], Tensor):
+                heard[name] = given[0]
             if stop and len(heard) == len(layers):
                 raise _EnoughError
 
@@ -604,7 +634,7 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
     probes = find_probes(network, scene.names, scene.length, scene.format.vocabulary)
     probes = [*(each for each in probes if each.reach == "token"), *_deeper(probes)]
     if not probes or probes[0].reach != "token":
-        raise AttackRefused("no trained Linear layer of the network gets single tokens, by which they could be tested")
+        raise AttackRefused("no trained linear layer of the network gets single tokens, by which they could be tested")
     samples, drifts = _samples(scene, network, probes), _drifts(scene, victim, network, probes)
     first: list[Span] = []
     deeper: list[Span] = []
@@ -613,7 +643,7 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
         sees_one = probe.reach == "token"
         if not sees_one and len(deeper) == _USED:
             break
-        gradient = torch.cat([victim.gradient[name] for name in probe.weights])
+        gradient = probe.gradient(victim.gradient)
         about = drifts.get(probe.layer, 0.0), samples[probe.layer]
         span = _proven(scene, victim, network, span_of(probe, gradient, _deviation(victim, probe), *about), about[1])
         if isinstance(span, Unusable):
@@ -628,11 +658,11 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
 def _deeper(probes: Sequence[ProbedLayers]) -> list[ProbedLayers]:
     """The first of those that see more than single tokens, up to the second attention.
 
-    Those of queries, keys and values come first, which the residual stream reaches: what others get is harder to tell
-    apart.
+    Those of queries, keys and values come first, three layers or one three times as tall, which the residual stream
+    reaches: what others get is harder to tell apart.
     """
     seeing = [probe for probe in probes if probe.reach != "token"][:_LAYERS]
-    return sorted(seeing, key=lambda probe: -len(probe.weights))
+    return sorted(seeing, key=lambda probe: -len(probe.weights) if probe.rows != 3 * probe.width else -3)
 
 
 def _worst(failures: Sequence[Unusable]) -> str:
@@ -686,7 +716,7 @@ def _proven(
     if scene.is_next:
         labels[0, length - 1] = END
     gradients = scene.gradient(victim.parameters, tokens, labels)
-    gradient = torch.cat([gradients[name] for name in span.probe.weights])
+    gradient = span.probe.gradient(gradients)
     own = span_of(span.probe, gradient, 0.0, 0.0, samples)
     if isinstance(own, Unusable):
         return own

@@ -31,8 +31,29 @@ from tests.cases import in_one_test
 WIDTH = 64
 
 
+class Transposed(nn.Module):
+    """A layer as GPT-2 of the library transformers has it: inputs times a weight (in, out)."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(layer.weight.detach().T.clone()), layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], -1)
+
+
+def transposed(model: nn.Module) -> nn.Module:
+    for layer in list(model.modules()):
+        for name, child in layer.named_children():
+            if isinstance(child, nn.Linear) and child.bias is not None:
+                setattr(layer, name, Transposed(child))
+    return model
+
+
 def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int = 2) -> nn.Module:
     torch.manual_seed(1)
+    if kind == "transposed":
+        return transposed(Gpt(VOCABULARY, LENGTH, width, depth, 4, classes))
     if kind == "gpt":
         return Gpt(VOCABULARY, LENGTH, width, depth, 4, classes)
     if kind == "encoder":
@@ -44,7 +65,7 @@ def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int =
 
 
 @in_one_test("batch", [1, 4])
-@pytest.mark.parametrize("kind", ["gpt", "encoder", "llama"])
+@pytest.mark.parametrize("kind", ["gpt", "transposed", "encoder", "llama"])
 def test_labelled_sentences_are_read_whole(kind: str, batch: int) -> None:
     model, tokens, labels = network(kind), sentences(batch), torch.arange(batch) % 2
     campaign = attacked("dager", model, gradient(model, tokens, labels), batch)
@@ -183,7 +204,7 @@ def test_a_network_without_such_layers_is_refused() -> None:
     torch.manual_seed(0)
     model = Bag()
     (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
-    assert reason.startswith("no trained Linear layer of the network gets single tokens")
+    assert reason.startswith("no trained linear layer of the network gets single tokens")
 
 
 def test_too_many_tokens_are_refused() -> None:

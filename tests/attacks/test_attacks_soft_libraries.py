@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_attacks_simulation import RUNS, found
-from text_uploads import LENGTH, VOCABULARY, public_settings
+from text_uploads import LENGTH, VOCABULARY, attacked, following, gradient, public_settings, read_off, sentences, true
 from torch import nn
 
 from fedpriv.core.registry import ATTACKS
@@ -76,3 +76,18 @@ def test_dropout_by_a_function_in_a_library_is_found() -> None:
     mismatch = found("dager", LogitsOf(opt()), public_settings(2, "next"))
     assert mismatch is not None and mismatch.kind == "random"
     assert not mismatch.bars(ATTACKS["text_map"])
+
+
+@pytest.mark.parametrize("task", ["classify", "next"])
+def test_dager_reads_sentences_out_of_gpt2(task: str) -> None:
+    import transformers as T
+
+    ids = {key: SIZES[key] for key in ("vocab_size", "num_labels", "pad_token_id", "bos_token_id", "eos_token_id")}
+    config = T.GPT2Config(**ids, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = LogitsOf((T.GPT2LMHeadModel if task == "next" else T.GPT2ForSequenceClassification)(config))
+    tokens, labels = sentences(3), torch.tensor([0, 1, 0]) if task == "classify" else None
+    tokens[0, -2:] = 0  # so that all sentences end, and the last target is known
+    x, y = following(tokens) if labels is None else (tokens, labels)
+    assert read_off(attacked("dager", model, gradient(model, x, y), 3, task)) == true(tokens, labels)
