@@ -634,7 +634,9 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
     probes = find_probes(network, scene.names, scene.length, scene.format.vocabulary)
     probes = [*(each for each in probes if each.reach == "token"), *_deeper(probes)]
     if not probes or probes[0].reach != "token":
-        raise AttackRefused("no trained linear layer of the network gets single tokens, by which they could be tested")
+        raise AttackRefused(
+            "no trained linear layer of the network gets single tokens, one a position, by which they could be tested"
+        )
     samples, drifts = _samples(scene, network, probes), _drifts(scene, victim, network, probes)
     first: list[Span] = []
     deeper: list[Span] = []

@@ -429,7 +429,10 @@ class Vectors:
 
     def __init__(self, ground: Ground, objective: Objective, penalty: Penalty | None, stream: torch.Generator) -> None:
         if ground.scene.is_next:
-            raise AttackRefused("gradients are matched for labels of sentences, and here the next token is predicted")
+            raise AttackRefused(
+                "gradients are matched for labels of sentences, and here the next token is predicted; text_map, dager "
+                "and lookup read such uploads"
+            )
         if bool((ground.labels < 0).any()):
             raise AttackRefused("gradients are matched for known labels, and this upload does not tell them")
         self._ground = ground

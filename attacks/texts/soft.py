@@ -5,7 +5,9 @@ of one channel, they then do with texts. Where probabilities are 0 and 1 the gra
 the tokens, the table of vectors included.
 
 What a token becomes is computed by the network's own layer, whose output is replaced: a subclass may scale the rows of
-its table (Gemma, MBart), an adapter adds to them, and a table may be registered under several names (as in PEFT).
+its table (Gemma, MBart), an adapter adds to them, and a table may be registered under several names (as in PEFT) or
+looked up by several layers (T5, BART). Tokens are the numbers of places, from the vocabulary's size on: a network may
+transpose them, shift them, or add others of its own, before it looks them up.
 """
 
 import copy
@@ -26,34 +28,44 @@ ROUNDING = 1e-5  # of the largest number of a table, computed in float32
 
 
 class _Feed:
-    """Hands what a network is given to its lookup, as hooks of both, which are copied with them."""
+    """Hands what a network is given to its lookups, as hooks of both, which are copied with them."""
 
     def __init__(self, vocabulary: int, kind: Kind) -> None:
         self.given: Tensor | None = None
+        self._places: Tensor | None = None
         self._vocabulary = vocabulary
         self._kind = kind
 
     def before(self, _: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
-        """Keep (B, 1, T, ...), and run the network on tokens (B, T), of which it is to see the padding alone."""
+        """Keep (B, 1, T, ...), and run the network on the numbers of places (B, T), of padding where there is some."""
         self.given = arguments[0][:, 0]
         # A vector of nothing but zeros is nobody's: it pads.
         is_vector = self._kind == "vectors"
         padded = (self.given == 0).all(dim=2) if is_vector else self.given.argmax(dim=2) == PAD
-        return (torch.where(padded, PAD, self._vocabulary - 1),)
+        places = torch.arange(padded.numel(), device=padded.device).view(padded.shape)
+        return (torch.where(padded, PAD, self._vocabulary + places),)
 
-    def found(self, lookup: nn.Module, arguments: tuple[Tensor], vectors: Tensor) -> Tensor:
-        """Return in place of what was looked up the mean vector of probabilities, or the vectors that are given."""
-        tokens = arguments[0]
+    def asked(self, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Keep the places of which a layer is to look up the tokens, and give it tokens that it knows."""
         if self.given is None:
+            return None
+        self._places = arguments[0]
+        return (self._places.clamp(max=self._vocabulary - 1), *arguments[1:])
+
+    def found(self, lookup: nn.Module, arguments: tuple[Any, ...], vectors: Tensor) -> Tensor:
+        """Return in place of what was looked up the mean vector of probabilities, or the vectors that are given."""
+        given, places = self.given, self._places
+        if given is None or places is None:
             return vectors
         table = _all_vectors(lookup, self._vocabulary, vectors.device)
-        if self._kind == "probabilities":
-            return self.given @ table
-        return torch.where((tokens == PAD)[:, :, None], table[PAD].detach(), self.given)
+        fed, own = (given, table.detach()) if self._kind == "vectors" else (given @ table, table)
+        is_place = places >= self._vocabulary
+        chosen = F.embedding(torch.where(is_place, places - self._vocabulary, 0), fed.flatten(0, 1))
+        return torch.where(is_place[..., None], chosen, F.embedding(torch.where(is_place, PAD, places), own))
 
     def after(self, _: nn.Module, __: tuple[Tensor], ___: Tensor) -> None:
         """Let go of what was given."""
-        self.given = None
+        self.given = self._places = None
 
 
 def _all_vectors(lookup: nn.Module, vocabulary: int, device: torch.device) -> Tensor:
@@ -62,32 +74,37 @@ def _all_vectors(lookup: nn.Module, vocabulary: int, device: torch.device) -> Te
     return vectors[0]
 
 
-def table_name(model: nn.Module, vocabulary: int) -> str:
-    """Return the name of the table of the tokens' vectors: an embedding with a row for each."""
-    found = [
-        name
+def _tables(model: nn.Module, vocabulary: int) -> list[str]:
+    """The names of the layers that hold the table of the tokens' vectors, with a row for each; one table alone."""
+    found = {
+        name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == vocabulary
-    ]
-    if len(found) != 1:
+    }
+    if len({layer.weight for layer in found.values()}) != 1:
         raise AttackRefused(
             f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; one is wanted"
         )
-    table: Any = model.get_submodule(found[0])
-    if table.max_norm is not None or table.scale_grad_by_freq:
-        raise AttackRefused(f"layer {found[0]} changes its vectors, or their gradients, while it looks them up")
-    return f"{found[0]}.weight"
+    for name, layer in found.items():
+        if layer.max_norm is not None or layer.scale_grad_by_freq:
+            raise AttackRefused(f"layer {name} changes its vectors, or their gradients, while it looks them up")
+    return list(found)
 
 
-def _lookup(model: nn.Module, vocabulary: int) -> nn.Module:
-    """The layer that turns tokens into vectors: the table's, with what an adapter adds to it."""
-    name = table_name(model, vocabulary).removesuffix(".weight")
-    return model.get_submodule(name.removesuffix(WRAPPED))
+def table_name(model: nn.Module, vocabulary: int) -> str:
+    """Return the name of the table of the tokens' vectors: an embedding with a row for each."""
+    return f"{_tables(model, vocabulary)[0]}.weight"
+
+
+def _lookups(model: nn.Module, vocabulary: int) -> list[nn.Module]:
+    """The layers that turn tokens into vectors: those of the table, with what an adapter adds to it."""
+    names = _tables(model, vocabulary)
+    return list(dict.fromkeys(model.get_submodule(name.removesuffix(WRAPPED)) for name in names))
 
 
 def token_vectors(model: nn.Module, vocabulary: int) -> Tensor:
     """Return the vectors (V, width) that the network's own layer makes of all tokens."""
-    lookup = _lookup(model, vocabulary)
+    lookup = _lookups(model, vocabulary)[0]
     return _all_vectors(lookup, vocabulary, next(lookup.parameters()).device).detach()
 
 
@@ -106,7 +123,7 @@ def table_factor(model: nn.Module, vocabulary: int) -> float | None:
 
 def lookup_parameters(model: nn.Module, vocabulary: int) -> tuple[str, ...]:
     """Return the names of the parameters from which tokens' vectors are computed."""
-    own = {id(value) for value in _lookup(model, vocabulary).parameters()}
+    own = {id(value) for lookup in _lookups(model, vocabulary) for value in lookup.parameters()}
     return tuple(name for name, value in model.named_parameters() if id(value) in own)
 
 
@@ -123,11 +140,12 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
         next token (B, T, V), zeros where nothing is predicted.
     """
     soft = copy.deepcopy(model)
-    lookup = _lookup(soft, vocabulary)
     feed = _Feed(vocabulary, kind)
-    if kind == "vectors":
-        lookup.requires_grad_(False)
-    lookup.register_forward_hook(feed.found)
+    for lookup in _lookups(soft, vocabulary):
+        if kind == "vectors":
+            lookup.requires_grad_(False)
+        lookup.register_forward_pre_hook(feed.asked)
+        lookup.register_forward_hook(feed.found)
     soft.register_forward_pre_hook(feed.before)
     soft.register_forward_hook(feed.after)
     return Network(soft, _soft_losses)

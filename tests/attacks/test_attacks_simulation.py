@@ -19,7 +19,7 @@ from fedpriv.attacks.simulation import Mismatch, Sent, SimulationCheck
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, table_factor, token_vectors
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.federated import example_losses
-from fedpriv.core.names import PAD
+from fedpriv.core.names import END, PAD
 from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Vector
@@ -343,6 +343,29 @@ class Words(nn.Module):
         return self.output(states.mean(dim=1))
 
 
+class Turned(Words):
+    """Looks up positions first, as XLNet does."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.output(torch.tanh(self.hidden(self.inner["words"](tokens.T))).mean(dim=0))
+
+
+class Coded(Words):
+    """An encoder of texts with an end, and a decoder of the same shifted, whose tables are one, as T5 and BART have."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding(VOCABULARY, 8))
+        self.other = nn.Embedding(VOCABULARY, 8)
+        self.other.weight = self.inner["words"].weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ends = F.pad(tokens, (0, 1), value=PAD).scatter(1, (tokens != PAD).sum(dim=1, keepdim=True), END)
+        shifted = F.pad(ends[:, :-1], (1, 0), value=END)
+        states = torch.tanh(self.hidden(self.inner["words"](ends))) * self.other(shifted).cos()
+        rows = [row[tokens_of != PAD].mean(dim=0) for row, tokens_of in zip(states, ends, strict=True)]
+        return self.output(torch.stack(rows))
+
+
 def words(kind: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
@@ -353,12 +376,14 @@ def words(kind: str) -> nn.Module:
             "two names": lambda: Words(nn.Embedding(VOCABULARY, 8), twice=True),
             "adapted": lambda: Words(Adapted(nn.Embedding(VOCABULARY, 8, padding_idx=PAD))),
             "masked": lambda: Words(nn.Embedding(VOCABULARY, 8), masked=True),
+            "turned": lambda: Turned(nn.Embedding(VOCABULARY, 8)),
+            "coded": Coded,
             "around": lambda: Words(nn.Embedding(VOCABULARY, 8), around=True),
         }
         return tables[kind]().double()
 
 
-@in_one_test("kind", ["plain", "padded", "scaled", "two names", "adapted", "masked"])
+@in_one_test("kind", ["plain", "padded", "scaled", "two names", "adapted", "masked", "turned", "coded"])
 def test_soft_networks_have_the_gradients_and_the_values_of_the_networks_own_tables(kind: str) -> None:
     model, tokens, labels = words(kind), sentences(3), torch.tensor([1, 0, 1])
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -390,7 +415,7 @@ def test_soft_networks_have_the_gradients_and_the_values_of_the_networks_own_tab
     torch.testing.assert_close(soft.logits(mixed, shares), vectors.logits({}, shares @ table), rtol=1e-9, atol=1e-12)
 
 
-@in_one_test("kind", ["plain", "scaled", "two names", "adapted", "masked"])
+@in_one_test("kind", ["plain", "scaled", "two names", "adapted", "masked", "turned", "coded"])
 def test_attacks_on_texts_simulate_such_networks(kind: str) -> None:
     assert [found(attack, words(kind), public_settings(2, "classify")) for attack in RUNS] == [None] * len(RUNS)
 

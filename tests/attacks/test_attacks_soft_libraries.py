@@ -60,7 +60,53 @@ def opt() -> nn.Module:
     return T.OPTForCausalLM(T.OPTConfig(**sizes, ffn_dim=16, word_embed_proj_dim=8, dropout=0.3, layerdrop=0.0))
 
 
-TABLES: dict[str, Callable[[], nn.Module]] = {"gemma": gemma, "prompted": prompted, "adapted": adapted}
+def xlnet() -> nn.Module:
+    import transformers as T
+
+    ids = {key: SIZES[key] for key in ("vocab_size", "num_labels", "pad_token_id")}
+    config = T.XLNetConfig(**ids, d_model=8, n_layer=1, n_head=2, d_inner=16, dropout=0.0, summary_last_dropout=0.0)
+    return T.XLNetForSequenceClassification(config)
+
+
+def bart() -> nn.Module:
+    import transformers as T
+
+    config = T.BartConfig(
+        **{key: SIZES[key] for key in ("vocab_size", "num_labels", "max_position_embeddings", "pad_token_id")},
+        **{f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")},
+        d_model=8, encoder_ffn_dim=16, decoder_ffn_dim=16, dropout=0.0,
+    )  # fmt: skip
+    return T.BartForSequenceClassification(config)
+
+
+def t5() -> nn.Module:
+    import transformers as T
+
+    ids = {key: SIZES[key] for key in ("vocab_size", "num_labels", "pad_token_id")}
+    config = T.T5Config(**ids, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config.dropout_rate = config.classifier_dropout = 0.0
+    return T.T5ForSequenceClassification(config)
+
+
+def longformer() -> nn.Module:
+    import transformers as T
+
+    sizes = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return T.LongformerForSequenceClassification(T.LongformerConfig(**sizes, intermediate_size=16, attention_window=4))
+
+
+def deberta() -> nn.Module:
+    import transformers as T
+
+    sizes = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "intermediate_size": 16}
+    config = T.DebertaV2Config(**sizes, relative_attention=True, pos_att_type="p2c|c2p", type_vocab_size=0)
+    return T.DebertaV2ForSequenceClassification(config)
+
+
+TABLES: dict[str, Callable[[], nn.Module]] = {
+    "gemma": gemma, "prompted": prompted, "adapted": adapted, "xlnet": xlnet, "bart": bart, "t5": t5,
+    "longformer": longformer, "deberta": deberta,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TABLES)

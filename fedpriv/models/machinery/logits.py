@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedpriv.core.names import PAD
+from fedpriv.core.names import END, PAD
 
 _IMPLEMENTATIONS = ("sdpa", "eager")  # of attention in transformers, whose masks are tensors
 _is_whole: ContextVar[bool] = ContextVar("_is_whole", default=False)
@@ -25,22 +25,29 @@ class LogitsOf(nn.Module):
 
     Where the network's forward takes ``attention_mask``, it is given one, int64 (B, T): 1 for tokens, 0 for padding.
     The first position is always 1, so that an empty text has something to attend to. Configurations of transformers
-    are told the number of the padding token, by which classifiers find a text's last token.
+    are told the number of the padding token, by which classifiers find a text's last token. Those with an encoder and a
+    decoder find it by an end, which is put behind each text.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
         self._takes_mask = _takes_mask(network)
+        self._takes_end = bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
         for layer in network.modules():
             text_config = getattr(getattr(layer, "config", None), "get_text_config", None)
             if callable(text_config):
                 text_config().pad_token_id = PAD
+                if self._takes_end:
+                    text_config().eos_token_id = END
         _register_whole_masks()
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens to logits."""
+        if self._takes_end:
+            lengths = (tokens != PAD).sum(dim=1, keepdim=True)
+            tokens = nn.functional.pad(tokens, (0, 1), value=PAD).scatter(1, lengths, END)
         with _whole_masks():
             returned = self.network(tokens, attention_mask=_seen(tokens)) if self._takes_mask else self.network(tokens)
         logits: Tensor = logits_in(returned)
