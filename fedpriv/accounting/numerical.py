@@ -41,14 +41,16 @@ _LEAST_ORDER = 1e-3
 _CELLS_KEPT = 1000
 
 
-def composed_epsilon(parts: tuple[tuple[Pair, int], ...], delta: float, known: float) -> float | None:
+def composed_epsilon(
+    parts: tuple[tuple[Pair, int], ...], delta: float, known: float, share_of_spread: float = _SHARE_OF_SPREAD
+) -> float | None:
     """Return epsilon of releases that are dominated by pairs, adaptively composed; None: out of an accurate range."""
     count = sum(number for _, number in parts)
     if delta < _smallest_delta(parts) or not 0 < known <= _LARGEST_EPSILON:
         return None
     allowed = delta * (1 - _HELD_BACK - _RELEASES_HELD_BACK * count)
     ends = [_end(pair, _BEYOND_ENDS * allowed / count) for pair, _ in parts]
-    interval = max(_interval(parts, max(ends)), *(pair.finest for pair, _ in parts))
+    interval = max(_interval(parts, max(ends), share_of_spread), *(pair.finest for pair, _ in parts))
     epsilon = _on_grids(parts, ends, interval, allowed)
     return epsilon if math.isfinite(epsilon) else None
 
@@ -382,7 +384,7 @@ def _masses(pair: Pair, interval: float, end: float) -> tuple[Array, float]:
     return np.maximum(above, 0.0), float(deltas[-1])
 
 
-def _interval(parts: tuple[tuple[Pair, int], ...], widest: float) -> float:
+def _interval(parts: tuple[tuple[Pair, int], ...], widest: float, share: float = _SHARE_OF_SPREAD) -> float:
     count = sum(number for _, number in parts)
     square = sum(number * pair.spread**2 for pair, number in parts) / count
-    return max(_SHARE_OF_SPREAD * math.sqrt(square), widest / 1e6)
+    return max(share * math.sqrt(square), widest / 1e6)

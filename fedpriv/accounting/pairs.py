@@ -6,7 +6,7 @@ exp(epsilon) Q is at least that of any two neighbours. It may then be composed i
 
     delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon),
 
-and epsilon >= 0 says all. The proofs of dominance are in docs/account.md.
+and epsilon >= 0 says all. The proofs of dominance are in docs/account-proofs.md.
 """
 
 import math

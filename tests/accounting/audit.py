@@ -121,7 +121,7 @@ def _epsilon(release: Release, oracle: str, theirs: Callable[[], float], most: f
     return Row("epsilon", setting, oracle, lambda: proven_epsilon(release), theirs, most, **options)  # type: ignore[arg-type]
 
 
-def _exact_gaussian(mu: float, delta: float) -> float:
+def exact_gaussian(mu: float, delta: float) -> float:
     """Epsilon with 40 digits (Balle and Wang 2018, Theorem 8)."""
     with mpmath.workdps(40):
         mu, delta = mpmath.mpf(mu), mpmath.mpf(delta)
@@ -148,7 +148,7 @@ def _unsampled() -> Iterator[Row]:
         yield _epsilon(
             _release(name, sampling, sigma, count, delta),
             "mpmath, sensitivity 2 clip_norm",
-            lambda mu=mu, delta=delta: _exact_gaussian(mu, delta),
+            lambda mu=mu, delta=delta: exact_gaussian(mu, delta),
             1 + EXACT,
             rounding=EXACT,
             small=small,
@@ -348,7 +348,7 @@ def _clients() -> Iterator[Row]:
         yield _epsilon(
             _release("central", "full", 6.0, 40, 1e-6, adjacency=adjacency, unit="update"),
             f"mpmath, sensitivity {sensitivity} clip_norm",
-            lambda mu=mu: _exact_gaussian(mu, 1e-6),
+            lambda mu=mu: exact_gaussian(mu, 1e-6),
             1 + EXACT,
             rounding=EXACT,
             small=True,
@@ -368,7 +368,7 @@ def _distributed() -> Iterator[Row]:
                 "distributed", "full", sigma, rounds, 1e-6, adjacency=adjacency, unit="update", dimensions=(dimension,)
             ),
             f"mpmath, normal law of sensitivity {sensitivity:.4g}; ours is Renyi accounting",
-            lambda mu=mu: _exact_gaussian(mu, 1e-6),
+            lambda mu=mu: exact_gaussian(mu, 1e-6),
             1.6,
             slack=0.02,
             small=sigma == 30.0,
@@ -414,7 +414,7 @@ def _calibrations() -> Iterator[Row]:
             f"votes, normal noise, epsilon {mu_target:g}, delta {delta:g}",
             "mpmath",
             lambda row=(mu_target, delta): row[0],
-            lambda row=(mu_target, delta): _exact_gaussian(gaussian_mu(*row), row[1]),
+            lambda row=(mu_target, delta): exact_gaussian(gaussian_mu(*row), row[1]),
             1 + 1e-6,
             rounding=EXACT,
             small=True,
@@ -510,7 +510,7 @@ def _votes() -> Iterator[Row]:
             f"normal noise, one voter's votes become others, sigma {sigma:g}, {answers} answers, delta {delta:g}",
             "mpmath, sensitivity sqrt(2)",
             lambda row=(mu, delta): gaussian_votes_claim(*row).epsilon,
-            lambda row=(mu, delta): _exact_gaussian(*row),
+            lambda row=(mu, delta): exact_gaussian(*row),
             1 + EXACT,
             rounding=EXACT,
             small=True,
@@ -624,7 +624,7 @@ def _answers() -> Iterator[Row]:
             f"answers with normal noise, {count} answers, delta 1e-06",
             "mpmath",
             lambda target=target: target,
-            lambda release=release, target=target: _exact_gaussian(
+            lambda release=release, target=target: exact_gaussian(
                 calibrated_level(release, target) * math.sqrt(release.releases), 1e-6
             ),
             1 + 1e-6,
@@ -635,7 +635,7 @@ def _answers() -> Iterator[Row]:
 
 def _answer_oracle(release: AnswerRelease) -> float:
     if release.law == "gaussian":
-        return _exact_gaussian(release.level * math.sqrt(release.releases), release.delta)
+        return exact_gaussian(release.level * math.sqrt(release.releases), release.delta)
     with mpmath.workdps(40):
         true, count = 1 / (1 + mpmath.exp(-mpmath.mpf(release.level))), release.releases
         lies = [mpmath.binomial(count, k) * true ** (count - k) * (1 - true) ** k for k in range(count + 1)]

@@ -168,7 +168,8 @@ def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) 
 
 @account_app.command(
     epilog="Examples:\n\n  fedpriv account compare --dimension 61706 --batch-size 256 --participations 30\n\n"
-    "  fedpriv account compare --sampling-rate 0.01 --participations 1000 --epsilon 1 --epsilon 8 --plot compare.png"
+    "  fedpriv account compare --sampling-rate 0.01 --steps 1000 --epsilon 1 --epsilon 8 --plot compare.png\n\n"
+    "  fedpriv account compare --with opacus,dp-accounting --sigma 1 --sampling-rate 0.01 --steps 1000"
 )
 def compare(
     dimension: Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")] = 15_826,
@@ -188,9 +189,30 @@ def compare(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the comparison to a .png or .svg file.")
     ] = None,
+    libraries: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="LIBRARIES",
+            help="Instead, what other libraries say of the noise of --sigma or --scale: some of opacus, dp-accounting, "
+            "riskcal and prv, with commas between.",
+        ),
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option("--sigma", help="With --with: of Gaussian noise, over the clipping norm.")
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option("--scale", help="With --with: of Laplace noise, over the clipping norm.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """All mechanisms at the same proven epsilon: how much noise is left on the mean gradient."""
+    if libraries is not None:
+        unread = {"--epsilon": epsilon, "--block-size": block_size, "--plot": plot}
+        _refuse(unread, "--with compares libraries, which do not read it")
+        _print_libraries(libraries.split(","), sigma, scale, sampling_rate, participations, delta, as_json)
+        return
+    _refuse({"--sigma": sigma, "--scale": scale}, "it is read with --with alone")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise InputError(key="--plot", given=plot, allowed="allowed are files that end in .png or .svg")
     # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
@@ -218,6 +240,39 @@ def compare(
     print_comparison(comparison)
     if plot is not None:
         print_line(f"Plot: {plot}")
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    for option, given in options.items():
+        if given is not None:
+            raise InputError(key=option, given=given, allowed=why)
+
+
+def _print_libraries(
+    libraries: list[str],
+    sigma: float | None,
+    scale: float | None,
+    rate: float | None,
+    steps: int,
+    delta: float,
+    as_json: bool,
+) -> None:
+    from fedpriv.accounting.libraries import Question, opinions
+    from fedpriv.core.cli.account.answer import in_options
+    from fedpriv.core.cli.account.text import opinions_json, print_opinions
+
+    noise = sigma if scale is None else scale
+    if noise is None or (sigma is not None and scale is not None):
+        raise InputError("--with needs one of --sigma (Gaussian noise) and --scale (Laplace noise)")
+    name = "sigma" if scale is None else "scale"
+    keys = {"noise": f"--{name}", "rate": "--sampling-rate", "steps": "--steps", "delta": "--delta", "with": "--with"}
+    with err.status("asking each library"), in_options(keys):
+        question = Question("gaussian" if scale is None else "laplace", noise, rate or 1.0, steps, delta)
+        answers = opinions(question, [name.strip() for name in libraries])
+    if as_json:
+        print_json(opinions_json(question, answers))
+    else:
+        print_opinions(question, answers)
 
 
 _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.accounting import Comparison
+from fedpriv.accounting.libraries import NEIGHBOURS, PER_RECORD, Opinion, Question, ledger, truth
 from fedpriv.core.cli.account.answer import Answer
 from fedpriv.core.cli.terminal import out
 from fedpriv.core.registry import MECHANISMS
@@ -148,6 +149,58 @@ def _assumptions(comparison: Comparison) -> list[str]:
 
 def _sampling(comparison: Comparison) -> str:
     return "full" if comparison.rate is None else f"fixed, Poisson where a label says so, rate {comparison.rate:.6g}"
+
+
+# ---- other libraries ------------------------------------------------------------------------------------------------
+
+
+def opinions_json(question: Question, opinions: Sequence[Opinion]) -> dict[str, Any]:
+    """Return plain values: the question, the truth and the ledger's figure for both neighbours, a row a library."""
+    ours = [
+        {"neighbours": neighbours, "truth": truth(question, neighbours), "ledger": ledger(question, neighbours)}
+        for neighbours in NEIGHBOURS
+    ]
+    rows = [asdict(opinion) | {"verdict": opinion.verdict} for opinion in opinions]
+    return {**asdict(question), "fedpriv": ours, "libraries": rows}
+
+
+def print_opinions(question: Question, opinions: Sequence[Opinion]) -> None:
+    """Print the truth for both neighbours, then what each library says."""
+    sampling = "every example in every step" if question.rate == 1 else f"Poisson batches of {question.rate:g}"
+    out.print(f"Epsilon of {question.mechanism} noise, {question.noise:g} times the norm of an example", style="bold")
+    out.print(f"Steps: {question.steps:,}, {sampling}, delta = {question.delta:g}.\n")
+    table = columns("left", "left", "left", "right", "left")
+    for neighbours in NEIGHBOURS:
+        table.add_row("truth", "", neighbours, bold(truth(question, neighbours)), "")
+        table.add_row("fedpriv", "ledger", neighbours, number(ledger(question, neighbours)), "bound")
+    for opinion in opinions:
+        wrong = "bold red" if opinion.verdict == "below the truth" else ""
+        words = Text(_opinion_words(opinion), wrong)
+        table.add_row(opinion.library, opinion.method, opinion.neighbours, number(opinion.epsilon), words)
+    out.print(table)
+    _print_list("What the words mean", _WORDS)
+
+
+_WORDS = (
+    "add or remove: one example more or less. The ledger calls it zero-out, and has the same figures for it.",
+    "replace: one example becomes any other, so that the sum moves by up to twice the norm of one. What fedpriv prints "
+    "unless asked otherwise.",
+    "the truth: to 0.1 %. BELOW: the statement is false for these neighbours and this noise.",
+    "per change: the library takes the noise as a multiple of how far a replaced example moves the sum, not of "
+    "the norm of one. Its figure is what holds here for twice the noise.",
+    "other question: batches of a fixed size, and noise per change.",
+)
+
+
+def _opinion_words(opinion: Opinion) -> str:
+    if opinion.epsilon is None:
+        return "refuses (--json: why)"
+    if opinion.truth is None:
+        return "other question"
+    difference = opinion.epsilon / opinion.truth - 1 if opinion.truth else 0.0
+    where = {"below the truth": f"{-difference:.1%} BELOW", "above the truth": f"{difference:.1%} above"}
+    unit = "" if opinion.unit == PER_RECORD else ", per change"
+    return f"{opinion.promise}, {where.get(opinion.verdict, 'the truth')}{unit}"
 
 
 # ---- one line a figure ----------------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""What other libraries say of noise, against closed forms in mpmath and an integral in the complex plane."""
+
+import itertools
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from fedpriv.accounting import libraries
+from fedpriv.accounting.libraries import NEIGHBOURS, Neighbours, Opinion, Question
+from fedpriv.core.cli.app import app
+from fedpriv.core.errors import InputError
+from tests.accounting.audit import exact_gaussian
+from tests.accounting.contour import contour_epsilon, poisson_replaced, poisson_zero_out
+
+NOISE = (("gaussian", 1.0, 1.0, 1), ("gaussian", 8.0, 1.0, 50), ("gaussian", 1.0, 0.01, 1000), ("laplace", 3.0, 1.0, 1))
+METHODS = ("GDP", "RDP")  # which answer in milliseconds
+DELTAS = (1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
+CELLS = [
+    (Question(*noise, delta), neighbours) for noise, delta, neighbours in itertools.product(NOISE, DELTAS, NEIGHBOURS)
+]  # type: ignore[arg-type]
+
+
+def oracle(question: Question, neighbours: Neighbours) -> float:
+    moved = 1 if neighbours == "add or remove" else 2
+    if question.mechanism == "laplace":
+        return max(0.0, moved / question.noise + 2 * math.log1p(-question.delta))
+    if question.rate == 1:
+        return exact_gaussian(moved * math.sqrt(question.steps) / question.noise, question.delta)
+    if neighbours == "replace":
+        steps = [poisson_replaced(question.noise, question.rate)]
+    else:
+        steps = [poisson_zero_out(question.noise, question.rate, comes) for comes in (True, False)]
+    return max(contour_epsilon([(step, 1)], question.steps, question.delta) for step in steps)
+
+
+@pytest.mark.parametrize(("question", "neighbours"), CELLS)
+def test_which_library_is_right(question: Question, neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = oracle(question, neighbours)
+    fast = tuple(each for each in libraries.ACCOUNTANTS if each.method in METHODS)
+    monkeypatch.setattr(libraries, "ACCOUNTANTS", fast)
+    asked = [each for each in libraries.opinions(question, libraries.LIBRARIES) if each.neighbours == neighbours]
+
+    true = libraries.truth(question, neighbours)
+
+    assert true is not None
+    assert exact * (1 - 1e-9) <= true <= exact * (1 + 5e-4)
+    assert asked
+    for opinion in asked:
+        if opinion.epsilon is not None and opinion.truth is not None:
+            difference = opinion.epsilon / exact - 1
+            assert abs(abs(difference) - libraries.SAME) > 5e-4, "too close to tell"
+            expected = "below the truth" if difference < 0 else "above the truth"
+            assert opinion.verdict == (expected if abs(difference) > libraries.SAME else "the truth")
+
+
+def test_libraries_that_compose_on_a_grid() -> None:
+    question = Question("gaussian", 1.0, 0.01, 1000, 1e-12)
+    exact = {neighbours: oracle(question, neighbours) for neighbours in NEIGHBOURS}
+
+    found = {(each.library.split()[0], each.method, each.neighbours): each for each in ask(question)}
+
+    assert found["opacus", "GDP", "add or remove"].verdict == "below the truth"
+    assert found["dp-accounting", "PLD", "replace"].verdict == "below the truth"  # findings/dp-accounting-small-delta
+    assert found["dp-accounting", "RDP, fixed size", "replace"].verdict == "another question"
+    assert found["dp-accounting", "RDP", "replace"].verdict == "no figure"
+    assert found["riskcal", "PLD", "add or remove"].epsilon == pytest.approx(exact["add or remove"], rel=1e-3)
+    assert found["prv", "PRV", "add or remove"].epsilon == pytest.approx(exact["add or remove"], rel=5e-3)
+    assert found["opacus", "PRV", "add or remove"].epsilon == pytest.approx(exact["add or remove"], rel=1e-3)
+
+
+def ask(question: Question) -> list[Opinion]:
+    return libraries.opinions(question, libraries.LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--with", "opacus"], "--with needs one of --sigma"),
+        (["--with", "opacus", "--sigma", "1", "--scale", "1"], "--with needs one of --sigma"),
+        (["--with", "autodp", "--sigma", "1"], "--with autodp: allowed are opacus, dp-accounting, riskcal, prv"),
+        (["--with", "opacus", "--sigma", "0"], "--sigma 0: allowed is from 0.05"),
+        (["--with", "opacus", "--sigma", "1", "--delta", "1"], "--delta 1: allowed is from 1e-15"),
+        (["--with", "opacus", "--sigma", "1", "--sampling-rate", "2"], "--sampling-rate 2: allowed is above 0"),
+        (["--with", "opacus", "--sigma", "1", "--steps", "0"], "--steps 0: allowed is from 1"),
+        (["--with", "opacus", "--scale", "1", "--sampling-rate", "0.1"], "sampled batches are compared for gaussian"),
+        (["--with", "opacus", "--sigma", "1", "--plot", "a.png"], "--plot a.png: --with compares libraries"),
+        (["--sigma", "1"], "--sigma 1: it is read with --with alone"),
+    ],
+)
+def test_wrong_questions(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["account", "compare", *options])
+
+    assert isinstance(result.exception, InputError)
+    assert words in str(result.exception)
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.PACKAGES, "prv", "no-such-package")
+
+    with pytest.raises(InputError, match="pip install no-such-package"):
+        ask(Question("gaussian", 1.0, 1.0, 1, 1e-5))
+
+
+def test_what_is_printed() -> None:
+    asked = ["account", "compare", "--with", "dp-accounting", "--sigma", "1", "--steps", "1"]
+
+    text = CliRunner().invoke(app, asked).output
+    parsed = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
+
+    assert "52.7% BELOW" in text
+    assert [row["ledger"] for row in parsed["fedpriv"]] == pytest.approx([4.37718, 9.99726], abs=1e-5)
+    assert {row["verdict"] for row in parsed["libraries"]} == {"the truth", "above the truth", "below the truth"}
