@@ -110,7 +110,7 @@ def test_antipodal_pairs_are_the_worst_and_the_figure_is_theirs(dimension, diver
 @pytest.mark.parametrize("kappa", [0.2, 1.0, 4.0])
 @in_one_test("share", [-0.95, -0.3, 0.0, 0.3, 0.7, 0.95])
 def test_antipodal_directions_dominate_in_every_hockey_stick_divergence(kappa, share):
-    """Delta at any epsilon, of either sign, grows with the angle between the centres (K = 3); see docs/account-proofs.md."""
+    """Delta grows with the angle between the centres at any epsilon (K = 3); see docs/account-proofs.md."""
     z, weights = np.polynomial.legendre.leggauss(400)
     around = np.linspace(0, 2 * np.pi, 401)[:-1]
     log_constant = np.log(np.sum(np.exp(kappa * z) * weights) / 2)
