@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import generator_states
-from fedpriv.gradients import refuse_mixed_examples
+from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
 from fedpriv.gradients.calls import coupled_layers, dropout_layers
 from fedpriv.models import ModelSettings, model_settings
 from fedpriv.models.lenet import LenetSettings
@@ -201,6 +202,26 @@ class Pair(nn.Linear):
 def two_outputs(shape, classes):
     return Pair(2, 2)
 
+def inferred(shape, classes):
+    with torch.inference_mode():
+        model = nn.Sequential(linear(shape, classes), nn.Linear(classes, classes))
+        model[1].weight = model[0][1].weight if shape == (classes, 1, 1) else model[1].weight
+        model.register_buffer("ones", torch.ones(2))
+        return model
+
+class Waves(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(*shape, dtype=torch.complex64))
+        self.register_buffer("phases", torch.polar(torch.ones(shape), torch.rand(shape)))
+        self.last = linear(shape, classes)
+
+    def forward(self, x):
+        return self.last(torch.fft.ifft2(torch.fft.fft2(x) * self.filter * self.phases).real)
+
+def waves(shape, classes):
+    return Waves(shape, classes)
+
 not_a_function = 3
 """
 
@@ -220,7 +241,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield package
 
 
-@in_one_test("function", ["linear", "drawn", "normed", "double", "lazy"])
+@in_one_test("function", ["linear", "drawn", "normed", "double", "lazy", "inferred", "waves"])
 @in_one_test("init", ["default", "uniform"])
 def test_own_models_are_built_from_the_working_folder(own: str, function: str, init: str) -> None:
     config = model_settings({"name": f"{own}.nets:{function}", "init": init})
@@ -230,6 +251,36 @@ def test_own_models_are_built_from_the_working_folder(own: str, function: str, i
     assert same(model, build_model(config, (3, 8, 8), 5, seed=1))
     assert all(layer.training for layer in model.modules())
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_complex_numbers_are_trained_as_pairs_of_real_ones(own: str) -> None:
+    """The oracle: torch's view of the gradients as real numbers, one example at a time."""
+    config = model_settings({"name": f"{own}.nets:waves"})
+    model = build_model(config, (2, 4, 4), 3, seed=1).to(torch.float64)
+    refuse_mixed_examples(model, example_losses, torch.randn(13, 2, 4, 4).double(), torch.arange(13) % 3)
+    x, y = torch.randn(3, 2, 4, 4, dtype=torch.float64), torch.arange(3)
+    given = sys.modules[f"{own}.nets"].Waves((2, 4, 4), 3)
+    with torch.no_grad():
+        given.filter.data, given.phases.data = model.filter.clone(), model.phases.clone()
+        given.last.load_state_dict(model.last.state_dict())
+    given.last.double()
+    found = per_example_gradients(model, example_losses, x, y).rows(0, 3)
+    pairs = torch.stack([found[f"parametrizations.filter.original{part}"] for part in (0, 1)], dim=-1)
+    for row in range(3):
+        losses = example_losses(given(x[[row]]), y[[row]])
+        exact, last = torch.autograd.grad(losses.sum(), [given.filter, given.last[1].weight])
+        torch.testing.assert_close(pairs[row], torch.view_as_real(exact), rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(found["last.1.weight"][row], last, rtol=1e-10, atol=1e-13)
+    assert float(model.phases.imag.abs().max()) > 0
+
+
+def test_weights_that_were_made_under_inference_mode_can_be_trained_and_changed(own: str) -> None:
+    model = build_model(model_settings({"name": f"{own}.nets:inferred"}), (3, 1, 1), 3, seed=1)
+    assert model[1].weight is model[0][1].weight
+    model(torch.ones(1, 3, 1, 1)).sum().backward()
+    with torch.no_grad():
+        for value in (*model.parameters(), *model.buffers()):
+            value.add_(1)
 
 
 def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import register_parametrization
+from typing_extensions import override
 
 from fedpriv.core.errors import reason_of
 from fedpriv.models.machinery.layers import sequence
@@ -20,6 +23,7 @@ def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceS
     if not isinstance(network, nn.Module):
         builder = settings.name.partition(":")[2] or settings.name
         raise settings.refusal(f"{builder} returns {type(network).__name__}; a torch.nn.Module is wanted")
+    _make_real(network)
     network.train().to(device="cpu", dtype=torch.float32)
     if isinstance(inputs, SequenceShape):
         whole: nn.Module = LogitsOf(network)
@@ -90,3 +94,32 @@ def _group_norm(norm: _BatchNorm, places: int) -> nn.Module:
     group.weight, group.bias = norm.weight, norm.bias
     after = {name: layer for name, layer in norm.named_children() if not isinstance(layer, nn.Identity)}
     return sequence(norm=group, **after) if after else group
+
+
+class _Pair(nn.Module):
+    """A complex number as the pair of real ones that are trained."""
+
+    @override
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.real.clone(), value.imag.clone()
+
+
+def _make_real(network: nn.Module) -> None:
+    """Hold complex numbers as pairs of real ones, and numbers made under ``torch.inference_mode`` as usual ones.
+
+    ``Module.to`` drops imaginary parts, and what was made under inference mode can be neither trained nor changed.
+    """
+    usual: dict[int, Any] = {}  # a tied weight has two names
+    for layer in list(network.modules()):
+        for held in (layer._parameters, layer._buffers):
+            numbers = [(name, value) for name, value in held.items() if value is not None and not is_lazy(value)]
+            for name, value in numbers:
+                if value.is_inference():
+                    copied = value.detach().clone()
+                    trained = nn.Parameter(copied, value.requires_grad) if held is layer._parameters else copied
+                    held[name] = usual.setdefault(id(value), trained)
+                if value.is_complex():
+                    register_parametrization(layer, name, _Pair())
