@@ -24,7 +24,7 @@ from fedpriv.data.files import Arrays, Keys
 if TYPE_CHECKING:
     import numpy as np
 
-_VERSION = 1  # of what entries hold, and of how pictures are read
+_VERSION = 2  # of what entries hold, and of how pictures are read
 _MOST = 8  # entries; the ones that were used last stay
 
 
@@ -83,6 +83,7 @@ def _save(file: IO[bytes], arrays: Arrays) -> None:
 
     keys = arrays.keys
     names = {"class_names": arrays.class_names, "key_names": None if keys is None else keys.names}
+    names["warnings"] = arrays.warnings
     file.write(json.dumps(names).encode() + b"\n")
     owners = () if keys is None else (keys.train, keys.test)
     for values in (arrays.y_train, arrays.y_test, *owners, _plain(arrays.x_train), _plain(arrays.x_test)):
@@ -97,6 +98,7 @@ def _load(file: IO[bytes]) -> Arrays:
     y_train, y_test, *owners, x_train, x_test = (np.load(file, allow_pickle=False) for _ in range(count))
     images = [x.transpose(0, 2, 3, 1) for x in (x_train, x_test)]
     arrays = Arrays(images[0], y_train, images[1], y_test, tuple(names["class_names"]))
+    arrays = replace(arrays, warnings=tuple(names["warnings"]))
     return replace(arrays, keys=Keys(owners[0], owners[1], tuple(names["key_names"]))) if owners else arrays
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 PUBLIC_SEED = 0  # the choice of test examples is part of the data set, the same for every experiment
 TEST_SHARE = 0.2
 _PIECE = 1 << 20  # numbers that are scaled at once
-TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev")
-"""What parts of data sets are called; of several test parts the first in this order is read."""
 
 
 class OwnFile(Source):
@@ -79,7 +77,11 @@ def label_numbers(
     """
     import numpy as np
 
-    classes = named or tuple(sorted(set(labels[: len(labels) - tests])))
+    given = set(labels[: len(labels) - tests])
+    if len(odd := {type(label): label for label in given}) > 1:
+        shown = " and ".join(map(repr, odd.values()))
+        raise InputError(f"{where}: its labels are of several types, such as {shown}; one is expected")
+    classes = named or tuple(sorted(given))
     numbers = {name: number for number, name in enumerate(classes)}
     names = tuple(map(str, classes))
     strange = next((label for label in labels if label not in numbers), None)
@@ -145,7 +147,10 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
             row = str(values[odd[0]].tolist())
             raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; one 1 in each row is wanted, and 0 elsewhere")
         values = values.argmax(1)
-    return np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+    texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+    if texts.dtype.kind == "U" and (texts == "").any():
+        raise InputError(f"{what}: row {int((texts == '').argmax()) + 1:,} is an empty text; each example has a label")
+    return texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +168,7 @@ class ClientExamples:
         shape = tuple(self.values.shape[1:])
         if len(shape) == 2:
             return (1, *shape)
-        return shape if shape[-1] not in (1, 3) else (shape[-1], *shape[:-1])
+        return shape if len(shape) != 3 or shape[-1] not in (1, 3) else (shape[-1], *shape[:-1])
 
 
 def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
@@ -174,11 +179,13 @@ def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arr
     for share in shares:
         if len(share.values) != len(share.labels):
             raise InputError(f"{share.where}: {len(share.values)} examples and {len(share.labels)} labels")
-        if share.shape != shares[0].shape or len(share.shape) != 3:
+        if share.shape != shares[0].shape or len(share.shape) != 3 or share.shape[0] not in (1, 3):
             raise InputError(
                 f"{share.where}: images have shape {tuple(share.values.shape[1:])}, and those of {shares[0].where} "
-                f"{tuple(shares[0].values.shape[1:])}; (H, W) or (H, W, C), the same everywhere, is wanted"
+                f"{tuple(shares[0].values.shape[1:])}; (H, W) or (H, W, C), C = 1 or 3, the same everywhere, is wanted"
             )
+    if not shares:
+        raise InputError(f"{place.path}: there is no example in it")
     labels = [label for share in shares for label in share.labels]
     owners = [share.owner for share in shares for _ in share.labels]
     given = sum(len(share.labels) for part in parts[1:] for share in part)

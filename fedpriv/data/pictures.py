@@ -70,7 +70,7 @@ def read_pictures(
 def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> np.ndarray:
     """Return uint8 (H, W) or (H, W, 3)."""
     import numpy as np
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with _opened(content) as stream, Image.open(stream) as picture:
@@ -81,6 +81,8 @@ def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> n
         raise InputError(f"{name}: no such file") from None
     except InputError:
         raise
+    except UnidentifiedImageError:
+        raise InputError(f"{name}: not a picture, truncated or damaged: of no format that is known") from None
     except Exception as error:  # noqa: BLE001 (each format has a reader of its own, and each fails in its own way)
         raise InputError(f"{name}: not a picture, truncated or damaged: {one_line(error)}") from None
 

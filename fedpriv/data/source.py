@@ -3,8 +3,9 @@
 Data sets are named whenever an experiment is read, so their files import numpy and the like where they use it.
 """
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.config.table import TableConfig
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.data.files import Arrays, checked
 
 if TYPE_CHECKING:
@@ -42,6 +43,33 @@ def home(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev")
+"""What parts of data sets are called; of several test parts the first in this order is read."""
+
+
+def named_parts(names: Iterable[str]) -> tuple[str | None, str | None]:
+    """Return the names of the training and of the test data among others, in capitals or not."""
+    known = {name.lower(): name for name in names}
+    train, test = (next((known[word] for word in words if word in known), None) for words in (TRAIN, TEST))
+    return train, test
+
+
+def split_names(names: Sequence[str], where: str) -> list[str]:
+    """Return the names of the training and of the test data among those of a data set's parts; "" is all of it."""
+    if list(names) == [""]:
+        return [""]
+    train, test = named_parts(names)
+    if train is None:
+        parts = some_of([name or "one without a name" for name in names])
+        raise InputError(f"{where}: its parts are {parts}; one of them is expected to be {TRAIN[0]!r}")
+    return [train] if test is None else [train, test]
+
+
+def part_of(name: str) -> str:
+    """Return the word of a file's name that says which part of a data set it is; empty: none does."""
+    return next((word for word in re.split("[^a-z]+", name.lower()) if word in (*TRAIN, *TEST)), "")
 
 
 @dataclass(frozen=True)

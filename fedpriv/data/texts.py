@@ -19,7 +19,7 @@ from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
 from fedpriv.data.files import Arrays, Keys, check_memory
-from fedpriv.data.source import DatasetStatus, Place, Source, home
+from fedpriv.data.source import DatasetStatus, Place, Source, home, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def read_texts(path: Path, columns: TextColumns) -> list[Row]:
     """Read texts and what stands beside them; the file's name may end in .gz."""
     if path.is_dir():
         return _folder(path)
-    ending = Path(path.name.removesuffix(".gz")).suffix
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix
     read = _json_lines if ending in JSON_LINES else _json_list if ending == ".json" else _csv
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
+        opened = gzip.open if path.suffix.lower() == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             rows = list(read(path, file, columns))
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def read_texts(path: Path, columns: TextColumns) -> list[Row]:
 
 
 def _csv(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
-    tabs = path.name.removesuffix(".gz").endswith(".tsv")
+    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
     reader = csv.DictReader(file, restval="", strict=True, delimiter="\t" if tabs else ",")
     header = list(reader.fieldnames or ())
     for column in columns.needed:
@@ -140,10 +140,13 @@ def _json_row(path: Path, where: str, number: int, given: object, columns: TextC
 
 def _folder(root: Path) -> list[Row]:
     """Texts in LABEL/NAME.txt, in the folder itself or in its folders train and test."""
-    found: dict[str | None, Path] = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    train, test = named_parts(path.name for path in root.iterdir() if path.is_dir())
+    parts: dict[str | None, Path] = {None: root / (train or "")}
+    if train is not None and test is not None:
+        parts = dict(zip(SPLITS, (root / train, root / test), strict=True))
     rows = []
-    for split, part in (found or {None: root}).items():
-        for path in sorted(part.glob("*/*.txt")):
+    for split, part in parts.items():
+        for path in text_files(part, "*/*"):
             try:
                 text = path.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
@@ -154,6 +157,12 @@ def _folder(root: Path) -> list[Row]:
     if not rows:
         raise InputError(f"{root}: no text lies in LABEL/NAME.txt, nor in train/LABEL/NAME.txt")
     return rows
+
+
+def text_files(root: Path, pattern: str) -> list[Path]:
+    """Return the .txt files of a folder, but for hidden ones."""
+    found = (path for path in root.glob(pattern) if path.suffix.lower() == ".txt")
+    return sorted(path for path in found if not any(name.startswith(".") for name in path.relative_to(root).parts))
 
 
 def _cell(where: str, value: object) -> str:
@@ -237,7 +246,7 @@ class Corpus(Source):
     @override
     def files(cls, place: Place) -> tuple[Path, ...]:
         found = cls.found(place)
-        files = sorted(found.rglob("*.txt")) if found.is_dir() else [found]
+        files = text_files(found, "**/*") if found.is_dir() else [found]
         return (*files, *tokenizer_files(place.text or CorpusConfig(), place.root))
 
     @classmethod

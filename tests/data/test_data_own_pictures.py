@@ -146,6 +146,27 @@ def test_a_level_of_folders_are_clients(tmp_path: Path) -> None:
     assert dataset.class_names == ("cat", "dog")
 
 
+def test_folders_as_people_have_them(tmp_path: Path) -> None:
+    """Parts in capitals, a class called train, hidden copies that tools make, and clients taken for classes."""
+    brains = folder(tmp_path / "brains", "Training", "Testing")
+    saved(brains / "Training" / "cat" / ".ipynb_checkpoints" / "0-checkpoint.png", pixels(6, 5, 3))
+    (brains / "Training" / "dog" / "._0.png").write_bytes(b"of another system")
+    dataset = loaded("folder", brains)
+    assert (len(dataset.x_train), len(dataset.x_test)) == (6, 6) and dataset.class_names == ("cat", "dog")
+    vehicles = folder(tmp_path / "vehicles")
+    (vehicles / "cat").rename(vehicles / "train")
+    assert loaded("folder", vehicles).class_names == ("dog", "train")
+    wards = folder(tmp_path / "wards", "ann", "bob")
+    (warning,) = loaded("folder", wards).warnings
+    assert "folders cat, dog lie in each of ann, bob, which are read as classes" in warning
+    assert loaded("folder", wards, key="client").warnings == ()
+    assert "a folder 'Test' of test data, and none that is called 'train'" in refusal(
+        "folder", folder(tmp_path / "half", "Test")
+    )
+    (wards / "bob" / "cow").mkdir()
+    assert "bob/cow: there is no picture of this class" in refusal("folder", wards, key="client")
+
+
 def bomb() -> bytes:
     """A PNG that says that it has 60,000 by 60,000 pixels."""
 
@@ -198,7 +219,7 @@ def hub(count: int = 12, colour: bool = True) -> tuple[datasets.Dataset, np.ndar
     return datasets.Dataset.from_dict(rows, datasets.Features({**kinds, "writer": datasets.Value("string")})), drawn
 
 
-@pytest.mark.parametrize("form", ["parquet", "shards", "splits", "folders", "saved", "saved dict"])
+@pytest.mark.parametrize("form", ["parquet", "shards", "splits", "Other names", "folders", "saved", "saved dict"])
 def test_data_sets_of_the_hub(tmp_path: Path, form: str) -> None:
     """As the library datasets reads them, in its order."""
     (data, drawn), (other, others) = hub(), hub(6)
@@ -214,6 +235,11 @@ def test_data_sets_of_the_hub(tmp_path: Path, form: str) -> None:
     elif form == "splits":
         data.to_parquet(path / "train.parquet")
         other.to_parquet(path / "test.parquet")
+    elif form == "Other names":
+        data.to_parquet(path / "Flowers_Train_0.parquet")
+        other.to_parquet(path / "Flowers_Test_0.parquet")
+        (path / ".cache").mkdir()
+        other.to_parquet(path / ".cache" / "train.parquet")
     elif form == "folders":
         for name, part in (("train", data), ("test", other)):
             (path / name).mkdir()
@@ -273,6 +299,7 @@ def test_wrong_data_sets_of_the_hub(tmp_path: Path) -> None:
     wrong = [{"bytes": b"none", "path": None}, {"bytes": None, "path": "x"}]
     for pictures, labels, words in (
         (wrong, [0, None], "row 2, column 'label': None; expected a text or a whole number"),
+        (wrong, ["a", ""], "row 2, column 'label': ''; expected a text or a whole number"),
         (wrong[:1] * 2, [0, 1], "row 1: not a picture, truncated or damaged"),
         (wrong[::-1], [0, 1], "row 1, column 'image': no bytes of a picture"),
     ):
@@ -283,6 +310,10 @@ def test_wrong_data_sets_of_the_hub(tmp_path: Path) -> None:
     data.remove_columns("writer").to_parquet(tmp_path / "empty" / "train-1.parquet")
     data.to_parquet(tmp_path / "empty" / "train-2.parquet")
     assert "train-2.parquet: its columns are not those of" in refusal("hub", tmp_path / "empty")
+    for name in ("small", "large"):
+        (tmp_path / "several" / name).mkdir(parents=True)
+        data.to_parquet(tmp_path / "several" / name / "train-0.parquet")
+    assert "holds several data sets, large, small; data.path names one" in refusal("hub", tmp_path / "several")
     (tmp_path / "empty" / "dataset_info.json").write_text("{")
     assert "datasets.load_from_disk cannot read it" in refusal("hub", tmp_path / "empty")
 
@@ -345,6 +376,8 @@ def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> No
     keys = loaded("npz", tmp_path / "a.npz", key="site").keys
     assert keys is not None and (keys.train.tolist(), keys.test.tolist()) == ([1, 0] * 3, [])
     assert "data.key = 'ward': there is no such array" in refusal("npz", tmp_path / "a.npz", key="ward")
+    np.savez(tmp_path / "a.npz", **{**parts, "y_train": np.array(["a", "b", "", "a", "b", "a"])})
+    assert "y_train: row 3 is an empty text" in refusal("npz", tmp_path / "a.npz")
 
 
 # --- files with clients -------------------------------------------------------------------------------------------
@@ -374,7 +407,7 @@ WRITE: dict[str, Any] = {"leaf": (write_leaf, "json"), "hdf5": (write_hdf5, "h5"
 
 
 @pytest.mark.parametrize("form", WRITE)
-@pytest.mark.parametrize("layout", ["one file", "parts"])
+@pytest.mark.parametrize("layout", ["one file", "parts", "names"])
 def test_files_with_clients(tmp_path: Path, form: str, layout: str) -> None:
     """Every picture, label and owner is there once; keys may be in one part alone."""
     write, ending = WRITE[form]
@@ -386,6 +419,7 @@ def test_files_with_clients(tmp_path: Path, form: str, layout: str) -> None:
     else:
         path = tmp_path / "data"
         inside = ("train/a", "test/b") if form == "leaf" else ("fed_emnist_train", "fed_emnist_test")
+        inside = inside if layout == "parts" else ("All_Train_9", "All_Test_9")
         write(path / f"{inside[0]}.{ending}", first)
         write(path / f"{inside[1]}.{ending}", second)
     dataset = loaded(form, path, **({"test_share": 0.25} if layout == "one file" else {}))
@@ -435,6 +469,12 @@ def leaf_file(path: Path, content: object) -> Path:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ('{"user_data": {"ann": {}, "ann": {}}}', "'ann' is there twice"),
+        ({"x": [0.5, 1], "y": [1, 2]}, "user 'ann': images have shape ()"),
+        ({"x": [[0.5] * 4] * 4, "y": [1, "b"] * 2}, "its labels are of several types, such as"),
+        ({"x": [[0.5] * 4], "y": [""]}, "user 'ann': y holds an empty text"),
+        ({"x": [[2e308] * 4], "y": [1]}, "user 'ann': x is float64 from inf to inf; wanted is"),
+        ({"x": [], "y": []}, "there is no example in it"),
         ('{"user_data": ', "not JSON that can be read, truncated or damaged"),
         ("[]", 'wanted is LEAF\'s {"users"'),
         ({"x": [[0.5] * 4], "y": [1, 2]}, "user 'ann': two lists x and y of one length"),
@@ -472,6 +512,9 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
             "client 'ann': wanted is 'label', a whole number for each",
         ),
         ({"examples/ann/pixels": image[0], **label}, "images are float64 of shape (4, 4)"),
+        ({"examples/ann/pixels": np.zeros((2, 4, 4, 4)), **label}, "client 'ann': images have shape (4, 4, 4)"),
+        ({"examples/ann/pixels/0": image, **label}, "client 'ann': wanted is pixels or image or x; it has label"),
+        ({"examples/ann/pixels": image, "examples/ann/label/0": image}, "client 'ann': wanted is 'label'"),
         ({"examples/ann/pixels": image[:1], **label}, "client 'ann': 1 examples and 2 labels"),
         ({"examples/ann/pixels": image - 1, **label}, "client 'ann' is float64 from -1 to -1; wanted"),
         ({"examples/ann/pixels": image, **label, **bob}, "client 'bob': images have shape (5, 5)"),
@@ -480,6 +523,20 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
             for name, values in fields.items():
                 file.create_dataset(name, data=values)
         assert words in refusal("hdf5", path, test_share=0.5)
+    with h5py.File(path, "w") as file:
+        file.create_group("examples")
+    assert "there is no example in it" in refusal("hdf5", path)
+    for texts, words in ((b"one", "a list is wanted"), (np.array([b"\xff"]), "a text is no UTF-8")):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("examples/ann/snippets", data=texts)
+        assert words in refusal("hdf5", path, text={"length": 8})
+    with h5py.File(path, "w") as file:  # declared, and not there
+        for field, shape in (("label", (10**9,)), ("pixels", (10**9, 4, 4))):
+            file.create_dataset(f"examples/ann/{field}", shape, np.int32, chunks=True)
+    assert "client 'ann': reading it takes" in refusal("hdf5", path)
+    for name in ("b_train.h5", "c_train.h5"):
+        write_hdf5(tmp_path / "several" / name, writers())
+    assert "holds b_train.h5, c_train.h5; one file of training" in refusal("hdf5", tmp_path / "several")
 
 
 # --- idx files ----------------------------------------------------------------------------------------------------
@@ -523,11 +580,16 @@ def test_emnist_is_upright(tmp_path: Path) -> None:
 # --- objects ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["data", "made", "parts"])
+@pytest.mark.parametrize("kind", ["data", "made", "parts", "paths"])
 def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     given, drawn = hub()
     module = types.ModuleType("own_module")
-    vars(module).update(data=given, made=lambda: given, parts=datasets.DatasetDict(train=given, test=given), other=3)
+    files = [str(tmp_path / f"{number}.png") for number in range(len(drawn))]
+    for path, picture in zip(files, drawn, strict=True):
+        Image.fromarray(picture).save(path)
+    paths = given.remove_columns("image").add_column("image", files).cast_column("image", datasets.Image())
+    parts = datasets.DatasetDict(train=given, test=given)
+    vars(module).update(data=given, made=lambda: given, parts=parts, paths=paths, other=3)
     monkeypatch.setitem(sys.modules, "own_module", module)
     config = validated(DataConfig, {"name": f"own_module:{kind}", "key": "writer"}, "a test")
     dataset = load_dataset(config, 0)

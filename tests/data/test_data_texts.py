@@ -256,22 +256,27 @@ def test_speakers_of_shakespeare() -> None:
     assert targets == sum(len(speech.encode()) + 2 for _, speech in turns) - len(speakers) - tested
 
 
-def test_folders_of_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [("train", "test"), ("Train", "val"), ("train",)])
+def test_folders_of_texts(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    """What is hidden is no text. Without a part of test data a share of the texts are tests."""
     for part, label, name, text in (
-        ("train", "good", "1", "a joy"), ("train", "bad", "1", "a bore"), ("test", "bad", "1", "dull"),
+        (parts[0], "good", "1", "a joy"), (parts[0], "bad", "1", "a bore"), (parts[-1], "good", "2", "dull"),
+        (parts[0], ".ipynb_checkpoints", "1", "a copy"),
     ):  # fmt: skip
         (tmp_path / part / label).mkdir(parents=True, exist_ok=True)
         (tmp_path / part / label / f"{name}.txt").write_text(text)
-    tree = {"name": "text", "path": str(tmp_path), "text": {"length": 8}}
+    tree = {"name": "text", "path": str(tmp_path), "text": {"length": 8, "test_share": 0.3}}
     dataset = load_dataset(validated(DataConfig, tree, "a test"), 0)
     assert dataset.class_names == ("bad", "good") and dataset.y_train.tolist() == [0, 1]
     assert dataset.text is not None
     assert dataset.text.tokenizer.decode(dataset.x_test[0].flatten().tolist()) == "dull"
-    (tmp_path / "train" / "bad" / "2.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"data\.key = 'who': a folder of texts has no columns"):
+        load_dataset(validated(DataConfig, {**tree, "key": "who"}, "a test"), 0)
+    (tmp_path / parts[0] / "bad" / "2.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"2\.txt: cannot be read as text in UTF-8"):
         load_dataset(validated(DataConfig, tree, "a test"), 0)
     with pytest.raises(InputError, match=r"no text lies in LABEL/NAME\.txt"):
-        load_dataset(validated(DataConfig, {**tree, "path": str(tmp_path / "train" / "good")}, "a test"), 0)
+        load_dataset(validated(DataConfig, {**tree, "path": str(tmp_path / parts[0] / "good")}, "a test"), 0)
 
 
 def test_a_json_file_that_is_no_list(tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TRAIN, OwnFile, image_arrays, label_numbers, order_rows
+from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import ENDINGS, read_pictures
-from fedpriv.data.source import Place, home
+from fedpriv.data.source import Place, home, named_parts
 
 CLIENT = "client"  # what data.key calls the level of folders above the classes
 
@@ -24,6 +25,7 @@ class PictureFile(NamedTuple):
     path: str
     label: str
     owner: str
+    below: str  # the folder within that of its class, or empty
 
 
 @DATASETS.register
@@ -47,7 +49,8 @@ class ImageFolder(OwnFile):
         named = ((picture.path, picture.path) for picture in pictures)
         images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
         whose = [picture.owner for picture in pictures] if place.key else None
-        return image_arrays(images, labels, tests, classes, whose, place.path), place.path
+        arrays = image_arrays(images, labels, tests, classes, whose, place.path)
+        return replace(arrays, warnings=_warnings(pictures, place.key)), place.path
 
     @classmethod
     @override
@@ -66,10 +69,11 @@ def _parts(place: Place) -> tuple[list[PictureFile], list[PictureFile]]:
         raise InputError(
             f"{root}: {'no folder' if root.exists() else 'no such folder'}; data.name = 'folder' reads one"
         )
-    names = _folders(str(root))
-    train = next((name for name in TRAIN if name in names), None)
-    test = next((name for name in TEST if name in names), None)
+    train, test = named_parts(_folders(str(root)))
+    train, test = (name if name and _has_folders(f"{root}/{name}") else None for name in (train, test))
     if train is None:
+        if test is not None:
+            raise InputError(f"{root}: has a folder {test!r} of test data, and none that is called 'train'")
         return _pictures(str(root), place.key), []
     parts = [] if test is None else _pictures(str(root / test), place.key)
     return _pictures(str(root / train), place.key), parts
@@ -77,33 +81,60 @@ def _parts(place: Place) -> tuple[list[PictureFile], list[PictureFile]]:
 
 def _pictures(folder: str, key: str) -> list[PictureFile]:
     """All pictures of a part of the data, by client, class and name."""
-    owners = _folders(folder) if key else [""]
-    found = [
-        PictureFile(path, label, owner)
-        for owner in owners
-        for label in _folders(f"{folder}/{owner}")
-        for path in _files(f"{folder}/{owner}/{label}")
-    ]
+    above = {owner: f"{folder}/{owner}" for owner in _folders(folder)} if key else {"": folder}
+    classes = {f"{where}/{label}": (label, owner) for owner, where in above.items() for label in _folders(where)}
+    found = [PictureFile(path, *each, below) for where, each in classes.items() for path, below in _files(where)]
     if not found:
         layout = "CLIENT/CLASS/PICTURE" if key else "CLASS/PICTURE"
         raise InputError(f"{folder}: no picture lies in {layout}; pictures end in {', '.join(ENDINGS)}")
+    filled = {picture.label for picture in found}
+    empty = next((where for where, (label, _) in classes.items() if label not in filled), None)
+    if empty is not None:
+        raise InputError(f"{empty}: there is no picture of this class; pictures end in {', '.join(ENDINGS)}")
     return found
+
+
+def _warnings(pictures: Sequence[PictureFile], key: str) -> tuple[str, ...]:
+    """Where all classes have the same folders, these may be the classes."""
+    below: dict[str, set[str]] = {}
+    for picture in pictures:
+        below.setdefault(picture.label, set()).add(picture.below)
+    shared = set.intersection(*below.values())
+    if key or "" in set.union(*below.values()) or not shared:
+        return ()
+    return (
+        f"folders {some_of(sorted(shared))} lie in each of {some_of(sorted(below))}, which are read as classes: if the "
+        f"former are the classes, data.key = {CLIENT!r} reads CLIENT/CLASS/PICTURE",
+    )
 
 
 def _folders(folder: str) -> list[str]:
     """The names of subfolders; a picture beside them would belong to no class."""
-    try:
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read: {error.strerror}") from None
+    found = _entries(folder)
     stray = next((entry.name for entry in found if entry.name.lower().endswith(ENDINGS) and entry.is_file()), None)
     if stray is not None:
         raise InputError(f"{folder}: {stray} lies beside the folders of classes, and has none")
-    return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
+    return [entry.name for entry in found if entry.is_dir()]
 
 
-def _files(folder: str) -> Iterator[str]:
+def _has_folders(folder: str) -> bool:
+    """Whether a folder may be a part of the data: one that holds pictures alone is a class, whatever it is called."""
+    return any(entry.is_dir() for entry in _entries(folder))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What a folder holds, but for what is hidden, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+def _files(folder: str) -> Iterator[tuple[str, str]]:
+    """The pictures in a folder and in all below it, but for hidden ones, and the first folder that each lies in."""
     for where, folders, names in os.walk(folder):
-        folders.sort()
-        yield from (f"{where}/{name}" for name in sorted(names) if name.lower().endswith(ENDINGS))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = where[len(folder) + 1 :].partition("/")[0]
+        pictures = (name for name in sorted(names) if name.lower().endswith(ENDINGS) and not name.startswith("."))
+        yield from ((f"{where}/{name}", below) for name in pictures)

@@ -11,11 +11,12 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line, some_of
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TRAIN, ClientExamples, OwnFile, image_shares, text_shares
-from fedpriv.data.source import Place, home
+from fedpriv.data.files import LABEL_BYTES, NAME_BYTES, Arrays, check_memory
+from fedpriv.data.own import ClientExamples, OwnFile, image_shares, text_shares
+from fedpriv.data.source import Place, home, part_of, split_names
 
 _ENDINGS = (".h5", ".hdf5")
+_MADE_OF_A_LABEL = 5 * LABEL_BYTES  # a number is an object of Python's, and a pointer to it
 _IMAGES, _TEXTS = ("pixels", "image", "x"), ("snippets", "text", "tokens")  # the first of these that a client has
 
 
@@ -41,13 +42,17 @@ class ClientGroups(OwnFile):
         root = home(place.path)
         if not root.is_dir():
             return (root,)
-        found = sorted(path for path in root.iterdir() if path.suffix in _ENDINGS)
-        train, test = (
-            next((path for path in found if any(name in path.stem for name in names)), None) for names in (TRAIN, TEST)
-        )
-        if train is None:
+        by_part: dict[str, list[Path]] = {}
+        for path in sorted(path for path in root.iterdir() if path.suffix.lower() in _ENDINGS):
+            by_part.setdefault(part_of(path.stem), []).append(path)
+        if not by_part:
             raise InputError(f"{root}: holds no file of training data, such as NAME_train.h5")
-        return (train,) if test is None else (train, test)
+        chosen = [by_part[name] for name in split_names(list(by_part), str(root))]
+        several = next((paths for paths in chosen if len(paths) > 1), None)
+        if several is not None:
+            names = some_of([path.name for path in several])
+            raise InputError(f"{root}: holds {names}; one file of training and one of test data are read")
+        return tuple(path for (path,) in chosen)
 
 
 @contextmanager
@@ -59,7 +64,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        raise InputError(f"{path}: no such file, or folder with NAME_train.h5 and NAME_test.h5") from None
     except OSError as error:
         raise InputError(f"{path}: not an HDF5 file, truncated or damaged: {one_line(error)}") from None
     with file:
@@ -75,19 +80,30 @@ def _shares(path: Path, file: Any, place: Place) -> Iterator[ClientExamples]:
         raise InputError(f"{path}: has no group 'examples', whose groups are clients; it has {some_of(list(file))}")
     for owner, fields in clients.items():
         where = f"{path}: client {owner!r}"
-        names = list(fields) if hasattr(fields, "items") else []
+        names = [name for name, field in fields.items() if hasattr(field, "dtype")] if hasattr(fields, "items") else []
         wanted = _IMAGES if place.text is None else (place.text.text, *_TEXTS)
         values = next((fields[name] for name in wanted if name in names), None)
         if values is None:
             raise InputError(f"{where}: wanted is {' or '.join(wanted)}; it has {some_of(names)}")
         if place.text is not None:
-            if values.dtype.kind not in "OS":
-                raise InputError(f"{where}: its texts are {values.dtype}")
-            yield ClientExamples(owner, [text.decode(errors="replace") for text in values[:]], [], where)
+            if values.dtype.kind not in "OS" or values.ndim != 1:
+                raise InputError(f"{where}: its texts are {values.dtype} of shape {values.shape}; a list is wanted")
+            check_memory(where, NAME_BYTES * len(values), place.memory)
+            yield ClientExamples(owner, [_text(text, where) for text in values[:]], [], where)
             continue
         label = place.label or "label"
         if label not in names or fields[label].ndim != 1 or fields[label].dtype.kind not in "iu":
             raise InputError(f"{where}: wanted is {label!r}, a whole number for each image; it has {some_of(names)}")
         if values.dtype.kind not in "buif" or values.ndim not in (3, 4):
             raise InputError(f"{where}: images are {values.dtype} of shape {values.shape}; (n, H, W[, C]) is wanted")
+        if len(values) != len(fields[label]):
+            raise InputError(f"{where}: {len(values)} examples and {len(fields[label])} labels")
+        check_memory(where, 2 * values.size + _MADE_OF_A_LABEL * len(values), place.memory)
         yield ClientExamples(owner, values, fields[label][:].tolist(), where)
+
+
+def _text(text: bytes, where: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: a text is no UTF-8: {one_line(error)}") from None

@@ -14,9 +14,9 @@ from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, some_of
 from fedpriv.core.registry import DATASETS, suggestion
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import TEST, TRAIN, OwnFile, image_arrays, label_numbers, order_rows
+from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
-from fedpriv.data.source import Place, home
+from fedpriv.data.source import Place, home, part_of, split_names
 from fedpriv.data.texts import Row, TextSplit, arrays_of, split_by_key
 
 if TYPE_CHECKING:
@@ -58,11 +58,14 @@ class StoredTable:
     def values(self, key: str, name: str) -> list[Any]:
         """Return all cells of a column, none of which may be empty, names in place of numbers of classes."""
         self.require(key, name)
+        no_texts = () if key == "data.text.text" else ("",)
         cells = [cell for batch in self.batches([name]) for cell in batch.column(0).to_pylist()]
         names = self.features.get(name, {}).get("names")
         for row, cell in enumerate(cells):
-            known = isinstance(cell, str | int) and (
-                names is None or (isinstance(cell, int) and 0 <= cell < len(names))
+            known = (
+                isinstance(cell, str | int)
+                and cell not in no_texts
+                and (names is None or (isinstance(cell, int) and 0 <= cell < len(names)))
             )
             if not known:
                 allowed = "a text or a whole number" if names is None else f"a number of its {len(names)} classes"
@@ -124,30 +127,34 @@ def _tables(root: Path) -> list[StoredTable]:
         raise InputError(f"{root}: no such file or folder")
     if any((root / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
         return _saved(root)
-    files = sorted(root.rglob(f"*{_ENDING}")) if root.is_dir() else [root]
+    files = sorted(_visible(root)) if root.is_dir() else [root]
     if not files:
         raise InputError(f"{root}: holds neither {_ENDING} files nor what save_to_disk writes")
     by_split: dict[str, list[Path]] = {}
+    configurations: dict[str, None] = {}
     for path in files:
-        by_split.setdefault(_split(path) if root.is_dir() else "", []).append(path)
+        split, configuration = _split(path.relative_to(root)) if root.is_dir() else ("", "")
+        by_split.setdefault(split, []).append(path)
+        configurations |= {configuration: None} if split else {}
+    if len(configurations) > 1:
+        raise InputError(
+            f"{root}: holds several data sets, {some_of(list(configurations))}; data.path names one of them"
+        )
     chosen = split_names(list(by_split), str(root))
     return [_parquet(by_split[name], f"{root}: {name}" if name else str(root)) for name in chosen]
 
 
-def split_names(names: Sequence[str], where: str) -> list[str]:
-    """Return the names of the training and of the test data among those of a data set's parts; "" is all of it."""
-    if list(names) == [""]:
-        return [""]
-    train, test = (next((name for name in known if name in names), None) for known in (TRAIN, TEST))
-    if train is None:
-        raise InputError(f"{where}: its parts are {some_of(names)}; one of them is expected to be {TRAIN[0]!r}")
-    return [train] if test is None else [train, test]
+def _visible(root: Path) -> Iterator[Path]:
+    for path in root.rglob(f"*{_ENDING}"):
+        if not any(name.startswith(".") for name in path.relative_to(root).parts):
+            yield path
 
 
-def _split(path: Path) -> str:
-    """train of train-00000-of-00002.parquet, or of train/0000.parquet."""
-    known = (path.name.removesuffix(_ENDING).split("-")[0], path.parent.name)
-    return next((name for name in known if name in (*TRAIN, *TEST)), "")
+def _split(path: Path) -> tuple[str, str]:
+    """train of train-00000-of-00002.parquet or of train/0000.parquet, and the folder above, of a data set."""
+    if split := part_of(path.stem):
+        return split, str(path.parent)
+    return part_of(path.parent.name), str(path.parent.parent)
 
 
 def _parquet(paths: Sequence[Path], where: str) -> StoredTable:
@@ -189,11 +196,17 @@ def tables_of(found: Any, where: str) -> list[StoredTable]:
 
 
 def _table(dataset: Any, where: str) -> StoredTable:
+    from datasets.table import embed_table_storage
+
     plain = dataset.with_format("arrow")
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         for table in plain.select_columns(columns).iter(_BATCH):
-            yield from table.combine_chunks().to_batches()
+            try:
+                embedded = embed_table_storage(table)  # pictures that it knows by their paths
+            except OSError as error:
+                raise InputError(f"{where}: {one_line(error)}") from None
+            yield from embedded.combine_chunks().to_batches()
 
     return StoredTable(where, dataset.features.arrow_schema, batches)
 

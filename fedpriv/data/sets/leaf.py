@@ -12,8 +12,8 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_memory
-from fedpriv.data.own import TEST, TRAIN, ClientExamples, OwnFile, as_pixels, image_shares, text_shares
-from fedpriv.data.source import Place, home
+from fedpriv.data.own import ClientExamples, OwnFile, as_pixels, image_shares, text_shares
+from fedpriv.data.source import Place, home, named_parts, part_of, split_names
 
 _MADE_OF_A_BYTE = 8  # a number is an object of Python's, and a pointer to it
 
@@ -46,20 +46,26 @@ def _parts(place: Place) -> list[list[Path]]:
         return [[root]]
     if not root.is_dir():
         raise InputError(f"{root}: no such file or folder")
-    folders = [next((root / name for name in names if (root / name).is_dir()), None) for names in (TRAIN, TEST)]
-    parts = [sorted(folder.glob("*.json")) for folder in (folders if folders[0] else [root]) if folder]
-    empty = next(
-        (folder for folder, part in zip(folders if folders[0] else [root], parts, strict=False) if not part), None
-    )
-    if empty is not None:
-        raise InputError(f"{empty}: holds no .json file")
-    return parts
+    train, test = named_parts(path.name for path in root.iterdir() if path.is_dir())
+    if train is not None:
+        return [_files(root / name) for name in (train, test) if name is not None]
+    by_part: dict[str, list[Path]] = {}
+    for path in _files(root):
+        by_part.setdefault(part_of(path.stem), []).append(path)
+    return [by_part[name] for name in split_names(list(by_part), str(root))]
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("*.json"))
+    if not found:
+        raise InputError(f"{folder}: holds no .json file, nor LEAF's folders train and test of them")
+    return found
 
 
 def _shares(path: Path, place: Place) -> list[ClientExamples]:
     check_memory(path, _MADE_OF_A_BYTE * path.stat().st_size, place.memory)
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(path.read_bytes(), object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON that can be read, truncated or damaged: {one_line(error)}") from None
     users = tree.get("user_data") if isinstance(tree, dict) else None
@@ -71,11 +77,22 @@ def _shares(path: Path, place: Place) -> list[ClientExamples]:
     return [share for share in shares if len(share.values)]
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are different, so that nobody's examples replace another's."""
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return tree
+
+
 def _share(path: Path, user: str, data: Any, place: Place) -> ClientExamples:
     where = f"{path}: user {user!r}"
     x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise InputError(f"{where}: two lists x and y of one length are wanted")
+    if not x:
+        return ClientExamples(user, [], [], where)
     if all(isinstance(text, str) for text in x) != (place.text is not None):
         wanted, section = ("texts", "has a section") if place.text else ("lists of numbers", "has no section")
         raise InputError(f"{where}: x holds {_kinds(x)}; {wanted} are wanted where the experiment {section} data.text")
@@ -83,8 +100,9 @@ def _share(path: Path, user: str, data: Any, place: Place) -> ClientExamples:
         if not all(isinstance(following, str) for following in y):
             raise InputError(f"{where}: y holds {_kinds(y)}; texts that go on those of x are wanted")
         return ClientExamples(user, [f"{text}{following}" for text, following in zip(x, y, strict=True)], [], where)
-    if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in y):
-        raise InputError(f"{where}: y holds {_kinds(y)}; whole numbers or texts are wanted")
+    if not all(isinstance(label, str | int) and not isinstance(label, bool) and label != "" for label in y):
+        found = "an empty text" if "" in y else _kinds(y)
+        raise InputError(f"{where}: y holds {found}; whole numbers or texts are wanted")
     return ClientExamples(user, _images(x, where), y, where)
 
 
@@ -101,7 +119,7 @@ def _images(x: list[Any], where: str) -> Any:
         if side * side != values.shape[1]:
             raise InputError(f"{where}: x holds lists of {values.shape[1]} numbers, which are no square")
         values = values.reshape(len(x), side, side)
-    whole = bool(values.size) and values.max() > 1 and bool((values == np.rint(values)).all())
+    whole = bool(values.size) and 1 < values.max() <= 255 and bool((values == np.rint(values)).all())
     return as_pixels(values.astype(np.int64) if whole else values, f"{where}: x")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
@@ -34,6 +35,8 @@ class OwnTexts(Corpus):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, config = cls.found(place), place.text or CorpusConfig()
+        if place.key and path.is_dir():
+            raise InputError(key="data.key", given=place.key, allowed="a folder of texts has no columns; files have")
         rows = read_texts(path, TextColumns(config.text, config.label, place.key))
         check_splits(path, rows)
         words = sorted({row.label for row in rows if row.label is not None})
