@@ -118,8 +118,17 @@ def test_what_a_victim_yields_does_not_depend_on_the_others() -> None:
         assert one.loss == pytest.approx(alone.loss, rel=1e-6, abs=1e-12)
 
 
+def biases_alone() -> nn.Module:
+    """As BitFit trains them."""
+    model = mlp()
+    for name, value in model.named_parameters():
+        value.requires_grad_(name.endswith("bias"))
+    return model
+
+
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any], str]] = {
     "no Linear first layer": (lenet, 1, {}, "first layer multiplies the image itself"),
+    "a frozen first layer": (biases_alone, 1, {}, "which is frozen: clients do not upload it"),
     "more examples than outputs": (lambda: mlp("sigmoid", (6,)), 8, {}, "of 6 outputs has the full rank 6"),
     "a batch below the noise": (
         lambda: mlp("relu", (400,)), 2, {"mechanism": {"name": "gaussian", "sigma": 3.0, "clip_norm": 1.0}},
@@ -148,7 +157,7 @@ def test_a_refusal_is_one_line_and_of_that_victim_only(name: str) -> None:
     result = attack_each(AttackJob("closed_form", [bad, good], model, CONFIG, 0))
     assert words in result.failures[0]
     assert "\n" not in result.failures[0]
-    if name == "no Linear first layer":
+    if name in ("no Linear first layer", "a frozen first layer"):
         assert set(result.failures) == {0, 1}
     else:
         assert set(result.failures) == {0}

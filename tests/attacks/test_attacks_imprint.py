@@ -258,6 +258,7 @@ class Scaled(Renamed):
         (Scaled(), "first layer is a Linear layer"),
         (Biasless(torch.relu), "with bias"),
         (mlp("sigmoid"), "ReLU"),
+        (mlp("relu").requires_grad_(False), r"weight, which is frozen"),
     ],
 )
 def test_other_networks_are_refused(model: nn.Module, says: str) -> None:

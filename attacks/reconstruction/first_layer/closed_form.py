@@ -281,7 +281,7 @@ def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[_Read]:
 def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     """What the first layer says."""
     if layer is None:
-        raise AttackRefused(NO_LAYER)
+        raise AttackRefused(_without_layer(scene, victim))
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
     if victim.in_small_blocks:
@@ -299,6 +299,16 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     if usable is None:
         image = _scaled(scene, victim, image)
     return _Read(scene.box(image), _label(scene, victim, image))
+
+
+def _without_layer(scene: Scene, victim: Victim) -> str:
+    """Why no uploaded layer multiplies the image."""
+    network = scene.network
+    frozen = {name: value for name, value in network.model.named_parameters() if name not in network.names}
+    layer = find_input_layer(network, victim.parameters | frozen, scene.shape) if frozen else None
+    if layer is None:
+        return NO_LAYER
+    return f"closed_form reads images in the gradient of {layer.weight}, which is frozen: clients do not upload it"
 
 
 def _complete(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read]) -> tuple[Tensor, ...]:

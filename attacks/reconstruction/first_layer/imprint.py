@@ -61,6 +61,10 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
             "imprint needs a network whose first layer is a Linear layer with bias, behind nothing but flattening; "
             "this network has none"
         )
+    if not first.layer.weight.requires_grad:
+        raise AttackRefused(
+            f"imprint reads the gradient of {first.name}.weight, which is frozen: clients do not upload it"
+        )
     passed = first.result.clamp(min=0)
     second = next((call for call in calls if _equal(call.given, passed)), None)
     if second is None:

@@ -30,7 +30,7 @@ class InputLayer:
 
 
 def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int, int]) -> InputLayer | None:
-    """Find the layer by what it does, so that own networks need no naming convention.
+    """Find the layer by what it does, so that own networks need no naming convention; among parameters that are given.
 
     The image enters through ``W x`` alone if mirroring the rows of W and the image at a random plane changes nothing. A
     bias is a vector to which adding ``W d`` does what adding d to the image does.
@@ -44,8 +44,7 @@ def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int
         torch.randn(*size, generator=generator).to(network.device, wide) for size in ((4, *shape), (pixels,), (pixels,))
     )
     trial = _Trial(network, parameters, images, plane / plane.norm(), 0.1 * step)
-    for name in network.names:
-        value = parameters[name]
+    for name, value in parameters.items():
         for transposed in (False, True):
             if value.ndim == 2 and value.shape[0 if transposed else 1] == pixels and trial.multiplies(name, transposed):
                 return InputLayer(name, trial.bias(name, transposed), transposed)
@@ -76,8 +75,7 @@ class _Trial:
         weight = self._parameters[name]
         change = self._step @ weight if transposed else weight @ self._step
         moved = self._images - self._step.view(self._images.shape[1:])
-        for other in self._network.names:
-            value = self._parameters[other]
+        for other, value in self._parameters.items():
             if value.shape == change.shape and self._cancel({other: value + change}, moved):
                 return other
         return None
