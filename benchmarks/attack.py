@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.measure import in_own_process, medians, options, peak_mib, save, seconds
+from benchmarks.measure import in_own_process, medians, options, save, seconds
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching import Evaluator, Matcher, angle, total_variation
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
+from fedpriv.diagnosis.cost import peak_mib
 from fedpriv.mechanisms.none import NoMechanism
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.measure import cpu_seconds, in_turns, medians, options, report, save, seconds
+from benchmarks.measure import in_turns, medians, options, report, save, seconds
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.threads import cpu_threads
+from fedpriv.diagnosis.cost import cpu_seconds
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.robustness.build import build_smoothing, with_noise

@@ -2,10 +2,7 @@
 
 import json
 import multiprocessing
-import os
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,13 +52,6 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """Return the CPU time that a call takes, of all threads of this process together."""
-    began = time.process_time()
-    call()
-    return time.process_time() - began
-
-
 def in_turns(ways: Mapping[Way, Callable[[], float]], turns: int) -> dict[Way, list[float]]:
     """Let all ways take turns, so that whatever disturbs the machine hits all; each returns what it took."""
     times: dict[Way, list[float]] = {way: [] for way in ways}
@@ -74,25 +64,6 @@ def in_turns(ways: Mapping[Way, Callable[[], float]], turns: int) -> dict[Way, l
 def medians(times: Mapping[Way, Sequence[float]]) -> dict[Way, float]:
     """Return the median of each way's times."""
     return {way: statistics.median(taken) for way, taken in times.items()}
-
-
-def reset_peak() -> float:
-    """Forget the highest resident memory so far, where the system can (Linux), and return the present one in MiB."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return peak_mib()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def peak_mib() -> float:
-    """Return the highest resident memory of this process so far, in MiB."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def in_own_process(call: Callable[..., T], *arguments: Any) -> T:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.core.federated import example_losses
-from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_gradients
+from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.diagnosis.cost import Step, private_step, releasing, sgd, sgd_step, stepping
+from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.gradients.dense import dense_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -35,10 +36,7 @@ from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.mlp import MlpSettings
 
-Step = Callable[[], None]
-
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0
-LEARNING_RATE = 1e-3
 CLASSES = 10
 LOSS = example_losses  # a sequence's is the mean over its tokens
 
@@ -81,20 +79,6 @@ def random_batch(setting: NetworkSetting, batch: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-def _optimizer(model: nn.Module) -> torch.optim.SGD:
-    trained = [value for value in model.parameters() if value.requires_grad]
-    return torch.optim.SGD(trained, lr=LEARNING_RATE)
-
-
-def _stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Any]) -> Step:
-    def step() -> None:
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-
-    return step
-
-
 def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
@@ -102,31 +86,15 @@ def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def _releasing(setting: NetworkSetting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
     """A step along what is released of the model's gradients at a batch."""
     model, (x, y) = network(setting), random_batch(setting, batch)
-    optimizer, parameters = _optimizer(model), dict(model.named_parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for name, value in release(model, x, y).items():
-            parameters[name].grad = value
-        optimizer.step()
-
-    return step
+    return releasing(model, lambda: release(model, x, y))
 
 
 def _sgd(setting: NetworkSetting, batch: int) -> Step:
-    model, (x, y) = network(setting), random_batch(setting, batch)
-    return _stepping(_optimizer(model), lambda: _mean_loss(model(x), y))
+    return sgd_step(network(setting), LOSS, *random_batch(setting, batch))
 
 
 def _ghost(mechanism: Mechanism, setting: NetworkSetting, batch: int) -> Step:
-    """What a client of fedpriv does in a step."""
-    noise = Secret.of_seed(0).stream("benchmark noise")
-    route = find_route(network(setting), LOSS, *random_batch(setting, batch))
-
-    def release(model: nn.Module, x: Tensor, y: Tensor) -> Vector:
-        return mechanism.release(per_example_gradients(model, LOSS, x, y, route=route), batch, noise)
-
-    return _releasing(setting, batch, release)
+    return private_step(network(setting), LOSS, *random_batch(setting, batch), mechanism)
 
 
 def _vmf_dense(setting: NetworkSetting, batch: int) -> Step:
@@ -161,17 +129,18 @@ def _inner(left: Vector, right: Vector) -> float:
     return sum(float(torch.dot(value.flatten(), right[name].flatten())) for name, value in left.items())
 
 
-def _opacus_hooks(setting: NetworkSetting, batch: int) -> Step:
-    model, (x, y) = GradSampleModule(network(setting)), random_batch(setting, batch)
-    optimizer = DPOptimizer(_optimizer(model), **_noise_of_opacus(batch))
-    return _stepping(optimizer, lambda: _mean_loss(model(x), y))
+def opacus_hooks(network: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Return a step of Opacus by its hooks."""
+    model = GradSampleModule(network)
+    optimizer = DPOptimizer(sgd(model), **_noise_of_opacus(len(x)))
+    return stepping(optimizer, lambda: _mean_loss(model(x), y))
 
 
-def _opacus_ghost(setting: NetworkSetting, batch: int) -> Step:
-    x, y = random_batch(setting, batch)
-    accepted = _accepted_by_opacus(network(setting))
+def opacus_ghost(network: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Return a step of Opacus by its ghost clipping."""
+    accepted = _accepted_by_opacus(network)
     model = GradSampleModuleFastGradientClipping(accepted, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
-    optimizer = DPOptimizerFastGradientClipping(_optimizer(model), **_noise_of_opacus(batch))
+    optimizer = DPOptimizerFastGradientClipping(sgd(model), **_noise_of_opacus(len(x)))
     criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
 
     def loss() -> Any:
@@ -179,7 +148,11 @@ def _opacus_ghost(setting: NetworkSetting, batch: int) -> Step:
         shape = None if outputs.ndim == 2 else outputs.shape
         return criterion(outputs.flatten(0, -2), y.flatten(), shape=shape)
 
-    return _stepping(optimizer, loss)
+    return stepping(optimizer, loss)
+
+
+def _by_opacus(way: Callable[[nn.Module, Tensor, Tensor], Step], setting: NetworkSetting, batch: int) -> Step:
+    return way(network(setting), *random_batch(setting, batch))
 
 
 def _accepted_by_opacus(model: nn.Module) -> nn.Module:
@@ -209,6 +182,6 @@ METHODS: dict[str, Callable[[NetworkSetting, int], Step]] = {
     "gaussian-ghost": partial(_ghost, GaussianMechanism(SIGMA, CLIP_NORM)),
     "vmf-ghost": partial(_ghost, VmfMechanism(KAPPA)),
     "vmf-dense": _vmf_dense,
-    "opacus-hooks": _opacus_hooks,
-    "opacus-ghost": _opacus_ghost,
+    "opacus-hooks": partial(_by_opacus, opacus_hooks),
+    "opacus-ghost": partial(_by_opacus, opacus_ghost),
 }

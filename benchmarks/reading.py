@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.measure import in_own_process, options, peak_mib, report, reset_peak, save, seconds
+from benchmarks.measure import in_own_process, options, report, save, seconds
 from fedpriv.core.config import DataConfig
 from fedpriv.core.files import TICK
 from fedpriv.data.datasets import load_dataset
+from fedpriv.diagnosis.cost import peak_mib, reset_peak
 from studies.arguments import whole
 
 _CLASSES = 10

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import cpu_seconds, in_turns, medians, options, report, save
+from benchmarks.measure import in_turns, medians, options, report, save
 from fedpriv.clients.app import client_app
 from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.plan import participants
@@ -37,6 +37,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.data.datasets import list_datasets, load_dataset
+from fedpriv.diagnosis.cost import cpu_seconds
 from fedpriv.engines import run_engine
 from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid

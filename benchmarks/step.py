@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.measure import cpu_seconds, in_own_process, medians, options, peak_mib, report, reset_peak, save
+from benchmarks.measure import in_own_process, medians, options, report, save
 from benchmarks.methods import LOSS, METHODS, MODELS, NetworkSetting, network, random_batch
 from fedpriv.core.randomness import Secret
+from fedpriv.diagnosis.cost import cpu_seconds, peak_mib, reset_peak
 from fedpriv.gradients import per_example_gradients
 from studies.arguments import whole
 

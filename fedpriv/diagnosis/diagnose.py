@@ -43,7 +43,10 @@ _NUMBER = re.compile(r"\d+")
 
 
 def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, length: int = LENGTH) -> Experiment:
-    """Return the settings of an experiment with a network, Gaussian noise and the attacks that just listen."""
+    """Return the settings of an experiment with a network, Gaussian noise and the attacks that just listen.
+
+    They know the labels, which they would else infer by many gradients.
+    """
     about = {"name": "text", "path": "random", "text": {"length": length, "task": "classify"}} if takes_texts else {}
     attacks = [
         each for each, kind in ATTACKS.items() if kind.is_text == takes_texts and not (kind.active() or kind.is_of_rows)
@@ -54,7 +57,7 @@ def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, le
         "mechanism": dict(GAUSSIAN),
         "federation": {"clients": 1, "rounds": 1},
         "training": {"batch_size": 2},
-        "adversary": {"attacks": attacks},
+        "adversary": {"attacks": attacks, "knows_labels": True},
     }
     override(tree, [parse_override(text) for text in overrides], "--set ")
     return validated(Experiment, tree, f"fedpriv model {name}")
@@ -120,7 +123,8 @@ def diagnose(experiment: Experiment, dataset: Dataset, batch: int, progress: Pro
             acceptance=_acceptance(experiment, dataset, model, progress),
         )
         found = _measured(found, experiment, dataset, model, batch, progress)
-        return _attacked(found, experiment, dataset, progress)
+        trials, warnings = attacked(experiment, dataset, progress)
+        return found.model_copy(update={"attacks": trials, "warnings": warnings})
 
 
 def _acceptance(experiment: Experiment, dataset: Dataset, model: nn.Module, progress: Progress) -> Acceptance:
@@ -219,8 +223,10 @@ def _folded(names: Sequence[str]) -> str:
     return _NUMBER.sub(shown, names[0])
 
 
-def _attacked(found: Diagnosis, experiment: Experiment, dataset: Dataset, progress: Progress) -> Diagnosis:
-    """Add which attacks can be made on uploads without a mechanism."""
+def attacked(
+    experiment: Experiment, dataset: Dataset, progress: Progress
+) -> tuple[tuple[AttackTrial, ...], tuple[str, ...]]:
+    """Return which attacks can be made on uploads without a mechanism, and what makes them mean less than it seems."""
     names = experiment.adversary.passive_attacks
     bare = experiment.model_copy(update={"mechanism": mechanism_settings({})})
     try:
@@ -229,8 +235,7 @@ def _attacked(found: Diagnosis, experiment: Experiment, dataset: Dataset, progre
         rehearsal = Rehearsal.of(world)
         warnings = list(attack_preflight(world.model, settings, names))
     except (InputError, AttackRefused) as error:
-        every = tuple(AttackTrial(name=name, runs=False, reason=str(error)) for name in names)
-        return found.model_copy(update={"attacks": every})
+        return tuple(AttackTrial(name=name, runs=False, reason=str(error)) for name in names), ()
     trials = []
     for name in names:
         progress.stage(f"trying attack {name}")
@@ -239,7 +244,7 @@ def _attacked(found: Diagnosis, experiment: Experiment, dataset: Dataset, progre
             warnings.append(RANDOM)
         reason = mismatch.text if mismatch is not None and mismatch.bars(ATTACKS[name]) else _refused(rehearsal, name)
         trials.append(AttackTrial(name=name, runs=not reason, reason=reason))
-    return found.model_copy(update={"attacks": tuple(trials), "warnings": tuple(dict.fromkeys(warnings))})
+    return tuple(trials), tuple(dict.fromkeys(warnings))
 
 
 def _refused(rehearsal: Rehearsal, name: str) -> str:

@@ -1,0 +1,368 @@
+"""The model zoos through ``fedpriv model``: one row a network, and docs/models.md.
+
+Usage: python -m studies.zoo [--only PATTERN] [--parts steps,attacks,opacus] [--anew] [--limit SECONDS]
+           [--rows docs/results/models.csv] [--page docs/models.md]
+
+Each row is made by the code of ``fedpriv model`` in a process of its own. Rows that the file has are kept, so that an
+interrupted study goes on; ``--anew`` makes the named parts again. ``--only`` takes a pattern such as 'timm/*vit*'. The
+page is written from all rows of the file. Needs torchvision, timm, transformers, peft and Opacus.
+"""
+
+import argparse
+import csv
+import fnmatch
+import multiprocessing
+import os
+import re
+import statistics
+import textwrap
+import time
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.methods import opacus_ghost, opacus_hooks
+from fedpriv.core.checks import LOSS
+from fedpriv.core.config import Experiment
+from fedpriv.core.errors import InputError, cut, one_line
+from fedpriv.core.network import network_of
+from fedpriv.core.progress import Silent
+from fedpriv.data.datasets import Dataset
+from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
+from fedpriv.diagnosis.diagnose import CLASSES, attacked, diagnose, fitting, random_batch
+from fedpriv.diagnosis.records import Diagnosis
+from studies.arguments import StudyParser, listed, whole
+from studies.markdown import markdown
+
+_NETWORKS = Path(__file__).with_suffix(".toml")
+LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")
+LEAST_MIB = 8  # of a step of SGD: below that, the process's own memory moves as much
+CONTEXT = "forkserver"
+IMAGES, TEXTS = ("iga", "dlg", "map"), ("tag", "lamp", "text_map", "dager")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network, with its library before its name."""
+
+    name: str
+    given: str  # what ``fedpriv model`` is given, words without spaces in them
+
+    @property
+    def asked(self) -> argparse.Namespace:
+        """The same as the command reads it."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("model")
+        parser.add_argument("--shape", default="3,32,32")
+        parser.add_argument("--batch", type=int, default=16)
+        parser.add_argument("--set", action="append", default=[])
+        return parser.parse_args(self.given.split())
+
+    def fitting(self, attacks: Sequence[str] = ()) -> tuple[Experiment, Dataset]:
+        """Return an experiment with the network and these attacks, and random examples."""
+        asked = self.asked
+        shape = tuple(map(int, asked.shape.split(",")))
+        overrides = (*asked.set, f"adversary.attacks=[{', '.join(attacks)}]")
+        return fitting(asked.model, overrides, shape, CLASSES, asked.batch)
+
+
+def rows() -> tuple[Row, ...]:
+    """The networks of studies/zoo.toml."""
+    libraries = tomllib.loads(_NETWORKS.read_text(encoding="utf-8"))
+    return tuple(
+        Row(f"{library}/{name}", given) for library, named in libraries.items() for name, given in named.items()
+    )
+
+
+Part = Callable[[Row], dict[str, Any]]
+
+
+def steps_of(row: Row) -> dict[str, Any]:
+    """What ``fedpriv model`` says of a network, but for attacks."""
+    found = diagnose(*row.fitting(), row.asked.batch, Silent())
+    same, cost = found.exactness, found.cost
+    return {
+        "trained": found.trained,
+        "frozen": found.frozen,
+        "accepted": "yes" if found.acceptance.accepted else found.acceptance.reason,
+        "error": "" if same is None else f"{same.error:.1e}",
+        "precision": "" if same is None else same.precision,
+        "furthest": "" if same is None else same.layer,
+        "way": way_of(found),
+        "step": "" if cost is None else f"{cost.times:.2f}",
+        "sgd_ms": "" if cost is None else f"{cost.sgd_ms:.2f}",
+        "memory": "" if cost is None or (cost.sgd_mib or 0) < LEAST_MIB else f"{cost.memory_times:.2f}",
+        "unmeasured": found.unmeasured,
+    }
+
+
+def way_of(found: Diagnosis) -> str:
+    """Ghost or dense, with what is written out."""
+    if found.way or not found.layers:
+        return found.way
+    dense = dict.fromkeys(group.kind for group in found.layers if group.way == "dense")
+    return f"ghost; dense: {', '.join(dense)}" if dense else "ghost"
+
+
+def attacks_of(row: Row) -> dict[str, Any]:
+    """Which attacks can be made, and why others refuse."""
+    trials, _ = attacked(*row.fitting(TEXTS if row.asked.shape.isdecimal() else IMAGES), Silent())
+    refused = [f"{trial.name}: {trial.reason}" for trial in trials if not trial.runs]
+    return {"attacks": ", ".join(trial.name for trial in trials if trial.runs), "refused": "; ".join(refused)}
+
+
+def opacus_of(row: Row) -> dict[str, Any]:
+    """A step of Opacus, by its hooks and by its ghost clipping, next to one of SGD; or why it refuses."""
+    experiment, dataset = row.fitting()
+    x, y = random_batch(dataset, row.asked.batch)
+    return {
+        f"opacus_{name}": _times(partial(network_of, experiment, dataset), ways, x, y)
+        for name, ways in (("hooks", opacus_hooks), ("ghost", opacus_ghost))
+    }
+
+
+def _times(network: Callable[[], nn.Module], way: Callable[..., Callable[[], None]], x: Tensor, y: Tensor) -> str:
+    """CPU time over SGD's, medians of steps in turns."""
+    try:
+        steps = (sgd_step(network(), LOSS, x, y), way(network(), x, y))
+        for step in steps:
+            step()
+        taken = [[cpu_seconds(step) for step in steps] for _ in range(5)]
+    except Exception as error:  # noqa: BLE001 - whatever Opacus raises is the row's reason
+        return f"no: {type(error).__name__}: {cut(one_line(error), 120)}"
+    return f"{statistics.median(mine for _, mine in taken) / statistics.median(plain for plain, _ in taken):.2f}"
+
+
+PARTS: dict[str, Part] = {"steps": steps_of, "attacks": attacks_of, "opacus": opacus_of}
+CELLS: dict[str, tuple[str, ...]] = {
+    "steps": (
+        "trained", "frozen", "accepted", "error", "precision", "furthest", "way", "step", "sgd_ms", "memory",
+        "unmeasured",
+    ),
+    "attacks": ("attacks", "refused"),
+    "opacus": ("opacus_hooks", "opacus_ghost"),
+}  # fmt: skip
+COLUMNS = ("name", "given", *(cell for part in CELLS.values() for cell in part), "failed", "made")
+
+
+def made(row: Row, parts: Sequence[str], limit: float) -> dict[str, str]:
+    """Make parts of a row in a process of its own; what fails or takes too long is one cell that says so."""
+    multiprocessing.set_forkserver_preload(["benchmarks.methods", "fedpriv.diagnosis.diagnose", "peft", "timm"])
+    context: Any = multiprocessing.get_context(CONTEXT)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(row, tuple(parts), sending))
+    process.start()
+    sending.close()
+    cells: dict[str, str] = {"failed": ""}
+    end, waiting = time.monotonic() + limit, list(parts)
+    while waiting and receiving.poll(max(0.0, end - time.monotonic())):
+        try:
+            part, found = receiving.recv()
+        except EOFError:
+            process.join()
+            cells["failed"] = f"{waiting[0]}: the process ended with {process.exitcode}"
+            break
+        waiting.remove(part)
+        cells |= {**found, "failed": cells["failed"] or found.get("failed", "")}
+    else:
+        if waiting:
+            cells["failed"] = f"{waiting[0]}: not done after {limit:g} s"
+    process.kill()
+    process.join()
+    return cells
+
+
+def _work(row: Row, parts: Sequence[str], sending: Connection) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for part in parts:
+        try:
+            found = {key: str(value) for key, value in PARTS[part](row).items()}
+        except Exception as error:  # noqa: BLE001 - one bad network costs one row
+            reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {one_line(error)}"
+            found = dict.fromkeys(CELLS[part], "") | {"failed": f"{part}: {reason}"}
+        sending.send((part, found))
+
+
+def read(path: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of a file by name."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {line["name"]: line for line in csv.DictReader(file)}
+
+
+def write(path: Path, kept: Mapping[str, Mapping[str, str]]) -> None:
+    """Write rows in the order of :func:`rows`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept[row.name] for row in rows() if row.name in kept)
+
+
+def missing(row: Row, kept: Mapping[str, str] | None, asked: argparse.Namespace) -> list[str]:
+    """Return the parts of a row that are to be made: what another command made is none."""
+    if kept is None or kept["given"] != row.given or asked.anew:
+        return list(asked.parts)
+    if kept["failed"]:
+        return []
+    return [part for part in asked.parts if not any(kept[cell] for cell in CELLS[part])]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the rows that are missing, and the page."""
+    parser = StudyParser("studies.zoo", __doc__)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="rows whose name fits, such as 'timm/*vit*'")
+    parser.add_argument("--parts", type=listed(tuple(PARTS)), default=tuple(PARTS))
+    parser.add_argument("--anew", action="store_true", help="make these parts also of rows that have them")
+    parser.add_argument("--limit", type=whole(1), default=300, metavar="SECONDS", help="for a row")
+    parser.add_argument("--rows", type=Path, default=Path("docs/results/models.csv"))
+    parser.add_argument("--page", type=Path, default=Path("docs/models.md"))
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with parser.parsed(arguments) as asked:
+        wanted = [row for row in rows() if fnmatch.fnmatch(row.name, asked.only)]
+        if not wanted:
+            raise InputError(key="--only", given=asked.only, allowed="no row has such a name", hint="try 'timm/*'")
+        kept = read(asked.rows)
+        for number, row in enumerate(wanted, 1):
+            parts = missing(row, kept.get(row.name), asked)
+            if not parts:
+                continue
+            began = time.monotonic()
+            before = kept.get(row.name, {}) if kept.get(row.name, {}).get("given") == row.given else {}
+            cells = {**before, **made(row, parts, asked.limit)}
+            line = {"name": row.name, "given": row.given, "made": f"{datetime.now(UTC):%Y-%m-%d}"}
+            kept[row.name] = {column: cells.get(column, "") for column in COLUMNS} | line
+            write(asked.rows, kept)
+            said = kept[row.name]
+            about = f"{said['accepted'] or said['failed']}, exact to {said['error']}, {said['step']} x SGD"
+            print(
+                f"{number}/{len(wanted)} {row.name}: {cut(about, 100)} ({time.monotonic() - began:.0f} s)", flush=True
+            )
+        asked.page.write_text("\n".join(page(kept)) + "\n", encoding="utf-8")
+
+
+HEADS = (
+    "network", "million parameters", "accepted", "exact to", "way", "step", "memory", "Opacus, hooks", "Opacus, ghost",
+    "attacks",
+)  # fmt: skip
+EXACT = 1e-12
+_PARTICULAR = re.compile(r"\d[\d, ]*|\S*\.\d+\.\S*")  # numbers, and names of layers
+
+
+_MEANING = (
+    ("accepted", 'with Gaussian noise on each example\'s gradient; GN: with `model.norm = "group"`'),
+    (
+        "exact to",
+        "largest relative error of norms, products, sums, and the sum of each parameter, against autograd one example "
+        "at a time on random examples, in float64; dropout off, texts padded",
+    ),
+    (
+        "way",
+        "ghost: gradients of examples are never written out; dense: they are, of these kinds of layers or all",
+    ),
+    ("step", "CPU time of a private step over that of SGD; batches of 16, of larger networks 8; one thread"),
+    ("memory", f"highest memory of a private step over that of SGD, where that is {LEAST_MIB} MiB or more"),
+    ("Opacus", "CPU time of its step over that of SGD; no: it raises"),
+    ("attacks", "can be made on an upload of random examples without noise; in brackets: refuse"),
+)
+
+
+def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """The lines of docs/models.md."""
+    lines = [kept[row.name] for row in rows() if row.name in kept]
+    exact = [line for line in lines if line["error"] and float(line["error"]) <= EXACT]
+    accepted = [line for line in lines if line["accepted"] == "yes"]
+    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    yield "# Models of the zoos"
+    yield ""
+    yield from _wrapped(
+        "After reading this page, you know which networks of torchvision, timm, transformers and peft train with "
+        f"privacy, how exact their per-example gradients are, and what a private step costs. Of {len(lines)} networks "
+        f"{len(accepted)} are accepted with Gaussian noise, and of {len(exact)} gradients equal autograd's to "
+        f"{EXACT:g}. Opacus' hooks take {_count(lines, 'opacus_hooks')}, its ghost clipping "
+        f"{_count(lines, 'opacus_ghost')}. Made by `python -m studies.zoo` on {max(line['made'] for line in lines)}: "
+        f"{libraries}; one CPU thread. Every row is what `fedpriv model` says, with the words in `studies/zoo.toml`."
+    )
+    yield ""
+    yield from markdown(("column", "meaning"), "l", _MEANING)
+    groups: dict[str, list[Mapping[str, str]]] = {}
+    for line in lines:
+        groups.setdefault(line["name"].partition("/")[0], []).append(line)
+    for name, members in groups.items():
+        yield from ("", f"## {name} {version(name)}", "")
+        yield from markdown(HEADS, "lrlrlrrrrl", map(_shown, members))
+    yield from ("", f"## Not accepted, not measured, or off by more than {EXACT:g}", "")
+    troubles = ((line["name"], trouble) for line in lines if (trouble := _trouble(line)))
+    yield from markdown(("network", "reason"), "l", troubles)
+    yield from ("", "## Why attacks refuse", "")
+    yield from _reasons(lines, lambda line: line["refused"].split("; "))
+    yield from ("", "## Why Opacus raises", "")
+    yield from _reasons(lines, _opacus_raised)
+
+
+def _opacus_raised(line: Mapping[str, str]) -> list[str]:
+    cells = (line["opacus_hooks"], line["opacus_ghost"])
+    return [cell.removeprefix("no: ") for cell in cells if cell.startswith("no")]
+
+
+def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, str]], list[str]]) -> list[str]:
+    """A table of reasons, without the numbers and names in them, and how many networks have each."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        for reason in dict.fromkeys(cut(_PARTICULAR.sub("...", reason), 150) for reason in told(line) if reason):
+            names.setdefault(reason, []).append(line["name"].partition("/")[2])
+    rows = sorted(names.items(), key=lambda each: (-len(each[1]), each[0]))
+    return markdown(("reason", "networks", "such as"), "lrl", ((why, str(len(who)), who[0]) for why, who in rows))
+
+
+def _count(lines: Sequence[Mapping[str, str]], column: str) -> int:
+    return sum(bool(line[column]) and not line[column].startswith("no") for line in lines)
+
+
+def _shown(line: Mapping[str, str]) -> list[str]:
+    group = ", GN" if "model.norm=group" in line["given"] else ""
+    refused = [part.partition(":")[0] for part in line["refused"].split("; ") if part]
+    refused = [name for name in refused if name in (*IMAGES, *TEXTS)]
+    numbers = int(line["trained"] or 0) + int(line["frozen"] or 0)
+    return [
+        line["name"].partition("/")[2],
+        f"{numbers / 1e6:.2f}",
+        ("yes" if line["accepted"] == "yes" else "no") + group,
+        line["error"],
+        cut(line["way"], 60),
+        line["step"],
+        line["memory"],
+        "no" if line["opacus_hooks"].startswith("no") else line["opacus_hooks"],
+        "no" if line["opacus_ghost"].startswith("no") else line["opacus_ghost"],
+        line["attacks"] + (f" (no {', '.join(refused)})" if refused else ""),
+    ]
+
+
+def _trouble(line: Mapping[str, str]) -> str:
+    if line["failed"] or line["accepted"] != "yes":
+        return line["failed"] or line["accepted"]
+    if line["unmeasured"]:
+        return line["unmeasured"]
+    if not line["error"] or float(line["error"]) > EXACT:
+        return f"off by {line['error']}, most in {line['furthest']} ({line['precision']})"
+    return ""
+
+
+def _wrapped(words: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(words, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    main()
