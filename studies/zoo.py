@@ -258,7 +258,7 @@ HEADS = (
     "attacks",
 )  # fmt: skip
 EXACT = 1e-12
-_PARTICULAR = re.compile(r"\d[\d, ]*|\S*\.\d+\.\S*")  # numbers, and names of layers
+_PARTICULAR = re.compile(r"\S*\.\d+\.\S*|\d+(?:[,x ]+\d+)*")  # numbers, and names of layers
 
 
 _MEANING = (

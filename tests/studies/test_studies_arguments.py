@@ -46,6 +46,8 @@ def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[st
         ("noise --models nothing --victims 1", "model.name = 'nothing':"),
         ("noise --data nothing --victims 1", "data.name = 'nothing':"),
         (f"noise --iga-steps {10**17}", f"--iga-steps: iterations = {10**17}:"),
+        ("zoo --only nothing", "--only nothing: no row has such a name; try 'timm/*'"),
+        ("zoo --parts steps,nothing", "'nothing' is not known; allowed: steps, attacks, opacus"),
         ("pate --seeds none", "'none': a whole number"),
         ("pate --seeds 1 --set pate.nothing=1", "pate"),
         ("paper table9 missing", "invalid choice: 'table9'"),
