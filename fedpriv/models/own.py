@@ -35,12 +35,16 @@ class OwnSettings(OpenModelSettings):
 
     @override
     def built(self, shape: Shape, classes: int) -> Any:
-        return self._called(shape=shape, classes=classes, num_classes=classes)
+        network = self._called(shape=shape, classes=classes, num_classes=classes)
+        self.load(network, classes)
+        return network
 
     @override
     def text_built(self, sequences: SequenceShape) -> Any:
         sizes = {"length": sequences.length, "vocabulary": sequences.vocabulary}
-        return self._called(**sizes, classes=sequences.classes, num_classes=sequences.classes)
+        network = self._called(**sizes, classes=sequences.classes, num_classes=sequences.classes)
+        self.load(network, sequences.classes)
+        return network
 
     def _called(self, **sizes: Any) -> Any:
         """Call the function with the sizes that it takes: torchvision's takes num_classes alone."""

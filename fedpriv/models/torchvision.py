@@ -29,7 +29,9 @@ class TorchvisionSettings(LibraryModelSettings):
         from torchvision import models
 
         self.check_name(models.list_models(module=models))
-        network = models.get_model(self.architecture, weights=None, num_classes=classes, **self.keywords)
+        sizes = {"image_size": shape[1], "input_size": shape[1:]}
+        network = self.sized(models.get_model, sizes, self.architecture, num_classes=classes, **self.keywords)
+        self.load(network, classes)
         if shape[0] != _CHANNELS:
             _take_channels(network, shape[0])
         return network

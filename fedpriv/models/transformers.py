@@ -1,5 +1,7 @@
 """Networks of transformers: of a local folder, or of a type with a configuration."""
 
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,14 +9,20 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import PAD
+from fedpriv.core.names import END, PAD
 from fedpriv.core.registry import MODELS, suggestion
-from fedpriv.core.settings import Table
+from fedpriv.core.settings import Table, absent
 from fedpriv.models.machinery.library import MOST_SUGGESTED, LibraryModelSettings
 from fedpriv.models.machinery.settings import SequenceShape, Shape
+from fedpriv.models.machinery.weights import another_network, read_weights, weight_files
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+_OF_TASK = ("num_labels", "pad_token_id")  # what the data decide where weights decide all sizes
 
 
 @MODELS.register
@@ -26,43 +34,138 @@ class TransformersSettings(LibraryModelSettings):
     name: str = Field(
         "transformers:FOLDER", pattern="^transformers:", description="network of transformers: its folder or its type"
     )
-    config: Table | None = Field(None, description="the configuration, for a type; sizes of the data are added")
+    config: Table | None = Field(
+        None, exclude_if=absent, description="keys of its configuration; sizes of the data are added"
+    )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that is named; ``None``: a type is."""
+        path = Path(self.architecture)
+        return path if path.is_dir() else None
+
+    @property
+    def weights(self) -> Path | None:
+        """The file or folder with weights; ``None``: they are drawn."""
+        if self.pretrained is not None:
+            return Path(self.pretrained)
+        return self.folder if self.folder is not None and weight_files(self.folder) else None
+
+    @override
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        named = (self.folder,) if self.folder is not None else ()
+        configurations = (path for each in named for path in sorted(each.glob("*.json")))
+        own = weight_files(self.weights) if self.pretrained is None and self.weights is not None else ()
+        return (*super().files(folder), *configurations, *own)
 
     @override
     def built(self, shape: Shape, classes: int) -> Any:
-        sizes = {"num_channels": shape[0], "image_size": shape[1] if shape[1] == shape[2] else list(shape[1:])}
-        return self._built("ImageClassification", {**sizes, "num_labels": classes})
+        side = shape[1] if shape[1] == shape[2] else list(shape[1:])
+        return self._built("ImageClassification", {"num_channels": shape[0], "image_size": side}, classes)
 
     @override
     def text_built(self, sequences: SequenceShape) -> Any:
-        sizes = {"vocab_size": sequences.vocabulary, "pad_token_id": PAD, "num_labels": sequences.classes}
-        network = self._built("CausalLM" if sequences.is_next else "SequenceClassification", sizes)
+        task = "CausalLM" if sequences.is_next else "SequenceClassification"
+        network = self._built(task, {"vocab_size": sequences.vocabulary, "pad_token_id": PAD}, sequences.classes)
         self.check_fits(sequences, getattr(network.config, "max_position_embeddings", None))
+        if network.config.vocab_size != sequences.vocabulary:
+            self._take_tokens(network, sequences)
         return network
 
-    def _built(self, task: str, sizes: dict[str, Any]) -> "nn.Module":
+    def _built(self, task: str, sizes: dict[str, Any], classes: int) -> "PreTrainedModel":
         self.check_library()
+        import torch
         import transformers
 
-        config = self._configuration(transformers, sizes)
-        kind = getattr(transformers, f"AutoModelFor{task}")
-        if type(config) not in kind._model_mapping:
-            raise self.refusal(f"transformers has no {config.model_type} for {task}")
-        network: nn.Module = kind.from_config(config, **self.keywords)
-        return network.float()
+        with _quiet():
+            config = self._configuration(transformers, {**sizes, "num_labels": classes})
+            kind = getattr(transformers, f"AutoModelFor{task}")
+            if type(config) not in kind._model_mapping:
+                raise self.refusal(f"transformers has no {config.model_type} for {task}")
+            if self.weights is None:
+                network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **self.keywords)
+                return network
+            with torch.device("meta"):
+                network_class = type(kind.from_config(config))
+            network, told = network_class.from_pretrained(
+                str(self.weights) if self.weights.is_dir() else None,
+                state_dict=None if self.weights.is_dir() else read_weights(self.weights),
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **self.keywords,
+            )
+        self._check_weights(network, told, classes)
+        return network
 
     def _configuration(self, transformers: Any, sizes: dict[str, Any]) -> Any:
-        """Return the configuration of the folder or type, with the sizes of the data that it knows."""
-        if Path(self.architecture).is_dir():
-            config = transformers.AutoConfig.from_pretrained(self.architecture, local_files_only=True)
-            known = {key: value for key, value in sizes.items() if hasattr(config, key)}
-            return type(config).from_dict({**config.to_dict(), **known})
-        self.check_name(list(transformers.CONFIG_MAPPING))
-        usual = transformers.AutoConfig.for_model(self.architecture)
+        """Return the configuration of the folder or type, with the sizes of the data where no weights decide them."""
         given = {} if self.config is None else self.config.plain()
+        if self.folder is not None:
+            load = partial(transformers.AutoConfig.from_pretrained, str(self.folder), local_files_only=True)
+        else:
+            self.check_name(list(transformers.CONFIG_MAPPING))
+            load = partial(transformers.AutoConfig.for_model, self.architecture)
+        usual = load()
         for key in given:
             if not hasattr(usual, key):
                 close = suggestion(key, [name for name in vars(usual) if not name.startswith("_")], most=MOST_SUGGESTED)
                 raise InputError(f"model.config: {self.architecture} has no key {key}{close}")
-        known = {key: value for key, value in sizes.items() if hasattr(usual, key)}
-        return transformers.AutoConfig.for_model(self.architecture, **{**known, **given})
+        free = _OF_TASK if self.folder is not None and self.weights is not None else sizes.keys()
+        known = {key: value for key, value in sizes.items() if key in free and hasattr(usual, key)}
+        return load(**{**known, **given})
+
+    def _check_weights(self, network: "PreTrainedModel", told: Any, classes: int) -> None:
+        """Refuse weights of another network: its last layers alone may be missing, or be for other classes."""
+        path, body = str(self.weights), f"{network.base_model_prefix}."
+        for name, given, wanted in told["mismatched_keys"]:
+            if wanted[0] != classes or given[1:] != wanted[1:]:
+                raise another_network(path, f"{name} has shape {tuple(given)}, and in the network {tuple(wanted)}")
+        for verb, names in {"lacks": told["missing_keys"], "has": told["unexpected_keys"]}.items():
+            inside = sorted(name for name in names if name.startswith(body) and "pooler" not in name)
+            if inside:
+                raise another_network(path, f"{verb} {inside[0]}")
+
+    def _take_tokens(self, network: "PreTrainedModel", sequences: SequenceShape) -> None:
+        """Have the network know the data's tokens: the first ones of its own, or behind those that all data have.
+
+        A file of byte pairs numbers its tokens from 0, the data from END + 1, with those of nothing, beginning and end
+        before them.
+        """
+        import torch
+
+        known, first = network.config.vocab_size, END + 1 if sequences.tokenizer == "bpe" else 0
+        if known < sequences.vocabulary - first:
+            raise self.refusal(f"it knows {known} tokens; the data have {sequences.vocabulary - first}")
+        marks = [getattr(network.config, f"{name}_token_id", None) or 0 for name in ("pad", "bos", "eos")][:first]
+        rows = torch.tensor([*marks, *range(sequences.vocabulary - first)])
+        tables = (network.get_input_embeddings(), network.get_output_embeddings())
+        values = [[part[rows].clone() for part in _rows(table)] for table in tables]
+        with _quiet():
+            network.resize_token_embeddings(sequences.vocabulary, mean_resizing=False)
+        tables = (network.get_input_embeddings(), network.get_output_embeddings())
+        for table, kept in zip(tables, values, strict=True):
+            for part, value in zip(_rows(table), kept, strict=True):
+                part.copy_(value)
+
+
+def _rows(table: Any) -> "list[Tensor]":
+    """The tensors of a table of tokens, or of the layer of their logits, with a row for each."""
+    return [] if table is None else [value.detach() for value in table.parameters(recurse=False)]
+
+
+@contextmanager
+def _quiet() -> "Iterator[None]":
+    """Inside the block transformers prints neither a bar nor a table of what it loads."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()

@@ -303,14 +303,14 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.falling:f", "cannot be imported: ZeroDivisionError"),
         ("{own}.nets:raising", r"raising(shape=(3, 8, 8), classes=5) raises KeyError"),
         ("{own}.nets:leaving", "raises SystemExit: 3"),
-        ("{own}.nets:leaving_later", "cannot take images of shape (2, 3, 8, 8): SystemExit: no licence"),
+        ("{own}.nets:leaving_later", "cannot take images of shape (2, 3, 8, 8) in training: SystemExit: no licence"),
         ("{own}.script:f", "cannot be imported: SystemExit: 0"),
         ("{own}.nets:no_network", "no_network returns list; a torch.nn.Module is wanted"),
         ("{own}.nets:no_parameters", "no parameters to train"),
         ("{own}.nets:frozen", "no parameters to train"),
         ("{own}.nets:wrong_output", "images of shape (2, 3, 8, 8) give (2, 6); logits of shape (2, 5) are wanted"),
-        ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8): RuntimeError"),
-        ("{own}.nets:two_outputs", "give tuple; logits"),
+        ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8) in training: RuntimeError"),
+        ("{own}.nets:two_outputs", "give (2, 3, 8, 8); logits"),
     ],
 )
 def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: str, why: str) -> None:

@@ -2,10 +2,12 @@
 
 import copy
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
@@ -123,6 +125,159 @@ def test_arguments_go_to_a_function_of_ones_own() -> None:
     assert built("torchvision.models:squeezenet1_1")(examples(IMAGES)).shape == (4, 5)
 
 
+def small(shape: tuple[int, int, int], classes: int, width: int = 4) -> nn.Module:
+    torch.manual_seed(1)
+    convolution = nn.Conv2d(3, width, 3, padding=1)
+    return nn.Sequential(
+        convolution, nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, classes)
+    )
+
+
+@in_one_test("classes", [5, 7])
+@in_one_test("kind", ["safetensors", "torch", "checkpoint", "folder"])
+def test_pretrained_weights_are_taken_over(classes: int, kind: str, tmp_path: Path) -> None:
+    """A last layer of other classes stays new; what is GroupNorm keeps the weight of its BatchNorm."""
+    theirs = {
+        name: torch.randn_like(value, dtype=torch.float32)
+        for name, value in small(IMAGES, classes).state_dict().items()
+    }
+    path = tmp_path / ("weights.safetensors" if kind in ("safetensors", "folder") else "weights.pt")
+    if path.suffix == ".pt":
+        torch.save(
+            {"state_dict": {f"module.{name}": value for name, value in theirs.items()}}
+            if kind == "checkpoint"
+            else theirs,
+            path,
+        )
+    else:
+        save_file(theirs, path)
+    given = str(tmp_path if kind == "folder" else path)
+    network = built(f"{__name__}:small", pretrained=given, norm="group")
+    drawn = dict(small(IMAGES, 5).named_parameters())
+    for name, value in network.named_parameters():
+        is_new = name.startswith("4.") and classes != 5
+        assert torch.equal(value, drawn[name] if is_new else theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("torchvision:squeezenet1_1", "features.0"),
+        pytest.param("timm:test_vit", "patch_embed.proj", marks=needs("timm")),
+    ],
+)
+def test_pretrained_weights_see_a_grey_image_as_three_equal_channels(name: str, first: str, tmp_path: Path) -> None:
+    colour = built(name)
+    save_file(colour.state_dict(), tmp_path / "weights.safetensors")
+    grey = built(name, GREY, pretrained=str(tmp_path / "weights.safetensors"))
+    assert grey.get_submodule(first).in_channels == 1  # type: ignore[comparison-overlap]
+    x = examples(GREY)
+    assert torch.allclose(grey.eval()(x), colour.eval()(x.repeat(1, 3, 1, 1)), atol=1e-5)
+
+
+def test_frozen_parameters_are_those_that_the_patterns_describe() -> None:
+    network = built(f"{__name__}:small", freeze=["0.*", "*bias"])
+    assert [name for name, value in network.named_parameters() if value.requires_grad] == ["1.weight", "4.weight"]
+    assert model_settings({"name": f"{__name__}:small", "freeze": ["0.*"], "norm": "group"}).notes == (
+        "GroupNorm in place of every BatchNorm",
+        "frozen: 0.*",
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What transformers has saved."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (fedpriv[zoo])")
+    pytest.importorskip("peft", reason="peft is not installed (fedpriv[zoo])")
+    place = tmp_path_factory.mktemp("folders")
+    torch.manual_seed(1)
+    networks = {
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=13, **SMALL)),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=11, **SMALL)),
+    }
+    for name, network in networks.items():
+        network.eval().save_pretrained(place / name)
+    return {"place": place, **networks}
+
+
+@pytest.mark.slow
+def test_a_folder_s_network_knows_the_data_s_tokens(folders: dict[str, Any]) -> None:
+    """Those of a file of byte pairs begin behind the three that all data have."""
+    name, x = f"transformers:{folders['place']}/llama", examples(NEXT)
+    expected = folders["llama"](x).logits
+    assert torch.allclose(built(name, NEXT).eval()(x), expected[..., :11], atol=1e-6)
+    pairs = SequenceShape(8, 16, "bpe", 16, True)
+    assert torch.allclose(built(name, pairs).eval()(x + 3)[..., 3:], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_last_layer_is_new_and_another_network_s_weights_are_refused(folders: dict[str, Any]) -> None:
+    place = folders["place"]
+    network = built("transformers:bert", LABELS, config=SMALL, pretrained=f"{place}/bert/model.safetensors")
+    own, theirs = network.state_dict(), folders["bert"].state_dict()
+    assert all(torch.equal(value, own[f"network.{name}"]) for name, value in theirs.items() if name.startswith("bert."))
+    for weights, layers, words in (
+        ("llama", 2, "lacks bert.embeddings"),
+        ("bert", 3, "lacks bert.encoder.layer.2"),
+    ):
+        with pytest.raises(InputError, match=f"model.pretrained = .*{words}"):
+            built(
+                "transformers:bert",
+                LABELS,
+                config={**SMALL, "num_hidden_layers": layers},
+                pretrained=f"{place}/{weights}",
+            )
+
+
+@pytest.mark.slow
+@in_one_test(
+    "peft",
+    [
+        {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj", "lm_head"]},
+        {"peft_type": "IA3"},
+        {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 2},
+    ],
+)
+@in_one_test("inputs", [NEXT, LABELS])
+def test_adapters_are_peft_s_and_saved_as_peft_reads_them(
+    peft: Any, inputs: Any, folders: dict[str, Any], tmp_path: Path
+) -> None:
+    import peft as library
+
+    keys = {**peft, "target_modules": ["q_proj"]} if inputs is LABELS and "r" in peft else peft
+    more = {"name": f"transformers:{folders['place']}/llama", "inputs": inputs}
+    network = built(**more, peft=keys)
+    trained = {name for name, value in network.named_parameters() if value.requires_grad}
+    assert trained and all("lora" in name or "ia3" in name or "prompt" in name or "score" in name for name in trained)
+    model_settings({"name": more["name"], "peft": keys}).save(lambda: network, tmp_path)
+    assert isinstance(library.PeftConfig.from_pretrained(str(tmp_path / "adapter")), library.PeftConfig)
+    again, x = built(**more, peft=str(tmp_path / "adapter")), examples(inputs)
+    assert torch.equal(again.eval()(x), network.eval()(x))
+    assert {name for name, value in again.named_parameters() if value.requires_grad} == trained
+
+
+@pytest.mark.slow
+@in_one_test(
+    ("keys", "words"),
+    [
+        ({"peft": {"peft_type": "LORAA"}}, "peft_type = 'LORAA'.*did you mean LORA"),
+        ({"peft": {"peft_type": "LORA", "rank": 2}}, "LORA has no key rank; did you mean"),
+        ({"peft": {"peft_type": "LORA", "target_modules": ["query"]}}, "with layers .*q_proj.*'query'"),
+        ({"peft": "nowhere"}, "peft = 'nowhere': a folder with adapter_model.safetensors"),
+        ({"config": {"hiden_size": 8}}, "has no key hiden_size; did you mean hidden_size"),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_fit_a_folder_are_told_in_one_line(keys: Any, words: str, folders: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=words) as told:
+        built(f"transformers:{folders['place']}/llama", NEXT, **keys)
+    assert "\n" not in str(told.value)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("weights")
+
+
 @in_one_test(
     ("name", "inputs", "more", "words"),
     [
@@ -130,9 +285,30 @@ def test_arguments_go_to_a_function_of_ones_own() -> None:
         ("torchvision:squeezenet1_1", NEXT, {}, "of torchvision take images, and the data are texts"),
         ("torchvision:squeezenet1_1", IMAGES, {"version": "0.1"}, "version = '0.1': torchvision .* is installed"),
         ("torchvision:squeezenet1_1", IMAGES, {"arguments": {"dropuot": 0}}, "unexpected keyword argument 'dropuot'"),
+        ("torchvision:squeezenet1_1", (3, 16, 16), {}, "does not take images of 16x16, and takes 20x20"),
+        ("torchvision:squeezenet1_1", IMAGES, {"freeze": ["features.0"]}, "freeze = 'features.0'.*features.0.\\*"),
+        (
+            "torchvision:squeezenet1_1",
+            IMAGES,
+            {"pretrained": "small"},
+            "is of another network: lacks features.0.weight",
+        ),
+        (
+            f"{__name__}:small",
+            IMAGES,
+            {"pretrained": "wide"},
+            "0.weight has shape .5, 3, 3, 3., and in the network .4, 3",
+        ),
+        (f"{__name__}:small", IMAGES, {"pretrained": "whole"}, "is no file of torch with numbers alone"),
+        (f"{__name__}:small", IMAGES, {"pretrained": "nowhere"}, "cannot be read: No such file"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(name: str, inputs: Any, more: Any, words: str) -> None:
+def test_what_does_not_fit_is_told_in_one_line(name: str, inputs: Any, more: Any, words: str, place: Path) -> None:
+    if "pretrained" in more:
+        torch.save(small(IMAGES, 5).state_dict(), place / "small.pt")
+        torch.save(small(IMAGES, 5, 5).state_dict(), place / "wide.pt")
+        torch.save(small(IMAGES, 5), place / "whole.pt")
+        more = {"pretrained": str(place / f"{more['pretrained']}.pt")}
     with pytest.raises(InputError, match=words) as told:
         built(name, inputs, **more)
     assert "\n" not in str(told.value)

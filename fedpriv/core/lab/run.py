@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from fedpriv.algorithms.rounds.ledger import label_ceilings
 from fedpriv.clients.app import client_app
@@ -18,6 +19,7 @@ from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.files import locked, stopped, writing
 from fedpriv.core.finding import all_found, findings, records_found
+from fedpriv.core.finished import final_state
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.rehearsal import rehearse
@@ -187,10 +189,16 @@ class _Run:
             f"training: {experiment.federation.clients} clients, {engine.name} engine on {self.world.device}"
         )
         engine.run(self.world, self.folder, self.progress)
+        experiment.model.save(self._trained, self.folder.path / "checkpoint")
         if not experiment.adversary.attacks:
             return Leakage()
         self.progress.stage(f"attacking: {', '.join(experiment.adversary.attacks)}")
         return attack_observations(self.world, self.folder, planned_attacks(self.world), self.progress)
+
+    def _trained(self) -> nn.Module:
+        """The network with what it has learnt."""
+        final_state(self.folder, self.world, "save").load_into(self.world.model)
+        return self.world.model
 
     def _end_early(self, status: str, reason: str) -> None:
         """Write what there is; where even that cannot be written, the reason for the end still has to be reported."""
@@ -259,7 +267,8 @@ def _headline(world: World) -> str:
     mechanism = algorithm_of(world.experiment).protects or world.experiment.mechanism.name
     return (
         f"{world.experiment.name}: {world.dataset.name}, {len(world.dataset.y_train)} training examples; "
-        f"{world.experiment.model.name}, {parameters} parameters; mechanism {mechanism}"
+        f"{', '.join((world.experiment.model.name, *world.experiment.model.notes))}, {parameters} parameters; "
+        f"mechanism {mechanism}"
     )
 
 
@@ -277,7 +286,8 @@ def _data(world: World) -> DataFacts:
 
 def _model(world: World) -> ModelFacts:
     tensors = tuple(value.numel() for value in world.initial.parameters.values())
-    return ModelFacts(name=world.experiment.model.name, parameters=sum(tensors), tensors=tensors)
+    notes = {"notes": settings.notes} if (settings := world.experiment.model).notes else {}
+    return ModelFacts(name=settings.name, parameters=sum(tensors), tensors=tensors, **notes)
 
 
 def _stops(world: World, folder: RunFolder) -> tuple[Stop, ...]:

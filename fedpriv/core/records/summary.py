@@ -25,11 +25,12 @@ class DataFacts(GrowingRecord):
 
 
 class ModelFacts(GrowingRecord):
-    """The network, and the numbers that are trained, in all and of each tensor."""
+    """The network, the numbers that are trained, in all and of each tensor, and what the settings changed of it."""
 
     name: str | None = None
     parameters: int | None = None
     tensors: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Summary(GrowingRecord):

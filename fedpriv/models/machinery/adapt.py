@@ -1,5 +1,6 @@
 """Change a network that others have written: GroupNorm in place of BatchNorm, and logits out of what it returns."""
 
+import fnmatch
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,39 +11,66 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import register_parametrization
 from typing_extensions import override
 
-from fedpriv.core.errors import reason_of
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.registry import suggestion
+from fedpriv.models.machinery.adapters import with_adapters
 from fedpriv.models.machinery.layers import sequence
 from fedpriv.models.machinery.logits import LogitsOf, give_logits
 from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape, Shape
 
 _GROUPS = (32, 16, 8, 4, 2, 1)
+_SIDES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)  # that networks are made for
+_STEPS = (4, 7, 8, 14, 16, 32)  # of patches, of which sides are multiples
 
 
-def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceShape) -> nn.Module:
+class NotTakenError(InputError):
+    """A network does not take data of this size."""
+
+
+def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceShape, classes: int) -> nn.Module:
     """Return the network as the settings ask for it."""
     if not isinstance(network, nn.Module):
         builder = settings.name.partition(":")[2] or settings.name
         raise settings.refusal(f"{builder} returns {type(network).__name__}; a torch.nn.Module is wanted")
     _make_real(network)
     network.train().to(device="cpu", dtype=torch.float32)
+    whole = network
     if isinstance(inputs, SequenceShape):
-        whole: nn.Module = LogitsOf(network)
-        blank = torch.zeros(2, inputs.length, dtype=torch.int64)
+        whole, blank = LogitsOf(network), torch.zeros(2, inputs.length, dtype=torch.int64)
     else:
-        whole, blank = network, torch.zeros(2, *inputs)
+        blank = torch.zeros(2, *inputs)
     norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)] if settings.norm else []
     returned, maps = _tried(settings, whole, blank, norms)
     if norms:
         _replace_norms(settings, network, maps)
     if not isinstance(returned, Tensor):
         give_logits(network)
-    return whole
+    if settings.peft is not None:
+        network = with_adapters(network, settings.peft, classes, _task(network, inputs))
+    if settings.freeze is not None:
+        _freeze(network, settings.freeze)
+    return LogitsOf(network) if isinstance(inputs, SequenceShape) else network
 
 
-def cannot_take(settings: OpenModelSettings, blank: Tensor, error: BaseException) -> Exception:
-    """Return the refusal of a network that does not take the data."""
-    what = "images" if blank.is_floating_point() else "sequences"
-    return settings.refusal(f"cannot take {what} of shape {tuple(blank.shape)}: {reason_of(error)}")
+def _task(network: nn.Module, inputs: Shape | SequenceShape) -> str:
+    """What peft calls the task; empty: it has a name for networks of transformers alone."""
+    if not isinstance(inputs, SequenceShape) or not hasattr(network, "get_input_embeddings"):
+        return ""
+    return "CAUSAL_LM" if inputs.is_next else "SEQ_CLS"
+
+
+def taken_side(settings: OpenModelSettings, shape: Shape, classes: int) -> int | None:
+    """Return the side of square images that the network takes, larger ones than these where there is one."""
+    channels, *sides = shape
+    larger = {(max(sides) // step + 1) * step for step in _STEPS} | {side for side in _SIDES if side > max(sides)}
+    for side in (*sorted(larger), *reversed([side for side in _SIDES if side < min(sides)])):
+        try:
+            with torch.no_grad():
+                settings.built((channels, side, side), classes).train()(torch.zeros(2, channels, side, side))
+        except Exception:  # noqa: BLE001 - this size it does not take either
+            continue
+        return side
+    return None
 
 
 def _tried(
@@ -63,7 +91,9 @@ def _tried(
                 if name in kept:
                     value.copy_(kept[name])
     except (Exception, SystemExit) as error:
-        raise cannot_take(settings, blank, error) from error
+        what = f"{'images' if blank.is_floating_point() else 'sequences'} of shape {tuple(blank.shape)}"
+        refusal = settings.refusal(f"cannot take {what} in training: {reason_of(error)}")
+        raise NotTakenError(key=refusal.key, given=refusal.given, allowed=refusal.allowed) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -123,3 +153,16 @@ def _make_real(network: nn.Module) -> None:
                     held[name] = usual.setdefault(id(value), trained)
                 if value.is_complex():
                     register_parametrization(layer, name, _Pair())
+
+
+def _freeze(network: nn.Module, patterns: Sequence[str]) -> None:
+    """Train no parameter whose name one of the patterns describes."""
+    parameters = dict(network.named_parameters())
+    for pattern in patterns:
+        named = fnmatch.filter(parameters, pattern)
+        if not named:
+            inside = [f"{pattern}.*"] if any(name.startswith(f"{pattern}.") for name in parameters) else [*parameters]
+            close = suggestion(pattern, inside, else_known=False, most=3)
+            raise InputError(key="model.freeze", given=pattern, allowed=f"no parameter has such a name{close}")
+        for name in named:
+            parameters[name].requires_grad_(False)

@@ -1,17 +1,20 @@
 """What the sections of networks share that a library has under a name; it is imported when one of its is built."""
 
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.registry import suggestion
-from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape
+from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
 
 MOST_SUGGESTED = 3  # names
 
@@ -29,7 +32,7 @@ class LibraryModelSettings(OpenModelSettings):
         if not isinstance(tree, dict) or tree.get("version"):
             return tree
         try:
-            return {**tree, "version": version(cls.library)}
+            return {**tree, "version": _installed(cls.library, tree.get("peft") is not None)}
         except PackageNotFoundError:
             return tree
 
@@ -51,9 +54,9 @@ class LibraryModelSettings(OpenModelSettings):
     def check_library(self) -> None:
         """Refuse a library that is not installed, or that is not the one of the run."""
         try:
-            installed = version(self.library)
-        except PackageNotFoundError:
-            raise self.refusal(f"needs {self.library}: pip install 'fedpriv[zoo]'") from None
+            installed = _installed(self.library, self.peft is not None)
+        except PackageNotFoundError as error:
+            raise self.refusal(f"needs {error.name}: pip install 'fedpriv[zoo]'") from None
         if self.version not in ("", installed):
             raise InputError(
                 key="model.version", given=self.version, allowed=f"{self.library} {installed} is installed",
@@ -66,6 +69,39 @@ class LibraryModelSettings(OpenModelSettings):
             close = suggestion(self.architecture, known, else_known=False, most=MOST_SUGGESTED)
             raise self.refusal(f"{self.library} {version(self.library)} has no such network{close}")
 
+    @staticmethod
+    def sized(build: "Callable[..., Any]", sizes: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
+        """Build a network with the argument of its size; what takes none of these takes several sizes."""
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # other weights at first, in time
+            for name, size in sizes.items():
+                if name not in keywords:
+                    try:
+                        return build(*arguments, **{name: size}, **keywords)
+                    except TypeError as error:
+                        if f"'{name}'" not in str(error):
+                            raise
+            return build(*arguments, **keywords)
+
+    @override
+    def network(self, shape: Shape, classes: int) -> "nn.Module":
+        from fedpriv.models.machinery.adapt import NotTakenError, taken_side
+
+        try:
+            return super().network(shape, classes)
+        except Exception as error:
+            is_told = isinstance(error, InputError) and not isinstance(error, NotTakenError)
+            side = None if is_told or isinstance(error, TypeError) else taken_side(self, shape, classes)
+            if side is None:
+                raise
+            why = error.allowed if isinstance(error, InputError) else reason_of(error)
+            images = f"does not take images of {shape[2]}x{shape[1]}, and takes {side}x{side}"
+            raise self.refusal(f"{images} ({why})") from error
+
     @override
     def text_built(self, sequences: SequenceShape) -> Any:
         raise self.refusal(f"networks of {self.library} take images, and the data are texts")
+
+
+def _installed(library: str, has_adapters: bool) -> str:
+    """The version that is installed, and that of peft where the network has adapters of it."""
+    return f"{version(library)}, peft {version('peft')}" if has_adapters else version(library)

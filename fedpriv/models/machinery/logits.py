@@ -51,7 +51,8 @@ class LogitsOf(nn.Module):
         with _whole_masks():
             returned = self.network(tokens, attention_mask=_seen(tokens)) if self._takes_mask else self.network(tokens)
         logits: Tensor = logits_in(returned)
-        return logits
+        # Prompts that peft has put before the tokens have logits, too.
+        return logits[:, -tokens.shape[1] :] if logits.ndim == 3 else logits
 
 
 def logits_in(returned: Any) -> Any:

@@ -13,9 +13,9 @@ from fedpriv.core.registry import MODELS
 from fedpriv.core.settings import Choice, Integer, Positive, Settings, Table, absent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from fedpriv.core.columns import ColumnSpec
 
@@ -76,6 +76,9 @@ class ModelSettings(Settings):
         """Return the files with pretrained weights that the network is read from; ``folder``: of the data sets."""
         return ()
 
+    def save(self, trained: "Callable[[], nn.Module]", folder: Path) -> None:
+        """Write what a library reads of the trained network into the folder of its checkpoint, beside our own file."""
+
     @property
     def module(self) -> str:
         """The Python module that builds it."""
@@ -112,6 +115,15 @@ class OpenModelSettings(ModelSettings):
     norm: Literal["group"] | None = Field(
         None, exclude_if=absent, description="group: GroupNorm in place of every BatchNorm"
     )
+    pretrained: str | None = Field(
+        None, exclude_if=absent, description="weights to begin with: a file of safetensors or of torch, or a folder"
+    )
+    freeze: tuple[str, ...] | None = Field(
+        None, exclude_if=absent, description='patterns of parameters that are not trained, such as "layer1.*"'
+    )
+    peft: str | Table | None = Field(
+        None, exclude_if=absent, description="adapters: a configuration of peft with its keys, or a folder it has saved"
+    )
 
     @abstractmethod
     def built(self, shape: Shape, classes: int) -> Any:
@@ -125,18 +137,51 @@ class OpenModelSettings(ModelSettings):
     def network(self, shape: Shape, classes: int) -> "nn.Module":
         from fedpriv.models.machinery.adapt import adapted
 
-        return adapted(self, self.built(shape, classes), shape)
+        return adapted(self, self.built(shape, classes), shape, classes)
 
     @override
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
         from fedpriv.models.machinery.adapt import adapted
 
-        return adapted(self, self.text_built(sequences), sequences)
+        return adapted(self, self.text_built(sequences), sequences, sequences.classes)
+
+    def load(self, network: Any, classes: int) -> None:
+        """Begin with the pretrained weights."""
+        from fedpriv.models.machinery.weights import fill, read_weights
+
+        if self.pretrained is not None:
+            fill(network, self.converted(network, read_weights(Path(self.pretrained))), classes, self.pretrained)
+
+    def converted(self, network: Any, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the tensors of a file for this network, as its library makes them fit."""
+        return tensors
+
+    @override
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        from fedpriv.models.machinery.weights import weight_files
+
+        folders = (self.peft,) if isinstance(self.peft, str) else ()
+        adapters = (path for each in folders for path in sorted(Path(each).glob("adapter_*")))
+        return (*(weight_files(Path(self.pretrained)) if self.pretrained else ()), *adapters)
+
+    @override
+    def save(self, trained: "Callable[[], nn.Module]", folder: Path) -> None:
+        if self.peft is not None:
+            from fedpriv.models.machinery.adapters import save_adapters
+
+            save_adapters(trained(), folder / "adapter")
 
     @property
     @override
     def notes(self) -> tuple[str, ...]:
-        return ("GroupNorm in place of every BatchNorm",) if self.norm else ()
+        kind = self.peft if isinstance(self.peft, str) else self.peft and self.peft.plain().get("peft_type")
+        said = {
+            "weights of {}": self.pretrained,
+            "GroupNorm in place of every BatchNorm": self.norm,
+            "frozen: {}": ", ".join(self.freeze or ()),
+            "adapters of peft: {}": kind,
+        }
+        return tuple(words.format(value) for words, value in said.items() if value)
 
 
 class TableModelSettings(ModelSettings):
