@@ -118,17 +118,8 @@ def test_what_a_victim_yields_does_not_depend_on_the_others() -> None:
         assert one.loss == pytest.approx(alone.loss, rel=1e-6, abs=1e-12)
 
 
-def biases_alone() -> nn.Module:
-    """As BitFit trains them."""
-    model = mlp()
-    for name, value in model.named_parameters():
-        value.requires_grad_(name.endswith("bias"))
-    return model
-
-
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, Any], str]] = {
     "no Linear first layer": (lenet, 1, {}, "first layer multiplies the image itself"),
-    "a frozen first layer": (biases_alone, 1, {}, "which is frozen: clients do not upload it"),
     "more examples than outputs": (lambda: mlp("sigmoid", (6,)), 8, {}, "of 6 outputs has the full rank 6"),
     "a batch below the noise": (
         lambda: mlp("relu", (400,)), 2, {"mechanism": {"name": "gaussian", "sigma": 3.0, "clip_norm": 1.0}},
@@ -157,11 +148,25 @@ def test_a_refusal_is_one_line_and_of_that_victim_only(name: str) -> None:
     result = attack_each(AttackJob("closed_form", [bad, good], model, CONFIG, 0))
     assert words in result.failures[0]
     assert "\n" not in result.failures[0]
-    if name in ("no Linear first layer", "a frozen first layer"):
+    if name == "no Linear first layer":
         assert set(result.failures) == {0, 1}
     else:
         assert set(result.failures) == {0}
         assert float(errors([result.found[1].images], images[[9]][None])) < 1e-10
+
+
+def test_where_biases_alone_are_trained_the_weight_that_is_missing_is_named() -> None:
+    """As BitFit trains them."""
+    model = mlp()
+    ((heard,), _, _) = observe_digits(model, 1)
+    biases = {name for name, value in model.named_parameters() if value.ndim == 1}
+    for name, value in model.named_parameters():
+        value.requires_grad_(name in biases)
+    parameters, upload = ({name: each[name] for name in biases} for each in (heard.parameters, heard.upload))
+    bare = replace(heard, parameters=parameters, upload=upload)
+    (reason,) = attack_each(AttackJob("closed_form", [bare], model, CONFIG, 0)).failures.values()
+    assert reason.startswith("closed_form reads images in the gradient of ")
+    assert reason.endswith("weight, which is frozen: clients do not upload it")
 
 
 def test_it_takes_no_settings_of_other_attacks() -> None:

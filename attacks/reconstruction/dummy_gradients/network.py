@@ -23,7 +23,6 @@ from typing_extensions import override
 from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches, kernel_gradients, run_convolution
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyFactor, DummyGradients, DummyOuter, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
-from fedpriv.core.errors import reason_of
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
@@ -218,10 +217,11 @@ class Network:
                     raise
         try:
             gradients = self._one_by_one(parameters, images, labels, shared=shared, each=each)
-        except Exception as error:
+        except (RuntimeError, ValueError) as error:
             if is_lack_of_memory(error):
                 raise
-            raise AttackRefused(f"gradients of dummy images through this network fail: {reason_of(error)}") from error
+            reason = first_line(error)
+            raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
         self._is_unmappable = True  # such as one that decides by its numbers
         return gradients
 

@@ -61,10 +61,6 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
             "imprint needs a network whose first layer is a Linear layer with bias, behind nothing but flattening; "
             "this network has none"
         )
-    if not first.layer.weight.requires_grad:
-        raise AttackRefused(
-            f"imprint reads the gradient of {first.name}.weight, which is frozen: clients do not upload it"
-        )
     passed = first.result.clamp(min=0)
     second = next((call for call in calls if _equal(call.given, passed)), None)
     if second is None:
@@ -92,7 +88,10 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
     channels, height, width = public_images.shape[1:]
     layers = find_imprint_layers(model, (channels, height, width))
     parameters = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
-    weight, bias, following = (parameters[name] for name in (layers.weight, layers.bias, layers.next_weight))
+    names = (layers.weight, layers.bias, layers.next_weight)
+    if frozen := [name for name in names if name not in parameters]:
+        raise AttackRefused(f"imprint needs the gradient of {frozen[0]}, which is frozen: clients do not upload it")
+    weight, bias, following = (parameters[name] for name in names)
     rows = len(weight)
     if bins is not None and bins > rows:
         raise AttackRefused(f"imprint.bins = {bins}: the first layer ({layers.weight}) has {rows} rows")
