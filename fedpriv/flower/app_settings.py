@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from fedpriv.core.config import read_toml, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Settings
+from fedpriv.flower.arrays import Form
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 
 FILE = "fedpriv.toml"
@@ -24,10 +25,13 @@ Side = Annotated[Integer, Field(ge=1)]
 class TapSettings(Settings):
     """The section ``[tap]``; what is not set is what the tap saw PyTorch do."""
 
-    model: ImportPath = Field(description="class or function that returns the network, 'package.module:Name'")
+    model: ImportPath | None = Field(
+        None, description="what returns the network, 'package.module:Name'; needed by attacks"
+    )
     folder: Path = Field(Path("runs"), description="where tap-RUN is made; FEDPRIV_RUNS goes before")
-    record: str = Field("arrays", description="ArrayRecord with the parameters, in the message and in the reply")
-    rounds: Count = Field(1, description="the first so many training messages of each client are written down")
+    record: str | None = Field(None, description="ArrayRecord with the parameters; none: arrays, or the only one")
+    reply: Form | None = Field(None, description="what a reply holds: weights, update, ...; none: as it was seen")
+    rounds: Count = Field(1, description="the first so many messages of each type are written down of each client")
     keep_images: bool = Field(True, description="keep what the client trained on, to score attacks; they never read it")
     loss: ImportPath = Field("torch.nn.functional:cross_entropy", description="what is minimised, of logits and labels")
     mean: tuple[Real, ...] = Field((0.0,), description="subtracted from images on [0, 1], one number or one a channel")
@@ -48,13 +52,39 @@ class PrivatiseSettings(Settings):
     folder: Path | None = Field(
         None, description="absolute path of each client's ledger, for good: it must outlive restarts and new versions"
     )
-    record: str = Field("arrays", description="ArrayRecord with the parameters, in the message and in the reply")
+    record: str | None = Field(None, description="ArrayRecord with the parameters; none: arrays, or the only one")
+    reply_record: str | None = Field(None, description="that of the reply; none: of the same name")
+    reply: Form = Field("weights", description="what the app replies: weights, update, negated update, gradient")
+    trained: tuple[str, ...] | None = Field(
+        None, description="patterns of the arrays that training moves; all others leave as they came, without noise"
+    )
+    statistics: Annotated[MechanismSettings, MECHANISM] | None = Field(
+        None, description="mechanism of running statistics, with a ledger of its own; none: they leave as they came"
+    )
     rounds: Count | None = Field(None, description="a client answers so often and then refuses; none: for ever")
     target_epsilon: Epsilon | None = Field(None, description="a client refuses once an answer would take it above")
-    send: tuple[str, ...] = Field((), description="metrics that leave as they are: no mechanism covers them")
+    send: tuple[str, ...] = Field(
+        (), description="keys of metrics and configs that leave as they are: no mechanism covers them"
+    )
+    passed: tuple[str, ...] = Field(
+        (), alias="pass", description="message types and records that leave as they are: no mechanism covers them"
+    )
+    weight: str | None = Field(None, description="key of the metric that is 1 for all clients; none: num-examples")
     seed: Annotated[Integer, Field(ge=0)] | None = Field(
         None, description="noise that repeats, for experiments: whoever knows the seed subtracts it"
     )
+
+    @field_validator("statistics", mode="before")
+    @classmethod
+    def _on_whole(cls, given: Any) -> Any:
+        return on_updates(given)
+
+    @field_validator("passed")
+    @classmethod
+    def _covers_training(cls, passed: tuple[str, ...]) -> tuple[str, ...]:
+        if "train" in passed:
+            raise InputError("train is what privatise covers; allowed are other types, train.ACTION, records")
+        return passed
 
     @field_validator("folder")
     @classmethod
@@ -63,6 +93,11 @@ class PrivatiseSettings(Settings):
         if folder is not None and not folder.is_absolute():
             raise InputError(_ABSOLUTE)
         return folder
+
+
+def on_updates(given: Any) -> Any:
+    """A mod sees whole updates only."""
+    return {"unit": "update", **given} if isinstance(given, dict) else given
 
 
 def _no_mechanism() -> MechanismSettings:
@@ -79,21 +114,17 @@ class FlowerSettings(Settings):
     @field_validator("mechanism", mode="before")
     @classmethod
     def _on_updates(cls, given: Any) -> Any:
-        """A mod sees whole updates only."""
-        return {"unit": "update", **given} if isinstance(given, dict) else given
+        return on_updates(given)
 
     @model_validator(mode="after")
     def _fits(self) -> "FlowerSettings":
-        config = self.mechanism
-        if config.unit != "update" or not config.on_gradients:
+        config, statistics = self.mechanism, self.privatise.statistics
+        for each in (config, statistics or config):
+            _check(each)
+        if statistics is not None and (statistics.calibrated_epsilon or self.privatise.target_epsilon):
             raise InputError(
-                f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole "
-                'update and no example; allowed is a mechanism on gradients with unit = "update"'
-            )
-        config.require_noise_at("clients")
-        if config.needs_redistribution:
-            raise InputError(
-                f"mechanism.name = {config.name!r} shares its noise out by a public model, which a mod does not know"
+                "privatise.statistics has a ledger of its own: set its noise itself, and privatise.rounds in place of "
+                "privatise.target_epsilon"
             )
         if config.calibrated_epsilon is not None and self.privatise.rounds is None:
             raise InputError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
@@ -102,12 +133,30 @@ class FlowerSettings(Settings):
         return self
 
 
+def _check(config: MechanismSettings) -> None:
+    if config.unit != "update" or not config.on_gradients:
+        raise InputError(
+            f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole "
+            'update and no example; allowed is a mechanism on gradients with unit = "update"'
+        )
+    config.require_noise_at("clients")
+    if config.needs_redistribution:
+        raise InputError(
+            f"mechanism.name = {config.name!r} shares its noise out by a public model, which a mod does not know"
+        )
+
+
 def read_settings(near: str | Path) -> FlowerSettings:
     """Read a file of settings (.toml), or the fedpriv.toml in a module's folder, or in one above it."""
-    path = Path(near).absolute()
-    if path.suffix != ".toml":
-        found = [folder / FILE for folder in path.parents if (folder / FILE).is_file()]
-        if not found:
-            raise InputError(f"{FILE} is neither in {path.parent} nor in a folder above it")
-        path = found[0]
+    path = found_settings(near)
+    if path is None:
+        raise InputError(f"{FILE} is neither in {Path(near).absolute().parent} nor in a folder above it")
     return validated(FlowerSettings, read_toml(path), str(path))
+
+
+def found_settings(near: str | Path) -> Path | None:
+    """Where the settings are; ``None``: nowhere."""
+    path = Path(near).absolute()
+    if path.suffix == ".toml":
+        return path
+    return next((folder / FILE for folder in path.parents if (folder / FILE).is_file()), None)

@@ -1,27 +1,48 @@
-"""Read messages of a Flower app: parameters, which of them training changes, round and client."""
+"""Read messages of a Flower app: arrays, which of them training changes, round, client, and the form of a reply."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.npz import parse_header
 from fedpriv.core.wire import unpack
 from fedpriv.gradients import Vector
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What PyTorch calls the running statistics of normalising layers."""
 
+PARAMETERS = "arrays"
+REPLIES = {"fitins.parameters": "fitres.parameters"}
+"""Records of a message whose reply has another one: those of ``NumPyClient`` and ``Client``."""
+
+MASKED = "secaggplus_configs"
+"""The ConfigRecord of Flower's secure aggregation; outside its mod it names a stage."""
+
+Form = Literal["weights", "update", "negated update", "gradient"]
+"""What a reply holds: parameters after training, after minus before, before minus after, or a gradient."""
+
+
+class WrongAppError(InputError):
+    """What is wrong with an app or its settings, whatever its data are."""
+
+
+def type_of(message: Message) -> str:
+    """The type of a message: train, evaluate, query or an older one, with the action it names."""
+    return str(message.metadata.message_type)
+
 
 def is_training(message: Message) -> bool:
-    """Whether a message asks a client to train; evaluation and queries are none of a mod's business."""
-    return str(message.metadata.message_type).split(".")[0] == "train"
+    """Whether a message asks a client to train."""
+    return type_of(message).split(".")[0] == "train"
 
 
 def client_of(context: Context) -> int:
-    """The number of the client's partition; 0 where Flower was told of none."""
-    return int(context.node_config.get("partition-id", 0))
+    """The number of the client's partition, or of its node where Flower was given no partition."""
+    return int(context.node_config.get("partition-id", context.node_id))
 
 
 def round_of(message: Message) -> int | None:
@@ -32,31 +53,88 @@ def round_of(message: Message) -> int | None:
     return None
 
 
-def arrays_of(message: Message, record: str) -> Vector:
+def stage_of(content: RecordDict) -> str | None:
+    """The stage of secure aggregation, empty inside its mod; ``None``: there is none."""
+    record = content.config_records.get(MASKED)
+    return None if record is None else str(record.get("stage", ""))
+
+
+def record_of(content: RecordDict, wanted: str | None) -> str:
+    """Return the name of the record with the parameters: the one that is wanted, or the only one."""
+    names = sorted(content.array_records)
+    usual = [name for name in (PARAMETERS, *REPLIES) if name in names]
+    found = wanted or next(iter(usual or names), PARAMETERS)
+    if found not in names or (wanted is None and not usual and len(names) > 1):
+        allowed = f"the message has {', '.join(names) or 'no ArrayRecord'}"
+        raise WrongAppError(key="record", given=found, allowed=allowed)
+    return found
+
+
+def arrays_of(content: RecordDict, record: str) -> Vector:
     """Return the arrays of a record, by name, on the CPU, sharing no memory with it."""
-    records = message.content.array_records
-    if record not in records:
-        raise InputError(
-            key="record", given=record, allowed=f"the message has {', '.join(sorted(records)) or 'no ArrayRecord'}"
-        )
-    return unpack(records[record])
+    return unpack(_described(content.array_records[record]))
 
 
-def moved(names: Iterable[str], before: Vector) -> tuple[str, ...]:
-    """Return the names of what training moves: floating-point arrays that are no running statistics."""
-    wanted = (name for name in names if name.rpartition(".")[2] not in STATISTICS)
-    return tuple(name for name in wanted if before[name].is_floating_point())
+def _described(record: ArrayRecord) -> ArrayRecord:
+    """The same record; arrays of older clients and servers say neither type nor shape, and get them from their bytes.
+
+    An empty list travels as one array that is empty.
+    """
+    if all(array.dtype for array in record.values()):
+        return record
+    told = ArrayRecord()
+    for name, array in record.items():
+        if array.data:
+            header = parse_header(array.data)
+            told[name] = Array(str(header.dtype), tuple(header.shape), array.stype, array.data)
+    return told
 
 
-def update_of(before: Vector, after: Vector, names: Iterable[str]) -> Vector:
-    """Return after minus before in float32, of the arrays of these names."""
+def moved(before: Vector) -> tuple[str, ...]:
+    """Return the names of what training moves: floating-point arrays that are no running statistics.
+
+    A strategy that averages returns whole numbers as float64; among arrays of other types these are none that move.
+    """
+    kinds = {value.dtype for value in before.values() if value.is_floating_point()}
+
+    def moves(name: str, value: Tensor) -> bool:
+        averaged = value.dtype == torch.float64 and len(kinds) > 1 and bool((value == value.round()).all())
+        return value.is_floating_point() and not averaged and name.rpartition(".")[2] not in STATISTICS
+
+    return tuple(name for name, value in before.items() if moves(name, value))
+
+
+def update_of(before: Vector, reply: Vector, names: Iterable[str], form: Form) -> Vector:
+    """Return after minus before in float32 (of a gradient: the gradient), of the arrays of these names."""
     names = tuple(names)
-    if missing := [name for name in names if name not in after or after[name].shape != before[name].shape]:
+    if missing := [name for name in names if name not in reply or reply[name].shape != before[name].shape]:
         raise InputError(f"the reply has no {missing[0]!r} of the shape that was sent")
-    return {name: (after[name].double() - before[name].double()).float() for name in names}
+    start, sign = (1.0 if form == "weights" else 0.0), (-1.0 if form == "negated update" else 1.0)
+    return {name: (sign * reply[name].double() - start * before[name].double()).float() for name in names}
 
 
-def as_sent(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor in the type of another, within its range."""
-    limits = torch.finfo(like.dtype)
-    return tensor.clamp(limits.min, limits.max).to(like.dtype)
+def nearest_form(before: Vector, reply: Vector, names: Iterable[str]) -> Form:
+    """Tell parameters from an update by what lies nearer: the parameters that were sent, or zero."""
+    names = [name for name in names if name in reply and reply[name].shape == before[name].shape]
+    pairs = [(before[name].double(), reply[name].double()) for name in names]
+    changed = sum(float((after - start).square().sum()) for start, after in pairs)
+    whole = sum(float(after.square().sum()) for _, after in pairs)
+    return "weights" if changed <= whole else "update"
+
+
+def watched_form(reply: Vector, candidates: Mapping[Form, Vector]) -> Form | None:
+    """Return which of the watched tensors a reply holds, to a hundredth of their norm; ``None``: none of them."""
+    for form, values in candidates.items():
+        pairs = [(reply[name].double(), value.double()) for name, value in values.items() if name in reply]
+        if len(pairs) < len(values) or any(left.shape != right.shape for left, right in pairs):
+            continue
+        wrong = sum(float((left - right).square().sum()) for left, right in pairs)
+        if wrong <= 1e-4 * sum(float(right.square().sum()) for _, right in pairs):
+            return form
+    return None
+
+
+def as_sent(tensor: Tensor, like: torch.dtype) -> Tensor:
+    """Return a tensor in another type, within its range."""
+    limits = torch.finfo(like)
+    return tensor.clamp(limits.min, limits.max).to(like)

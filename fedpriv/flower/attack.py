@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
 from fedpriv.attacks.observation import OTHERS, Observation, list_observations, read_observation
@@ -29,11 +29,31 @@ from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
 from fedpriv.core.registry import ATTACKS
-from fedpriv.flower.folder import LEDGER, TRUTH, Tapped, TrainedOn, built, imported, read_tapped, read_truth
+from fedpriv.flower.arrays import Form
+from fedpriv.flower.folder import (
+    BASE,
+    LEDGER,
+    TRUTH,
+    Exchange,
+    Tapped,
+    TrainedOn,
+    built,
+    imported,
+    read_arrays,
+    read_exchanges,
+    read_tapped,
+    read_truth,
+)
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.mechanisms import recorded_mechanism
 
 _RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
+_HOLDS: Mapping[Form, str] = {
+    "weights": "the parameters after training",
+    "update": "the update, parameters after minus before",
+    "negated update": "the update, parameters before minus after",
+    "gradient": "a gradient",
+}
 _NO_LPIPS = "not computed for a tap's pictures"
 
 
@@ -55,11 +75,13 @@ class _TappedUpload:
     observation: Observation
     known: TrainedOn | None
     line: LedgerLine | None
+    exchange: Exchange | None  # `None`: in the folder of an earlier version
 
     @property
     def name(self) -> str:
         """As users name it."""
-        return f"{self.observation.round}-{self.observation.client}"
+        summed = self.exchange is not None and self.exchange.summed
+        return f"{self.observation.round}-{'sum' if summed else self.observation.client}"
 
 
 def attack_tapped(
@@ -71,8 +93,11 @@ def attack_tapped(
         raise InputError(f"{folder} is not the folder of a tap")
     settings = _settings(overrides, names)
     chosen = tuple(names) or tuple(settings) or ("iga",)
-    everything = _heard(folder)
-    heard = _chosen(everything, victims, folder)
+    exchanges = read_exchanges(folder)
+    everything = _heard(folder, exchanges)
+    if not (everything or exchanges):
+        raise InputError(f"{folder} holds no observations: the clients' logs say why")
+    heard = _chosen(everything, victims, folder) if tapped.model is not None or not exchanges else ()
     told: list[str] = []
     scores: list[Score] = []
     pictures: list[str] = []
@@ -80,7 +105,7 @@ def attack_tapped(
         judge = _truth(upload, everything)
         for name in chosen:
             progress.stage(f"{name} on {upload.observation.title}")
-            reconstruction, remarks = _attacked(tapped, upload.observation, name, settings.get(name, {}))
+            reconstruction, remarks = _attacked(tapped, folder, upload, name, settings.get(name, {}))
             told += remarks
             pictures.append(_pictured(folder, reconstruction, judge, name))
             if judge is not None:
@@ -91,7 +116,7 @@ def attack_tapped(
     for text in dict.fromkeys(told):
         progress.warn(text)
     results = attack_results(scores, AdversaryConfig().success_ssim, _NO_LPIPS)
-    verdict = (*_measured(results, heard), _proven(heard))
+    verdict = (*_forms(heard), *_measured(results, heard), *([_proven(heard)] if heard else []))
     summary = TappedSummary(results, verdict, tuple(dict.fromkeys(told)), tuple(pictures))
     with writing(""):
         write_whole(folder / _RESULT, f"{json.dumps(asdict(summary), indent=2, allow_nan=False)}\n".encode())
@@ -113,15 +138,51 @@ def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[
     return settings
 
 
-def _heard(folder: Path) -> tuple[_TappedUpload, ...]:
-    uploads = []
+def _heard(folder: Path, exchanges: Sequence[Exchange]) -> tuple[_TappedUpload, ...]:
+    by_stem, uploads = {exchange.stem: exchange for exchange in exchanges}, []
     for path in list_observations(folder / "observations"):
         known = read_truth(folder / TRUTH / path.name)
         line = read_file(folder / LEDGER / f"{path.stem}.json", _LINE)
-        uploads.append(_TappedUpload(read_observation(path), known, line))
-    if not uploads:
-        raise InputError(f"{folder} holds no observations: the clients' logs say why")
-    return tuple(uploads)
+        uploads.append(_TappedUpload(read_observation(path), known, line, by_stem.get(path.stem)))
+    masked = [upload for upload in uploads if upload.exchange is not None and upload.exchange.summed]
+    rounds = dict.fromkeys(upload.observation.round for upload in masked)
+    sums = [_sum([upload for upload in masked if upload.observation.round == number]) for number in rounds]
+    return (*(upload for upload in uploads if upload not in masked), *sums)
+
+
+def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
+    """What the server has of uploads that secure aggregation adds up: their mean, weighted by examples.
+
+    It is attacked as that of one client with all batches, which it is exactly for one step and equal weights.
+    """
+    weights, first = [_weight(upload.exchange) for upload in uploads], uploads[0]
+    pairs = [
+        (weight / sum(weights), upload.observation.upload) for weight, upload in zip(weights, uploads, strict=True)
+    ]
+    mean = {
+        name: torch.stack([share * sent[name] for share, sent in pairs]).sum(0) for name in first.observation.upload
+    }
+    public = [upload.observation.settings for upload in uploads]
+    settings = replace(
+        public[0],
+        batch_size=sum(each.batch_size or 1 for each in public),
+        client_examples=sum(each.client_examples for each in public),
+    )
+    kept = [upload.known for upload in uploads if upload.known is not None]
+    known = None
+    if len(kept) == len(uploads):
+        known = TrainedOn(torch.cat([each.images for each in kept]), torch.cat([each.labels for each in kept]))
+    lines = [upload.line for upload in uploads if upload.line is not None]
+    line = min(lines, key=lambda each: each.badness) if len(lines) == len(uploads) else None
+    exchange = replace(first.exchange, clients=len(uploads)) if first.exchange is not None else None
+    return _TappedUpload(replace(first.observation, upload=mean, settings=settings), known, line, exchange)
+
+
+def _weight(exchange: Exchange | None) -> float:
+    """How many examples a reply says that it is made of."""
+    records = exchange.replied.values() if exchange is not None else ()
+    counts = (record.get(key) for record in records for key in ("num_examples", "num-examples"))
+    return next((float(count) for count in counts if isinstance(count, int) and count > 0), 1.0)
 
 
 def _chosen(uploads: Sequence[_TappedUpload], victims: Sequence[str], folder: Path) -> tuple[_TappedUpload, ...]:
@@ -132,16 +193,18 @@ def _chosen(uploads: Sequence[_TappedUpload], victims: Sequence[str], folder: Pa
 
 
 def _attacked(
-    tapped: Tapped, observation: Observation, name: str, settings: Mapping[str, Any]
+    tapped: Tapped, folder: Path, upload: _TappedUpload, name: str, settings: Mapping[str, Any]
 ) -> tuple[Reconstruction, list[str]]:
     """Reconstruct, and say what makes that mean less."""
+    observation = _as_of_one_rate(upload.observation, upload.exchange)
     public = observation.settings
     if public.examples > MOST_IMAGES:
         raise InputError(
             f"{observation.title} is made of {public.examples} images; attacked are uploads of {MOST_IMAGES} at most: "
             "tap a round with fewer local steps or smaller batches"
         )
-    network = built(tapped, public.shape, public.classes).train()
+    network = _network(tapped, folder, observation)
+    rate = None if public.algorithm == "fedsgd" else public.learning_rate
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reconstruction = reconstruct(
@@ -155,7 +218,7 @@ def _attacked(
             examples=public.examples,
             parameters=observation.parameters,
             mechanism=recorded_mechanism(public.mechanism),
-            learning_rate=public.learning_rate,
+            learning_rate=rate,
             local_steps=public.local_steps,
             optimizer=public.optimizer,
             momentum=public.momentum,
@@ -164,7 +227,49 @@ def _attacked(
             **settings,
         )
     placed = replace(reconstruction, round=observation.round, client=observation.client)
-    return placed, [str(each.message) for each in caught]
+    remarks = upload.exchange.remarks if upload.exchange is not None else ()
+    return placed, [*remarks, *(str(each.message) for each in caught)]
+
+
+def _network(tapped: Tapped, folder: Path, observation: Observation) -> nn.Module:
+    """The network as it was trained: with what it has besides an adapter, and what is not in the upload frozen."""
+    public = observation.settings
+    network = built(tapped, public.shape, public.classes).train()
+    if base := read_arrays(folder / BASE):
+        network.load_state_dict(base, strict=False)
+    own = dict(network.named_parameters())
+    if set(observation.parameters) <= set(own):
+        for name, value in own.items():
+            value.requires_grad_(name in observation.parameters)
+    if public.classes == 2 and _logits(network.eval(), public.shape) == 1:
+        network.register_forward_hook(_with_zero)
+    return network.train()
+
+
+def _logits(network: nn.Module, shape: tuple[int, int, int]) -> int:
+    with torch.no_grad():
+        output = network(torch.zeros(1, *shape))
+    return int(output.shape[-1]) if isinstance(output, Tensor) and output.ndim == 2 else 0
+
+
+def _with_zero(_: nn.Module, given: Any, output: Tensor) -> Tensor:
+    """One logit z is two, 0 and z: their cross-entropy is the binary one of z."""
+    return torch.cat([torch.zeros_like(output), output], dim=1)
+
+
+def _as_of_one_rate(observation: Observation, exchange: Exchange | None) -> Observation:
+    """The update that one learning rate without weight decay makes; exact for one step, else to first order."""
+    public = observation.settings
+    if exchange is None or public.algorithm == "fedsgd":
+        return observation
+    decays = exchange.optimizers in (("sgd",), ("adamw",))
+    upload = dict(observation.upload)
+    for name, own in exchange.rates.items():
+        if name in upload and own.learning_rate:
+            decay = public.local_steps * own.learning_rate * own.weight_decay * decays
+            decayed = upload[name] + decay * observation.parameters[name]
+            upload[name] = decayed * (public.learning_rate / own.learning_rate)
+    return replace(observation, upload=upload)
 
 
 def _truth(upload: _TappedUpload, heard: Iterable[_TappedUpload]) -> Truth | None:
@@ -232,6 +337,17 @@ def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None,
         (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
         write_whole(folder / path, png(image))
     return path
+
+
+def _forms(heard: Iterable[_TappedUpload]) -> tuple[str, ...]:
+    """What the replies hold, and how that is known."""
+    told: dict[str, list[str]] = {}
+    for upload in heard:
+        if upload.exchange is not None and upload.exchange.form is not None:
+            summed = f"; secure aggregation: attacked is the mean of {upload.exchange.clients} uploads"
+            text = f"{_HOLDS[upload.exchange.form]} ({upload.exchange.source})"
+            told.setdefault(text + (summed if upload.exchange.summed else ""), []).append(upload.name)
+    return tuple(f"Replies {', '.join(names)} hold {text}." for text, names in told.items())
 
 
 def _measured(results: Sequence[AttackResult], heard: Sequence[_TappedUpload]) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
-"""The folder that the tap writes: observations, how to build the network, and the truth, apart.
+"""The folder that the tap writes: messages, observations, how to build the network, and the truth, apart.
 
-``tap.json``; ``observations/``; ``truth/`` with what clients trained on; ``ledger/`` with what was proven of them.
+``tap.json``; ``messages/`` with all that was sent and replied; ``observations/`` of uploads that a gradient attack
+fits; ``base.safetensors`` with what a network has besides an adapter; ``truth/`` with what clients trained on;
+``ledger/`` with what was proven of them.
 """
 
 import importlib
 import inspect
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,58 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from fedpriv.attacks.observation import observation_stem, observation_title
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import write_whole
 from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import Record
-from fedpriv.flower.watch import Seen
+from fedpriv.flower.arrays import Form
+from fedpriv.flower.watch import Rates, Seen
+from fedpriv.gradients import Vector
 
-ABOUT, TRUTH, LEDGER = "tap.json", "truth", "ledger"
+ABOUT, BASE, MESSAGES, TRUTH, LEDGER = "tap.json", "base.safetensors", "messages", "truth", "ledger"
 
 
 @dataclass(frozen=True)
 class Tapped(Record):
     """What ``tap.json`` says."""
 
-    model: str  # import path of what returns the network
+    model: str | None  # import path of what returns the network; `None`: it is not known
     app: str  # the folder of the app's module
     loss: str  # import path of what is minimised
+
+
+@dataclass(frozen=True)
+class Exchange(Record):
+    """What ``messages/ROUND-CLIENT.json`` says: a message, its reply, and what was seen meanwhile."""
+
+    round: int
+    client: int
+    node: int  # Flower's number of it
+    type: str  # of the message: train, evaluate, query, with its action
+    sent: dict[str, dict[str, Any]]  # records of the message: their keys and values, of arrays type and shape
+    replied: dict[str, dict[str, Any]]  # of the reply
+    record: str = ""  # the reply's ArrayRecord with the parameters; empty: there is none
+    order: tuple[str, ...] = ()  # of its arrays
+    form: Form | None = None  # of the reply; `None`: there are no parameters in it
+    source: str = ""  # what tells the form
+    clients: int = 1  # whose replies are averaged
+    summed: bool = False  # whether secure aggregation shows the server the sum alone
+    optimizers: tuple[str, ...] = ()  # that PyTorch was seen to take, in lower case
+    rates: dict[str, Rates] = field(default_factory=dict)  # how optimisers moved the arrays
+    unattacked: str = ""  # why no gradient attack fits; empty: one does
+    remarks: tuple[str, ...] = ()  # what makes an attack mean less, and what else is to be known
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, without ending."""
+        action = "" if self.type == "train" else f"-{self.type}"
+        return f"{observation_stem(self.round, self.client, 1)}{action}"
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return f"{self.type} of {observation_title(self.round, self.client, 1)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +81,37 @@ class TrainedOn:
     labels: Tensor  # int64 (N,), -1 where no label was seen
 
 
-_TAPPED = TypeAdapter(Tapped)
+_TAPPED, _EXCHANGE = TypeAdapter(Tapped), TypeAdapter(Exchange)
 
 
 def read_tapped(folder: Path) -> Tapped | None:
     """Return what ``tap.json`` says; ``None``: this is not the folder of a tap."""
     return read_file(folder / ABOUT, _TAPPED)
+
+
+def write_exchange(folder: Path, exchange: Exchange, arrays: Vector) -> None:
+    """Write a message and its reply; ``arrays`` are those that no observation has."""
+    path = folder / MESSAGES / f"{exchange.stem}.json"
+    write_whole(path, f"{json.dumps(asdict(exchange), indent=2, allow_nan=False)}\n".encode())
+    if arrays:
+        write_whole(
+            path.with_suffix(".safetensors"), save({name: value.contiguous() for name, value in arrays.items()})
+        )
+
+
+def read_exchanges(folder: Path) -> tuple[Exchange, ...]:
+    """Return what was heard, by round and client; a folder of an earlier version has none."""
+    found = (read_file(path, _EXCHANGE) for path in sorted((folder / MESSAGES).glob("*.json")))
+    return tuple(exchange for exchange in found if exchange is not None)
+
+
+def read_arrays(path: Path) -> Vector:
+    """Return the arrays of a file, by name; none where there is no file."""
+    try:
+        arrays: Vector = load(path.read_bytes()) if path.is_file() else {}
+        return arrays
+    except (SafetensorError, ValueError, OSError) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
 
 
 def write_truth(path: Path, seen: Seen) -> None:
@@ -73,12 +137,14 @@ def read_truth(path: Path) -> TrainedOn | None:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
-def built(tapped: Tapped, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def built(tapped: Tapped, shape: tuple[int, int, int] | None, classes: int | None) -> nn.Module:
     """Return the network; its maker is told ``shape`` and ``classes`` if it takes them."""
+    if tapped.model is None:
+        raise InputError('the network is not known: tap.model = "package.module:Name" in fedpriv.toml names it')
     maker = imported(tapped, tapped.model)
-    takes = inspect.signature(maker).parameters
+    takes, known = inspect.signature(maker).parameters, {"shape": shape, "classes": classes}
     try:
-        network = maker(**{key: value for key, value in (("shape", shape), ("classes", classes)) if key in takes})
+        network = maker(**{key: value for key, value in known.items() if key in takes and value is not None})
     except Exception as error:
         raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error)) from error
     if not isinstance(network, nn.Module):

@@ -1,18 +1,22 @@
 """A client's ledger of answers, written to disk before the noise of an answer is drawn.
 
-A client has one file, ``client-K.jsonl``. Its first line says what a release is; each further one is an answer: its
-number, the run, the round. Lines are appended and fsynced under an exclusive lock, and the answer leaves afterwards. So
-a kill may lose an answer, never its place in the ledger, and a restart gives no budget back. A line that was cut off
-counts as an answer. Beside it, ``client-K.json`` has what is proven by now.
+A client has one file, ``client-K.jsonl``. Its first line says what a release is, and of which arrays; each further one
+is an answer: its number, the run, the round. Lines are appended and fsynced under an exclusive lock, and the answer
+leaves afterwards. So a kill may lose an answer, never its place in the ledger, and a restart gives no budget back. A
+line that was cut off counts as an answer. ``client-K.json`` has what is proven by now. A line ``failed`` says that the
+app failed and an answer's update was zero; both files stay at the client.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedpriv.accounting import ceilings
 from fedpriv.core.errors import InputError, RefusedError
@@ -24,6 +28,39 @@ TOLD = 1 / 100  # which of 100 images, as in the ledger of a run
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Which arrays of a record a release is made of, as it was when the client first answered."""
+
+    types: Mapping[str, str]  # of all arrays of the record, as torch names them
+    trained: tuple[str, ...]  # those that get noise, each tensor once
+    copies: Mapping[str, str] = field(default_factory=dict)  # tied array -> the trained one that it is
+    statistics: tuple[str, ...] = ()  # running statistics
+
+
+_LAYOUT = TypeAdapter(Layout)
+
+
+def read_layout(folder: Path, client: int) -> Layout | None:
+    """Return what the first line of a client's ledger says; ``None``: none, or a ledger of an earlier version."""
+    path = folder / f"client-{client}.jsonl"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        told = _opening_of(file.readline(), path).get("layout")
+    return None if told is None else _LAYOUT.validate_python(told)
+
+
+def _opening_of(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise InputError(f"{path} is damaged: its first line says nothing of a mechanism")
+    return told
+
+
+@dataclass(frozen=True)
 class AnswerLedger:
     """The ledger of one client."""
 
@@ -31,7 +68,9 @@ class AnswerLedger:
     plan: Plan  # of the client: what a release is
     most_answers: int | None  # as often it answers, and no more; `None`: no limit
     most_epsilon: float | None  # an answer that would take it above is not given; `None`: no limit
+    layout: Layout  # of the arrays
     notes: tuple[str, ...] = ()  # what a reader must know with the figures
+    part: str = ""  # of what leaves; in the names of the files
 
     def charge(self, run: int, round_number: int | None) -> LedgerLine:
         """Enter one more answer and return what is proven with it; whoever calls this may release once.
@@ -42,23 +81,39 @@ class AnswerLedger:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_once(self._answers, self._opening, mode=0o600)
         with self._locked():
-            number = self._count() + 1
-            line = self._line(number)
-            self._check(number, line)
-            append_line(self._answers, json.dumps({"answer": number, "run": run, "round": round_number}))
+            answers, failed = self._count()
+            line = self._line(answers + 1)
+            self._check(answers + 1, line)
+            append_line(self._answers, json.dumps({"answer": answers + 1, "run": run, "round": round_number}))
             sync(self._answers)
-            text = json.dumps(asdict(line), indent=2, allow_nan=False)
-            write_whole(self._answers.with_suffix(".json"), f"{text}\n".encode(), mode=0o600, durable=True)
+            self._tell(line, failed)
         return line
+
+    def note_failure(self, line: LedgerLine) -> None:
+        """Write down, at the client alone, that the app failed and the answer's update was zero."""
+        with self._locked():
+            append_line(self._answers, json.dumps({"failed": line.participations}))
+            self._tell(line, self._count()[1])
+
+    def _tell(self, line: LedgerLine, failed: int) -> None:
+        """Write what is proven by now, and how often the app failed."""
+        told = f"the app failed {failed} times, and these updates were zero; this file stays at the client"
+        own = replace(line, notes=(*line.notes, told)) if failed else line
+        text = json.dumps(asdict(own), indent=2, allow_nan=False)
+        write_whole(self._answers.with_suffix(".json"), f"{text}\n".encode(), mode=0o600, durable=True)
 
     @property
     def _answers(self) -> Path:
-        return self.folder / f"client-{self.plan.client}.jsonl"
+        return self.folder / f"client-{self.plan.client}{self.part}.jsonl"
 
     @property
     def _opening(self) -> bytes:
+        return json.dumps({**self._released, "layout": asdict(self.layout)}).encode() + b"\n"
+
+    @property
+    def _released(self) -> dict[str, Any]:
         mechanism = self.plan.config.model_dump(mode="json", exclude_none=True)
-        return json.dumps({"mechanism": mechanism, "tensors": self.plan.tensors}).encode() + b"\n"
+        return {"mechanism": mechanism, "tensors": [*self.plan.tensors]}
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -70,16 +125,19 @@ class AnswerLedger:
         finally:
             os.close(descriptor)
 
-    def _count(self) -> int:
-        opening, *answers = self._answers.read_bytes().split(b"\n")
-        if opening + b"\n" != self._opening:
+    def _count(self) -> tuple[int, int]:
+        """Answers, and those of them whose app failed."""
+        opening, *lines = self._answers.read_bytes().split(b"\n")
+        told = _opening_of(opening, self._answers)
+        if {key: told.get(key) for key in self._released} != self._released:
             raise InputError(
                 f"{self._answers} is the ledger of another mechanism or model: what it counts still counts; name "
                 "another privatise.folder only for clients whose data were in none of its answers"
             )
-        if answers and answers[-1]:  # cut off by a kill; it is ended here, and counts
+        if lines and lines[-1]:  # cut off by a kill; it is ended here, and counts
             append_line(self._answers, "")
-        return sum(1 for line in answers if line)
+        failed = sum(1 for line in lines if line.startswith(b'{"failed": ') and line.endswith(b"}"))
+        return sum(1 for line in lines if line) - failed, failed
 
     def _line(self, answers: int) -> LedgerLine:
         rounds = range(1, answers + 1)

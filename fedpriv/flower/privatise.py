@@ -1,43 +1,73 @@
 """The mod that applies a mechanism to what a ClientApp returns, and counts it in a ledger."""
 
+import json
 import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Tensor, nn
 
 from fedpriv.accounting import calibrate
 from fedpriv.clients.model_errors import unless_raised
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RefusedError
+from fedpriv.core.files import append_line, writing_to
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import LedgerLine
 from fedpriv.core.wire import pack
 from fedpriv.data.sampling import Sampling
-from fedpriv.flower.app_settings import FlowerSettings, read_settings
-from fedpriv.flower.arrays import arrays_of, as_sent, client_of, is_training, moved, round_of, update_of
-from fedpriv.flower.ledger import AnswerLedger
-from fedpriv.flower.watch import ReleasedUpdate, note_release
+from fedpriv.flower.app_settings import FlowerSettings, TapSettings, read_settings
+from fedpriv.flower.arrays import (
+    REPLIES,
+    STATISTICS,
+    WrongAppError,
+    arrays_of,
+    as_sent,
+    client_of,
+    is_training,
+    moved,
+    record_of,
+    round_of,
+    stage_of,
+    type_of,
+    update_of,
+)
+from fedpriv.flower.folder import Tapped, built, imported
+from fedpriv.flower.ledger import AnswerLedger, Layout, read_layout
+from fedpriv.flower.watch import ReleasedUpdate, names_in, note_release, releasing, waiting, watching
 from fedpriv.gradients import Vector
+from fedpriv.mechanisms import MechanismSettings
 
 _LOG = logging.getLogger("fedpriv")
 WEIGHT = "num-examples"
 """By what Flower's strategies weight replies."""
+
+_CONSTANT = ("fitres.num_examples", "fitres.status")  # records of a NumPyClient's reply that leave without its data
+_SIGNS = {"weights": 1.0, "update": 1.0, "negated update": -1.0, "gradient": 1.0}
 
 
 def privatise(near: str | Path) -> Mod:
     """Return a mod that clips and noises the update in each reply to a training message, and keeps a ledger.
 
     What leaves the client is the parameters that it was sent plus one release of the mechanism: all floating-point
-    arrays but running statistics, as one vector. Running statistics and whole numbers leave as they came; metrics stay
-    at the client but those that ``privatise.send`` names, and num-examples is 1, so that all clients weigh alike.
-    Messages other than those to train pass through untouched, and what an evaluation replies is covered by nothing.
+    arrays but running statistics, or those that ``privatise.trained`` names, as one vector. All others leave as they
+    came; metrics and configs stay at the client but those that ``privatise.send`` names, and num-examples is 1, so that
+    all clients weigh alike. Messages other than those to train are refused, unless ``privatise.pass`` names their type;
+    then nothing covers what is replied.
 
     An app that raises, whatever it is, or returns something that does not fit or is not finite, has an update of zero:
-    whether it does may depend on its data. The client's own log says so. Only signals (Ctrl-C) still end the process.
+    whether it does may depend on its data. The client's own log and ledger say so. What is wrong whatever the data are,
+    such as the name of a record, raises. Signals (Ctrl-C) still end the process.
 
     Args:
         near: a file of settings (.toml); or the ``__file__`` of the app's module, in whose folder, or one above it,
@@ -49,7 +79,16 @@ def privatise(near: str | Path) -> Mod:
     settings = read_settings(near)
     if not settings.mechanism.protects:
         raise InputError("privatise needs a mechanism: fedpriv.toml has no [mechanism], or its name is 'none'")
-    return Privatiser(settings)
+    return Privatiser(settings, Path(near).absolute().parent)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What an app answers: all of it may depend on its data."""
+
+    update: Vector
+    statistics: Vector
+    sent: RecordDict  # what leaves as it is, since the settings say so
 
 
 @dataclass(frozen=True)
@@ -57,55 +96,108 @@ class Privatiser:
     """A mod of these settings."""
 
     settings: FlowerSettings
+    app: Path = Path()
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a training message with a release; pass on others."""
-        if not is_training(message):
+        """Answer a training message with a release; refuse others, or pass on what the settings name."""
+        own, kind = self.settings.privatise, type_of(message)
+        if waiting() is not None:
+            raise WrongAppError("privatise is given twice, as a mod of the app and of its function: one is enough")
+        if stage_of(message.content):
+            raise WrongAppError("privatise comes after secaggplus_mod in mods = [...]: before it, all is masked")
+        if kind in own.passed or (not is_training(message) and kind.split(".")[0] in own.passed):
+            self._note_passed(client_of(context), kind, context.run_id, round_of(message))
             return call_next(message, context)
-        before = arrays_of(message, self.settings.privatise.record)
-        names = moved(before, before)
-        ledger = self._ledger(client_of(context), tuple(before[name].numel() for name in names))
+        if not is_training(message):
+            raise RefusedError(
+                f"privatise covers replies to train, not to {kind}; privatise.pass = [{json.dumps(kind)}] lets them "
+                "leave as they are, covered by nothing"
+            )
+        record = record_of(message.content, own.record)
+        before = arrays_of(message.content, record)
+        layout = self._layout(client_of(context), before)
+        before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
+        ledger = self._ledger(client_of(context), before, layout)
         line = ledger.charge(context.run_id, round_of(message))
-        answered = unless_raised(
-            lambda: self._answered(message, context, call_next, before, names), level=logging.ERROR
-        )
-        if answered is None:
-            _LOG.error("client %d: the app failed; its update counts as zero", line.client)
-        update, metrics = answered or (
-            {name: torch.zeros(before[name].shape) for name in names},
-            MetricRecord({WEIGHT: 1}),
-        )
-        release = ledger.plan.release_update(update, self._noise(line).stream("noise"))
-        note_release(ReleasedUpdate(ledger.plan.config, line))
-        state = {name: as_sent(before[name].double() + value, before[name]) for name, value in release.items()}
-        content = RecordDict({self.settings.privatise.record: pack({**before, **state}), "metrics": metrics})
-        return Message(content, reply_to=message)
+        first = line.participations == 1
+        if first:
+            self._forecast(ledger.plan, before, layout)
+        reply_record = own.reply_record or REPLIES.get(record, record)
 
-    def _answered(
-        self, message: Message, context: Context, call_next: ClientAppCallable, before: Vector, names: tuple[str, ...]
-    ) -> tuple[Vector, MetricRecord]:
-        """The update and the metrics that the app answers; all that looks at its answer is in here, and may raise."""
-        reply = call_next(message, context)
+        def answered() -> _Answer:
+            with _watched(first, before, layout):
+                return self._answered(call_next(message, context), before, layout, reply_record, first)
+
+        with releasing() as later:
+            answer = unless_raised(answered, WrongAppError, level=logging.ERROR)
+        if answer is None:
+            _LOG.error("client %d: the app failed; its update counts as zero", line.client)
+            ledger.note_failure(line)
+        release = ledger.plan.release_update(
+            answer.update if answer else _zeros(before, layout.trained), self._noise(line).stream("noise")
+        )
+        if own.statistics is not None and layout.statistics:
+            change = answer.statistics if answer else _zeros(before, layout.statistics)
+            release |= self._released_statistics(change, before, layout, context, message)
+        released = ReleasedUpdate(ledger.plan.config, line, own.reply)
+        note_release(released)
+        arrays = self._reply_arrays(before, release, layout)
+        reply = Message(self._content(reply_record, arrays, answer.sent if answer else RecordDict()), reply_to=message)
+        for call in later:
+            call(reply, released)
+        return reply
+
+    def _answered(self, reply: Message, before: Vector, layout: Layout, record: str, first: bool) -> _Answer:
+        """The update and what else is sent; all that looks at an answer is in here, and may raise."""
+        own = self.settings.privatise
         if reply.has_error():
             raise RuntimeError(reply.error.reason)
-        after = arrays_of(reply, self.settings.privatise.record)
-        return update_of(before, after, names), self._metrics(reply)
+        if record not in reply.content.array_records:
+            names = ", ".join(sorted(reply.content.array_records)) or "no ArrayRecord"
+            raise WrongAppError(
+                key="reply_record", given=record, allowed=f"the reply has {names}; nothing of it has left"
+            )
+        after = arrays_of(reply.content, record)
+        if not set(after) & set(layout.trained):
+            raise WrongAppError(
+                f"the reply's {record} has none of the arrays that were sent: no update can be made of it"
+            )
+        if first:
+            self._tell_kept(reply.content, record)
+        statistics = update_of(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
+        return _Answer(update_of(before, after, layout.trained, own.reply), statistics, self._sent(reply.content))
 
-    def _ledger(self, client: int, tensors: tuple[int, ...]) -> AnswerLedger:
+    def _layout(self, client: int, before: Vector) -> Layout:
+        """Which arrays get noise: as in the client's ledger, or found now."""
+        own, tapped = self.settings.privatise, self.settings.tap or TapSettings()
+        layout = read_layout(own.folder, client) if own.folder is not None else None
+        if layout is not None and set(layout.types) == set(before):
+            floating = [name for name, kind in layout.types.items() if getattr(torch, kind).is_floating_point]
+            if own.trained is None or {*_matching(floating, own.trained)} == {*layout.trained, *layout.copies}:
+                return layout
+        network = _network(tapped, self.app)
+        there = names_in(network, {name: tuple(value.shape) for name, value in before.items()}) if network else {}
+        return _found_layout(before, own.trained, network, there or {name: name for name in before})
+
+    def _ledger(self, client: int, before: Vector, layout: Layout) -> AnswerLedger:
         own = self.settings.privatise
         if own.folder is None:
             raise InputError("privatise.folder is not set")
-        plan = _plan(self.settings, client, tensors)
-        return AnswerLedger(own.folder, plan, own.rounds, own.target_epsilon, self._notes)
+        plan = _plan(self.settings.mechanism, own.rounds, client, _sizes(before, layout.trained))
+        return AnswerLedger(own.folder, plan, own.rounds, own.target_epsilon, layout, self._notes)
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
         own = self.settings.privatise
-        notes = ["counted are the answers to training messages; replies to evaluations are covered by nothing"]
+        notes = ["counted are the answers to training messages; all others are refused"]
+        if own.passed:
+            notes = [f"not covered, since they pass as they are: {', '.join(own.passed)}; all others are refused"]
         if own.send:
             notes.append(f"not covered, since they leave as they are: {', '.join(own.send)}")
         if own.seed is not None:
             notes.append("the noise follows from privatise.seed: whoever knows that can subtract it")
+        if own.statistics is not None:
+            notes.append("running statistics are released, too, and client-K-statistics.json is to be added to this")
         return tuple(notes)
 
     def _noise(self, line: LedgerLine) -> Secret:
@@ -114,20 +206,230 @@ class Privatiser:
         secret = Secret.drawn() if seed is None else Secret.of_seed(seed)
         return secret.derived("flower answer", line.client, line.participations)
 
-    def _metrics(self, reply: Message) -> MetricRecord:
-        records = reply.content.metric_records.values()
-        sent = {key: record[key] for record in records for key in self.settings.privatise.send if key in record}
-        return MetricRecord({WEIGHT: 1, **sent})
+    def _released_statistics(
+        self, change: Vector, before: Vector, layout: Layout, context: Context, message: Message
+    ) -> Vector:
+        """Running statistics with noise of their own, counted in a ledger of their own."""
+        own = self.settings.privatise
+        if own.statistics is None or own.folder is None:
+            return {}
+        plan = _plan(own.statistics, own.rounds, client_of(context), _sizes(before, layout.statistics))
+        ledger = AnswerLedger(own.folder, plan, own.rounds, None, layout, self._notes, "-statistics")
+        line = ledger.charge(context.run_id, round_of(message))
+        return plan.release_update(change, self._noise(line).stream("statistics"))
+
+    def _reply_arrays(self, before: Vector, release: Vector, layout: Layout) -> Vector:
+        """What leaves: what came plus the release, in the form of the app's replies and in the first types."""
+        form = self.settings.privatise.reply
+        whole = form == "weights"
+        listed = all(name.isdigit() for name in before)
+        arrays = {}
+        for name, value in before.items():
+            change = release.get(layout.copies.get(name, name))
+            if change is None:
+                arrays[name] = value if whole else torch.zeros_like(value)
+                continue
+            result = value.double() + change if whole else _SIGNS[form] * change.double()
+            if whole and _is_variance(name, value, listed):
+                result = result.clamp_min(0)
+            arrays[name] = as_sent(result, value.dtype)
+        return arrays
+
+    def _content(self, record: str, arrays: Vector, sent: RecordDict) -> RecordDict:
+        """A reply as the app's own are, with nothing of its data but the release and what the settings let out."""
+        legacy = record in REPLIES.values()
+        name, weight = ("fitres.num_examples", "num_examples") if legacy else ("metrics", WEIGHT)
+        weight = self.settings.privatise.weight or weight
+        content = RecordDict({record: pack(arrays)})
+        if legacy:
+            content["fitres.metrics"] = ConfigRecord({})
+            content["fitres.status"] = ConfigRecord({"code": 0, "message": ""})
+        for key, value in sent.items():
+            content[key] = value
+        name = next(iter(sent.metric_records), name)
+        metrics: dict[str, Any] = {weight: 1, **sent.metric_records.get(name, {})}
+        content[name] = MetricRecord(metrics)
+        return content
+
+    def _sent(self, content: RecordDict) -> RecordDict:
+        """Records and keys that leave as they are, since the settings name them."""
+        own, sent = self.settings.privatise, RecordDict()
+        for name, record in content.items():
+            if name in own.passed:
+                sent[name] = record
+            elif isinstance(record, (MetricRecord, ConfigRecord)) and any(key in own.send for key in record):
+                values: dict[str, Any] = {key: value for key, value in record.items() if key in own.send}
+                sent[name] = type(record)(values)
+        return sent
+
+    def _tell_kept(self, content: RecordDict, record: str) -> None:
+        """Name, in the client's own log, what a strategy may miss."""
+        own, kept = self.settings.privatise, []
+        for name, values in content.items():
+            if name in _CONSTANT:
+                continue
+            if isinstance(values, (MetricRecord, ConfigRecord)) and name not in own.passed:
+                kept += [f"{name}.{key}" for key in values if key not in (*own.send, WEIGHT, own.weight)]
+            elif name != record and name not in own.passed:
+                kept.append(name)
+        if kept:
+            _LOG.warning(
+                "privatise: %s stay at the client; a strategy that reads one of them fails. Keys that tell nothing of "
+                "the data leave by privatise.send, the key of weights by privatise.weight, records by privatise.pass",
+                ", ".join(kept),
+            )
+
+    def _forecast(self, plan: Plan, before: Vector, layout: Layout) -> None:
+        """Say before the first training how much noise there will be, and what does not move."""
+        signal, noise = _lengths(plan.config, plan.tensors)
+        d = sum(plan.tensors)
+        drowned = (
+            "; such noise drowns the update: train fewer parameters (privatise.trained, an adapter), or average more "
+            "clients in a round"
+            if noise > 10 * signal
+            else ""
+        )
+        text = "privatise: d = %s trained numbers; the norm of the noise is %.3g against %.3g of a clipped update%s"
+        _LOG.warning(text, f"{d:,}", noise, signal, drowned)
+        if layout.statistics and self.settings.privatise.statistics is None:
+            _LOG.warning(
+                "privatise: running statistics (%s) leave as they came and never move, so a network in eval() is far "
+                "off: release them with noise by [privatise.statistics], or take GroupNorm",
+                ", ".join(layout.statistics[:4]),
+            )
+
+    def _note_passed(self, client: int, kind: str, run: int, number: int | None) -> None:
+        """Enter in the client's folder that a reply left which nothing covers."""
+        folder = self.settings.privatise.folder
+        if folder is None:
+            raise InputError("privatise.folder is not set")
+        with writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            told = {"type": kind, "run": run, "round": number, "covered": "by nothing"}
+            append_line(folder / f"client-{client}-passed.jsonl", json.dumps(told))
+
+
+@contextmanager
+def _watched(first: bool, before: Vector, layout: Layout) -> Iterator[None]:
+    """Watch what the first training moves, and say what gets noise for nothing; the noise stays as it is."""
+    if not first:
+        yield
+        return
+    with watching({name: tuple(value.shape) for name, value in before.items()}, for_tap=False) as seen:
+        yield
+    statistics = {name for name, there in seen.names.items() if there.rpartition(".")[2] in STATISTICS}
+    twice = [name for group in seen.tied for name in group[1:] if name in layout.trained]
+    used = {*seen.trained, *statistics, *twice}
+    idle = [name for name in layout.trained if seen.trained and name not in used]
+    text = "privatise: noise goes for nothing on %s, %s"
+    if idle:
+        left = json.dumps([name for name in layout.trained if name not in idle])
+        told = f"which training did not move: privatise.trained = {left} leaves it out"
+        _LOG.warning(text, ", ".join(idle[:8]), told)
+    if twice:
+        told = "which is another array once more: tap.model = 'package.module:Name' of the network shows which"
+        _LOG.warning(text, ", ".join(twice[:8]), told)
+
+
+def _found_layout(
+    before: Vector, patterns: tuple[str, ...] | None, network: nn.Module | None, there: Mapping[str, str]
+) -> Layout:
+    """What gets noise by the settings, by the network that they name, or by names and types alone."""
+    types = {name: str(value.dtype).removeprefix("torch.") for name, value in before.items()}
+    candidates = moved(before)
+    state = network.state_dict(keep_vars=True) if network is not None else {}
+    if patterns is not None:
+        floating = [name for name, value in before.items() if value.is_floating_point()]
+        candidates = _matching(floating, patterns)
+    elif state:
+        candidates = tuple(name for name in candidates if state[there[name]].requires_grad)
+    if not candidates:
+        raise WrongAppError(_no_numbers(before))
+    averaged = {name for name, value in before.items() if value.is_floating_point()} - {*moved(before), *candidates}
+    statistics = [name for name in before if there[name].rpartition(".")[2] in STATISTICS[:2]]
+    for name in averaged - {*statistics}:
+        whole = torch.int64 if before[name].dtype == torch.float64 else before[name].dtype
+        types[name] = str(state[there[name]].dtype if state else whole).removeprefix("torch.")
+    firsts: dict[int, str] = {}
+    copies: dict[str, str] = {}
+    for name in candidates if state else ():
+        first = firsts.setdefault(id(state[there[name]]), name)
+        if first != name:
+            copies[name] = first
+    trained = tuple(name for name in candidates if name not in copies)
+    return Layout(types, trained, copies, tuple(name for name in statistics if name not in candidates))
+
+
+def _no_numbers(before: Vector) -> str:
+    kinds = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in before.values()})) or "nothing"
+    return (
+        f"the message has no floating-point array that training moves, but {kinds}: bytes of a model, such as trees, "
+        "have no update that noise fits; floating-point parameters fit, and counts or histograms as such an array"
+    )
+
+
+def _matching(names: Iterable[str], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(names)
+    if wrong := [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]:
+        allowed = f"no floating-point array has such a name; the message has {', '.join(names[:12])}"
+        raise WrongAppError(key="privatise.trained", given=wrong[0], allowed=allowed)
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _network(tapped: TapSettings, app: Path) -> nn.Module | None:
+    """The network that the settings name, if it can be made without more; random numbers stay as they are."""
+    if tapped.model is None:
+        return None
+    about = Tapped(tapped.model, str(app), tapped.loss)
+    takes = signature(imported(about, tapped.model)).parameters
+    given = (("shape", tapped.shape), ("classes", tapped.classes))
+    if any(key in takes and takes[key].default is Parameter.empty and value is None for key, value in given):
+        return None
+    with torch.random.fork_rng():
+        return built(about, tapped.shape, tapped.classes)
+
+
+def _is_variance(name: str, value: Tensor, listed: bool) -> bool:
+    """Whether an array must not go below zero: by its name, or in a list if it is all positive, as variances are."""
+    if name.rpartition(".")[2] == STATISTICS[1]:
+        return True
+    return listed and value.ndim == 1 and bool((value >= 0).all()) and bool((value > 0).any())
+
+
+def _typed(value: Tensor, kind: str) -> Tensor:
+    """The same in the type that it had at first: an average of whole numbers comes back as one of others."""
+    wanted = getattr(torch, kind)
+    return value.to(wanted) if wanted.is_floating_point else value.round().to(wanted)
+
+
+def _zeros(before: Vector, names: Iterable[str]) -> Vector:
+    return {name: torch.zeros(before[name].shape) for name in names}
+
+
+def _sizes(before: Vector, names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(before[name].numel() for name in names)
+
+
+def _lengths(config: MechanismSettings, tensors: tuple[int, ...]) -> tuple[float, float]:
+    """The norm of a long update in a release, all of whose numbers are the same, and that of the noise."""
+    mechanism, long = config.mechanism(), {str(place): torch.full((n,), 1e6) for place, n in enumerate(tensors)}
+    signal = sum(float(value.double().square().sum()) for value in mechanism.expected(long).values())
+    noise = mechanism.noise(tensors, 1, 1)
+    spread = sum(size * variance for size, variance in zip(noise.sizes, noise.variances, strict=True))
+    return math.sqrt(signal), math.sqrt(spread)
 
 
 @lru_cache(maxsize=1024)
-def _plan(settings: FlowerSettings, client: int, tensors: tuple[int, ...]) -> Plan:
+def _plan(config: MechanismSettings, rounds: int | None, client: int, tensors: tuple[int, ...]) -> Plan:
     """Bind the mechanism, calibrated where the settings have a target. Of a whole update nothing is sampled."""
-    config = settings.mechanism
-    draft = Plan(client, Sampling("shuffled", 1, 1), 1, config.with_some_noise(), tensors, 0)
+    draft = _bound_plan(config.with_some_noise(), client, tensors)
     if not config.parameter or config.noise is not None:
         return replace(draft, config=config.with_noise(config.noise)) if config.noise is not None else draft
     if config.calibrated_epsilon is None:
         return replace(draft, config=config.with_noise(config.nominal_noise()))
-    planned = draft.accounted(range(1, (settings.privatise.rounds or 1) + 1))
+    planned = draft.accounted(range(1, (rounds or 1) + 1))
     return replace(draft, config=config.with_noise(calibrate(config.calibrated_epsilon, planned)))
+
+
+def _bound_plan(config: MechanismSettings, client: int, tensors: tuple[int, ...]) -> Plan:
+    return Plan(client, Sampling("shuffled", 1, 1), 1, config, tensors, 0)

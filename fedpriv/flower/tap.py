@@ -1,24 +1,51 @@
-"""The mod that records uploads of any Flower app as observations for ``fedpriv attack``."""
+"""The mod that records uploads of any Flower app for ``fedpriv attack``."""
 
 import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from safetensors.torch import save
+from torch import Tensor
 
 from fedpriv.attacks.observation import Observation, PublicSettings, observation_stem, write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_once, write_whole, writing_to
-from fedpriv.flower.app_settings import TapSettings, read_settings
-from fedpriv.flower.arrays import arrays_of, client_of, is_training, moved, round_of, update_of
-from fedpriv.flower.folder import ABOUT, LEDGER, TRUTH, Tapped, write_truth
-from fedpriv.flower.watch import Seen, watching
+from fedpriv.flower.app_settings import TapSettings, found_settings, read_settings
+from fedpriv.flower.arrays import (
+    REPLIES,
+    Form,
+    arrays_of,
+    client_of,
+    moved,
+    nearest_form,
+    record_of,
+    round_of,
+    stage_of,
+    type_of,
+    update_of,
+    watched_form,
+)
+from fedpriv.flower.folder import (
+    ABOUT,
+    BASE,
+    LEDGER,
+    MESSAGES,
+    TRUTH,
+    Exchange,
+    Tapped,
+    write_exchange,
+    write_truth,
+)
+from fedpriv.flower.watch import ReleasedUpdate, Seen, is_tapped, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 
@@ -28,26 +55,24 @@ _LIKE: Mapping[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam", "ad
 
 
 def tap(near: str | Path) -> Mod:
-    """Return a mod that writes down uploads, and passes every message and reply on as it is.
+    """Return a mod that writes down messages and replies, and passes every one on as it is.
 
-    For each of a client's first ``tap.rounds`` training messages it writes an observation, which holds what whoever
-    reads the message and its reply has, and what is public: batch size, steps, learning rate, as the settings say or as
-    PyTorch was seen to do. Where ``tap.keep_images`` is set, what the client trained on lies beside it, to score
-    attacks.
+    Of each client's first ``tap.rounds`` messages of each type it writes all that whoever reads the message and its
+    reply has: arrays, metrics, configs, bytes. Where a gradient attack fits a reply it writes an observation, too, with
+    what is public: batch size, steps, learning rate, as the settings say or as PyTorch was seen to do. Where
+    ``tap.keep_images`` is set, what the client trained on lies beside it, to score attacks.
 
-    A reply that no observation can be made of is passed on all the same; the client's log says why.
+    A reply that cannot be written is passed on all the same; the client's log says why.
 
     Args:
-        near: as of :func:`~fedpriv.flower.privatise.privatise`.
+        near: as of :func:`~fedpriv.flower.privatise.privatise`; without any fedpriv.toml all settings have their
+            defaults.
 
     Raises:
-        InputError: the settings are missing or wrong, or have no section [tap].
+        InputError: the settings are wrong.
     """
-    settings = read_settings(near)
-    if settings.tap is None:
-        raise InputError('fedpriv.toml has no section [tap]; it needs one key: model = "package.module:Name"')
-    path = Path(near).absolute()
-    return Tap(settings.tap, path.parent)
+    own = None if found_settings(near) is None else read_settings(near).tap
+    return Tap(own or TapSettings(), Path(near).absolute().parent)
 
 
 @dataclass(frozen=True)
@@ -58,76 +83,170 @@ class Tap:
     app: Path
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Pass a message on, and write down what comes back."""
-        if not (is_training(message) and self._counted(context)):
+        """Pass a message on, and write down what comes back, or what a mechanism around this makes of it."""
+        if is_tapped():
+            _LOG.error("fedpriv tap: it is given twice, and one of them writes nothing")
             return call_next(message, context)
-        names = frozenset(message.content.array_records.get(self.settings.record, ()))
-        with watching(names) as seen:
+        heard = _heard(message, context)
+        if heard > self.settings.rounds:
+            return call_next(message, context)
+        about, sent = self._message(message, context, heard)
+        later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
+        with watching(shapes) as seen:
+            write = partial(self._told, about, sent, seen, context.run_id)
+            if later is not None:
+                later.append(write)
             reply = call_next(message, context)
-        try:
-            self._write(message, reply, context, seen)
-        except (InputError, OSError, ValueError) as error:
-            _LOG.error("fedpriv tap: client %d, nothing was written: %s", client_of(context), error)
+        if later is None:
+            write(reply, seen.released)
         return reply
 
-    def _counted(self, context: Context) -> bool:
-        """Whether this is one of the client's first messages; Flower's context counts them."""
-        records = context.state.config_records
-        if _STATE not in records:
-            records[_STATE] = ConfigRecord({"heard": 0})
-        heard = int(str(records[_STATE]["heard"]))
-        records[_STATE]["heard"] = heard + 1
-        return heard < self.settings.rounds
+    def _message(self, message: Message, context: Context, heard: int) -> tuple[Exchange, Vector]:
+        """What is known before the app answers: the message's records and arrays, before a mod takes them out."""
+        about = Exchange(
+            round=round_of(message) or heard,
+            client=client_of(context),
+            node=context.node_id,
+            type=type_of(message),
+            sent=_described(message.content),
+            replied={},
+            summed=stage_of(message.content) == "",
+        )
+        try:
+            record = record_of(message.content, self.settings.record)
+            return replace(about, record=record), arrays_of(message.content, record)
+        except (InputError, ValueError) as error:
+            return replace(about, unattacked=str(error)), {}
 
-    def _write(self, message: Message, reply: Message, context: Context, seen: Seen) -> None:
+    def _told(
+        self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message, released: ReleasedUpdate | None
+    ) -> None:
+        """Write down a reply; what goes wrong is told, and changes nothing for the app."""
+        seen.released = released
+        try:
+            self._write(about, sent, seen, run, reply)
+        except (InputError, OSError, ValueError) as error:
+            _LOG.error("fedpriv tap: client %d, nothing was written: %s", about.client, error)
+
+    def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():
             raise InputError(f"the client failed: {reply.error.reason}")
-        before, after = arrays_of(message, self.settings.record), arrays_of(reply, self.settings.record)
-        number = round_of(message) or int(str(context.state.config_records[_STATE]["heard"]))
         runs = Path(os.environ.get("FEDPRIV_RUNS") or self.settings.folder)
-        folder = (runs / f"tap-{context.run_id}").absolute()
-        client = client_of(context)
-        observation = self._observation(number, client, before, after, seen)
+        folder = (runs / f"tap-{run}").absolute()
+        exchange, observation, arrays = self._exchange(about, sent, seen, reply)
         with writing_to(folder):
-            (folder / "observations").mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in (TRUTH, LEDGER):
-                (folder / name).mkdir(exist_ok=True, mode=0o700)
-        about = Tapped(self.settings.model, str(self.app), self.settings.loss)
-        write_once(folder / ABOUT, json.dumps(asdict(about), indent=2).encode() + b"\n")
-        stem = observation_stem(number, client, 1)
+            for name in ("observations", MESSAGES, TRUTH, LEDGER):
+                (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        tapped = Tapped(self.settings.model, str(self.app), self.settings.loss)
+        write_once(folder / ABOUT, json.dumps(asdict(tapped), indent=2).encode() + b"\n")
+        write_exchange(folder, exchange, arrays)
+        if observation is not None:
+            self._observe(folder, observation, seen)
+        said = f"no gradient attack fits: {exchange.unattacked}; " if observation is None else ""
+        _LOG.warning("fedpriv tap: %s; %sattack it with: fedpriv attack %s", exchange.stem, said, folder)
+
+    def _observe(self, folder: Path, observation: Observation, seen: Seen) -> None:
+        """Write what a gradient attack is given, and, apart, what scores it."""
+        stem = observation_stem(observation.round, observation.client, 1)
         if self.settings.keep_images and seen.is_whole and seen.images:
             write_truth(folder / TRUTH / f"{stem}.safetensors", seen)
         if seen.released is not None:
             line = json.dumps(asdict(seen.released.line), indent=2, allow_nan=False)
             write_whole(folder / LEDGER / f"{stem}.json", f"{line}\n".encode())
-        path = write_observation(folder / "observations", observation)
-        _LOG.warning("fedpriv tap: %s; attack it with: fedpriv attack %s", path.name, folder)
+        if seen.is_partial and not (folder / BASE).exists():
+            write_once(folder / BASE, save({name: value.clone() for name, value in seen.base.items()}))
+        write_observation(folder / "observations", observation)
 
-    def _observation(self, number: int, client: int, before: Vector, after: Vector, seen: Seen) -> Observation:
-        names = seen.trained or moved(before, before)
+    def _exchange(
+        self, about: Exchange, sent: Vector, seen: Seen, reply: Message
+    ) -> tuple[Exchange, Observation | None, Vector]:
+        """What is written of a message: what it says, an observation if an attack fits, and all other arrays."""
+        exchange = replace(about, replied=_described(reply.content))
+        records = {name: _arrays(record) for name, record in reply.content.array_records.items()}
+        try:
+            if about.unattacked:
+                raise InputError(about.unattacked)
+            if not about.type.startswith("train"):
+                raise InputError(f"a message to {about.type} trains nothing")
+            record = record_of(reply.content, _reply_record(self.settings, reply.content, about.record))
+            after = arrays_of(reply.content, record)
+            exchange = self._formed(replace(exchange, record=record, order=tuple(after)), sent, after, seen)
+            observation = self._observation(exchange, sent, after, seen)
+        except (InputError, ValueError) as error:
+            observation, exchange = None, replace(exchange, unattacked=_reason(error, about, reply.content))
+        names = observation.parameters if observation is not None else {}
+        left = {f"sent/{about.record}/{name}": value for name, value in sent.items() if name not in names}
+        for name, arrays in records.items():
+            known = names if name == exchange.record else {}
+            left |= {f"reply/{name}/{key}": value for key, value in arrays.items() if key not in known}
+        return exchange, observation, left | _bytes(reply.content)
+
+    def _formed(self, exchange: Exchange, before: Vector, after: Vector, seen: Seen) -> Exchange:
+        """Tell the form of a reply, and what was seen."""
+        names = seen.trained or moved(before)
+        if not names:
+            kinds = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in before.values()}))
+            raise InputError(f"no array of the message is trained by gradients ({kinds or 'there is none'})")
+        found: dict[str, Form | None] = {
+            "tap.reply says so": self.settings.reply,
+            "privatise made it": seen.released.form if seen.released is not None else None,
+            "compared with the network that was watched": watched_form(after, seen.candidates(before)),
+            "by its distance from the parameters that were sent": nearest_form(before, after, names),
+        }
+        source, form = next((how, form) for how, form in found.items() if form is not None)
+        watched = replace(exchange, optimizers=tuple(seen.optimizers), rates=seen.rates)
+        return replace(watched, form=form, source=source, remarks=self._remarks(seen))
+
+    def _remarks(self, seen: Seen) -> tuple[str, ...]:
+        """What makes attacks mean less than they seem to."""
+        rates = {rate.learning_rate for rate in seen.rates.values()}
+        found = {
+            "the learning rate changes within a round; attacks take the first one for all": seen.changed,
+            "images leave [0, 1] before normalisation: tap.mean and tap.std say what that is": _outside(
+                seen, self.settings
+            ),
+            "gradients were clipped, by a factor that is not known: attacks that compare directions (iga) are not "
+            "touched by that, those that compare lengths are": seen.clipped,
+            f"parameter groups have learning rates of their own ({', '.join(f'{rate:g}' for rate in sorted(rates))})": (
+                len(rates) > 1
+            ),
+            f"several optimisers ({', '.join(seen.optimizers)}) were seen; attacks have a model of one": (
+                len(seen.optimizers) > 1
+            ),
+            "weight decay was seen; it is taken off the update but of Adam, in whose rates it is": any(
+                rate.weight_decay for rate in seen.rates.values()
+            ),
+        }
+        return tuple(text for text, holds in found.items() if holds)
+
+    def _observation(self, exchange: Exchange, before: Vector, after: Vector, seen: Seen) -> Observation:
+        names = seen.trained or moved(before)
         own = seen.released.config if seen.released is not None else mechanism_settings({})
+        form = exchange.form or "weights"
+        public = self._public(seen, own.model_dump(mode="json", exclude_none=True))
+        if form == "gradient":
+            public = replace(public, algorithm="fedsgd", local_steps=1, learning_rate=1.0)
         return Observation(
-            round=number,
-            client=client,
+            round=exchange.round,
+            client=exchange.client,
             parameters={name: before[name].float() for name in names},
-            upload=update_of(before, after, names),
-            settings=self._public(seen, own.model_dump(mode="json", exclude_none=True)),
+            upload=update_of(before, after, names, form),
+            settings=public,
         )
 
     def _public(self, seen: Seen, mechanism: dict[str, Any]) -> PublicSettings:
         """What is public, as the settings say, or as it was seen."""
-        own, steps = self.settings, seen.steps
+        own = self.settings
+        rates = max(seen.rates.values(), key=lambda each: each.learning_rate, default=None)
         shape = own.shape or _shape(seen)
-        if seen.changed:
-            _LOG.warning("fedpriv tap: the learning rate changes within a round; attacks take the first one for all")
-        if _outside(seen, own):
-            _LOG.warning("fedpriv tap: images leave [0, 1] before normalisation: tap.mean and tap.std say what that is")
-        optimizer = own.optimizer or (steps and _LIKE.get(steps.kind))
-        if steps is not None and optimizer is None:
-            raise InputError(f"attacks have no model of the optimiser {steps.kind}; tap.optimizer names a similar one")
-        batch_size = _known("batch_size", own.batch_size or (seen.batch_sizes[0] if seen.batch_sizes else None))
+        kind = next(iter(seen.optimizers), None)
+        optimizer = own.optimizer or (kind and _LIKE.get(kind))
+        if kind is not None and optimizer is None:
+            raise InputError(f"attacks have no model of the optimiser {kind}; tap.optimizer names a similar one")
+        sizes = seen.step_sizes or seen.batch_sizes
+        batch_size = _known("batch_size", own.batch_size or (sizes[0] if sizes else None))
         return PublicSettings(
-            model={"name": own.model},
+            model={"name": own.model or "app:unknown"},
             shape=shape,
             classes=_known("classes", own.classes or seen.classes or None),
             mean=_each(own.mean, shape[0]),
@@ -135,27 +254,93 @@ class Tap:
             algorithm="fedavg",
             batch_size=batch_size,
             local_steps=_known("local_steps", own.local_steps or seen.step_count or None),
-            learning_rate=_known("learning_rate", own.learning_rate or (steps and steps.learning_rate)),
+            learning_rate=_known("learning_rate", own.learning_rate or (rates and rates.learning_rate)),
             optimizer=_known("optimizer", optimizer),
-            momentum=own.momentum if own.momentum is not None else steps.momentum if steps else 0.0,
+            momentum=own.momentum if own.momentum is not None else rates.momentum if rates else 0.0,
             client_examples=max(batch_size, own.examples or seen.examples or batch_size),
             mechanism=mechanism,
         )
 
 
+def _heard(message: Message, context: Context) -> int:
+    """The how manieth message of its type this is for the client; Flower's context counts them."""
+    records, kind = context.state.config_records, type_of(message)
+    if stage_of(message.content):
+        kind = f"{kind}, {stage_of(message.content)}"
+    if _STATE not in records:
+        records[_STATE] = ConfigRecord({})
+    heard = int(str(records[_STATE].get(kind, 0))) + 1
+    records[_STATE][kind] = heard
+    return heard
+
+
+def _reply_record(own: TapSettings, content: RecordDict, sent: str) -> str | None:
+    names = (own.record, REPLIES.get(sent), sent)
+    return next((name for name in names if name in content.array_records), None)
+
+
+def _described(content: RecordDict) -> dict[str, dict[str, Any]]:
+    """Records by name, with their keys and values; of arrays type and shape, of bytes the length."""
+    told: dict[str, dict[str, Any]] = {}
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            told[name] = {key: f"{array.dtype} {tuple(array.shape)}" for key, array in record.items()}
+        else:
+            told[name] = {key: _plain(value) for key, value in record.items()}
+    return told
+
+
+def _plain(value: Any) -> Any:
+    """A value of a metric or a config as JSON has it."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _arrays(record: ArrayRecord) -> Vector:
+    """The arrays of a record; what is no array of numbers is kept as the bytes that it came in."""
+    try:
+        return arrays_of(RecordDict({"record": record}), "record")
+    except ValueError:
+        return {name: _as_bytes(array.data) for name, array in record.items()}
+
+
+def _bytes(content: RecordDict) -> dict[str, Tensor]:
+    """The bytes in configs, as arrays."""
+    records = content.config_records.items()
+    found = ((f"bytes/{name}/{key}", value) for name, record in records for key, value in record.items())
+    return {name: _as_bytes(value) for name, value in found if isinstance(value, bytes)}
+
+
+def _as_bytes(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+def _reason(error: Exception, about: Exchange, content: RecordDict) -> str:
+    """Why no gradient attack fits."""
+    if stage_of(content) is not None and not about.summed:
+        return "this is a stage of secure aggregation; a tap that comes after secaggplus_mod sees what is summed"
+    return str(error)
+
+
 def _known(key: str, value: Any) -> Any:
     """Return what is known."""
     if value is None:
-        raise InputError(f"PyTorch was not seen to train the network: set tap.{key} in fedpriv.toml")
+        raise InputError(f"PyTorch was not seen to train a network with these arrays; tap.{key} is not set either")
     return value
 
 
 def _shape(seen: Seen) -> tuple[int, int, int]:
     """(C, H, W) of the images that were seen."""
-    sides = tuple(seen.images[0].shape[1:]) if seen.images else ()
-    if len(sides) != 3:
-        raise InputError("the network was not seen to take images (B, C, H, W): set tap.shape in fedpriv.toml")
-    return (sides[0], sides[1], sides[2])
+    if seen.inputs is None:
+        raise InputError("PyTorch was not seen to train a network with these arrays")
+    kind, sides = seen.inputs
+    if len(sides) != 4 or "float" not in kind:
+        given = ", ".join(map(str, sides[1:]))
+        raise InputError(f"the network is given {kind} (B, {given}), and gradient attacks are for images (B, C, H, W)")
+    return (sides[1], sides[2], sides[3])
 
 
 def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -166,4 +351,4 @@ def _outside(seen: Seen, own: TapSettings) -> bool:
     """Whether what the network was shown is no picture on [0, 1] after the normalisation that the settings name."""
     mean, std = np.array(own.mean), np.array(own.std)
     low, high = (-mean / std).min() - 1e-4, ((1 - mean) / std).max() + 1e-4
-    return any(float(batch.min()) < low or float(batch.max()) > high for batch in seen.images)
+    return any(float(batch.min()) < low or float(batch.max()) > high for batch in seen.images if len(batch))

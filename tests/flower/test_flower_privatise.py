@@ -6,20 +6,32 @@ import signal
 from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.common import Code, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.compat.common import recorddict_compat as compat
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 from scipy import optimize, stats
 
 from fedpriv.core.errors import InputError, RefusedError
+from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise
 from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
+from fedpriv.flower.arrays import WrongAppError
 from fedpriv.flower.privatise import Privatiser
 from fedpriv.mechanisms import mechanism_settings
-from tests.flower.apps import Arrays, arrays, client, context, question, settings
+from tests.flower.apps import Arrays, arrays, client, context, question, record, settings
 
 SIGMA, CLIP = 0.5, 2.0
+LITTLE = f'name = "gaussian"\nsigma = 1e-6\nclip_norm = {CLIP}'
 BEFORE = {
     "weight": np.full((40, 50), 3.0, np.float32),
     "bias": np.zeros(50, np.float32),
@@ -28,10 +40,14 @@ BEFORE = {
 }
 
 
-def app_of(folder: Path, trained: Callable[[Arrays], Arrays], own: str = "", mechanism: str | None = None):
+def mod_of(folder: Path, own: str = "", mechanism: str | None = None) -> Mod:
     named = mechanism or f'name = "gaussian"\nsigma = {SIGMA}\nclip_norm = {CLIP}'
     text = f'[mechanism]\n{named}\n[privatise]\nfolder = "{folder / "privacy"}"\n{own}\n'
-    return client([privatise(settings(folder, text))], trained)
+    return privatise(settings(folder, text))
+
+
+def app_of(folder: Path, trained: Callable[[Arrays], Arrays], own: str = "", mechanism: str | None = None) -> ClientApp:
+    return client([mod_of(folder, own, mechanism)], trained)
 
 
 def asked(app, number: int = 1, who: Context | None = None) -> dict[str, np.ndarray]:
@@ -51,6 +67,12 @@ def longer(given: Arrays) -> Arrays:
 
 def line(folder: Path, partition: int = 3) -> dict:
     return json.loads((folder / "privacy" / f"client-{partition}.json").read_text())
+
+
+def tensors(folder: Path, partition: int = 3, part: str = "") -> list[int]:
+    """The sizes of the arrays that get noise, as the ledger's first line has them."""
+    path = folder / "privacy" / f"client-{partition}{part}.jsonl"
+    return json.loads(path.read_text().splitlines()[0])["tensors"]
 
 
 def test_the_update_is_clipped_and_the_noise_is_the_ledgers(tmp_path: Path) -> None:
@@ -138,11 +160,344 @@ def test_ctrl_c_ends_the_process_and_no_answer_leaves(tmp_path: Path) -> None:
     assert len((tmp_path / "privacy" / "client-3.jsonl").read_text().splitlines()) == 2
 
 
-def test_evaluation_is_untouched_and_not_counted(tmp_path: Path) -> None:
-    reply = app_of(tmp_path, longer)(question(BEFORE, "evaluate"), context())
-    assert all((arrays(reply)[name] == value).all() for name, value in BEFORE.items())
-    assert reply.content.metric_records["metrics"]["accuracy"] == 0.5
-    assert not (tmp_path / "privacy").exists()
+# ---- other messages, records and keys ------------------------------------------------------------------------------
+
+TYPES = ("evaluate", "query", "query.times", "train.times")
+
+
+@pytest.mark.parametrize("passed", [(), ("evaluate",), ("query",), ("query.times", "train.times"), ("arrays",)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_only_messages_that_are_named_pass_and_the_folder_says_so(
+    kind: str, passed: tuple[str, ...], tmp_path: Path
+) -> None:
+    app = app_of(tmp_path, longer, f"pass = {json.dumps(passed)}")
+    category, _, action = kind.partition(".")
+
+    def times(message: Message, _: Context) -> Message:
+        return Message(RecordDict({"arrays": record({"T": np.array([13.0, 7.0])})}), reply_to=message)
+
+    if action or category == "query":
+        getattr(app, category)(action or "default")(times)
+    named = kind in passed or (category != "train" and category in passed)
+    if named:
+        assert arrays(app(question(BEFORE, kind), context()))
+        (noted,) = (tmp_path / "privacy" / "client-3-passed.jsonl").read_text().splitlines()
+        assert json.loads(noted) == {"type": kind, "run": 1, "round": 1, "covered": "by nothing"}
+        assert not (tmp_path / "privacy" / "client-3.json").exists()
+    else:
+        error = WrongAppError if category == "train" else RefusedError
+        with pytest.raises(error, match="none of the arrays" if category == "train" else rf'pass = \["{kind}"\]'):
+            app(question(BEFORE, kind), context())
+    assert asked(app) and all((note in " ".join(line(tmp_path)["notes"])) for note in passed)
+
+
+def test_records_of_a_reply_leave_only_if_they_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Keys that a strategy reads: the weight, which is 1 for all, a config, and a record of arrays."""
+
+    def answer(message: Message, _: Context) -> Message:
+        content = RecordDict({"arrays": record(longer(arrays(message))), "more": record({"T": np.ones(2)})})
+        content["m"], content["config"] = MetricRecord({"num_samples": 9, "loss": 0.5}), ConfigRecord({"trained": True})
+        return Message(content, reply_to=message)
+
+    def reply(own: str) -> RecordDict:
+        app = ClientApp(mods=[mod_of(tmp_path, own)])
+        app.train()(answer)
+        return app(question(BEFORE), context()).content
+
+    plain = reply("")
+    assert [*plain] == ["arrays", "metrics"] and dict(plain["metrics"]) == {"num-examples": 1}
+    assert "more, m.num_samples, m.loss, config.trained stay at the client" in caplog.text
+    sent = reply('send = ["trained", "loss"]\npass = ["more"]\nweight = "num_samples"')
+    assert dict(sent["m"]) == {"num_samples": 1, "loss": 0.5} and dict(sent["config"]) == {"trained": True}
+    assert sent["more"]["T"].numpy().tolist() == [1, 1] and "metrics" not in sent
+    assert ["not covered" in note for note in line(tmp_path)["notes"]].count(True) == 2
+
+
+class Exclusive(FedAvg):
+    """Averages the replies whose config says that they trained."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        kept = [each for each in replies if next(iter(each.content.config_records.values()))["trained"]]
+        return super().aggregate_train(server_round, kept)
+
+
+def federate(client_app: ClientApp, strategy: FedAvg, start: ArrayRecord, rounds: int = 1) -> Arrays:
+    """Run a strategy on two clients, and return what it ends with."""
+    server, ended = ServerApp(), {}
+
+    @server.main()
+    def main(grid: Grid, _: Context) -> None:
+        result = strategy.start(grid, start, num_rounds=rounds)
+        ended.update({name: array.numpy() for name, array in result.arrays.items()})
+
+    run_server(server, InlineGrid(client_app, 2))
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("own", "strategy"),
+    [
+        ('weight = "num_samples"', FedAvg(fraction_evaluate=0.0, weighted_by_key="num_samples")),
+        ('send = ["num_samples"]', FedAvg(fraction_evaluate=0.0, weighted_by_key="num_samples")),
+        ('send = ["trained"]', Exclusive(fraction_evaluate=0.0)),
+    ],
+)
+def test_strategies_that_read_other_keys_run(own: str, strategy: FedAvg, tmp_path: Path) -> None:
+    app = ClientApp(mods=[mod_of(tmp_path, own, LITTLE)])
+
+    @app.train()
+    def train(message: Message, _: Context) -> Message:
+        content = RecordDict({"arrays": ArrayRecord([message.content["arrays"]["0"].numpy() + np.float32(0.1)])})
+        content["metrics"], content["config"] = MetricRecord({"num_samples": 10}), ConfigRecord({"trained": True})
+        return Message(content, reply_to=message)
+
+    found = federate(app, strategy, ArrayRecord([np.zeros(3, np.float32)]))
+    np.testing.assert_allclose(found["0"], 0.1, atol=1e-4)
+
+
+# ---- which arrays get noise ----------------------------------------------------------------------------------------
+
+
+def test_whole_numbers_stay_whole_over_rounds_and_the_ledger_goes_on(tmp_path: Path) -> None:
+    """FedAvg returns int64 as float64; a client that first answers in round 2 sees only that."""
+    start = {"weight": np.zeros((3, 2), np.float32), "index": np.arange(4)}
+    app = app_of(tmp_path, lambda given: {**given, "weight": given["weight"] + 1})
+    found = federate(app, FedAvg(fraction_evaluate=0.0), record(start), rounds=3)
+    assert (found["index"] == start["index"]).all() and line(tmp_path, 0)["participations"] == 3
+    late = arrays(app(question({**start, "index": np.arange(4.0)}, number=2), context(partition=4)))
+    assert (late["index"] == start["index"]).all() and late["index"].dtype == np.int64
+    assert [tensors(tmp_path, client) for client in (0, 4)] == [[6], [6]]
+
+
+FLOATS = {"body.weight": np.full((2, 3), 2.0, np.float32), "head.bias": np.zeros(4, np.float32)}
+TIED = """
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.out, self.table = nn.Linear(3, 2), nn.Linear(3, 5, bias=False), nn.Embedding(5, 3)
+        self.out.weight = self.table.weight
+        self.body.requires_grad_(False)
+        self.register_buffer("scale", self.table.weight.detach()[0].clone())
+"""
+
+
+@pytest.mark.parametrize("pattern", ["head.*", "*.bias", "head.bias"])
+def test_only_arrays_that_are_named_get_noise(pattern: str, tmp_path: Path) -> None:
+    app = app_of(tmp_path, lambda given: {name: value + 1 for name, value in given.items()}, f'trained = ["{pattern}"]')
+    reply = arrays(app(question(FLOATS), context()))
+    assert (reply["body.weight"] == 2).all() and (reply["head.bias"] != 0).all()
+    assert tensors(tmp_path) == [4]
+    wrong = app_of(tmp_path, longer, 'trained = ["tail"]')
+    with pytest.raises(WrongAppError, match=r"privatise.trained = 'tail': no floating-point array has such a name"):
+        wrong(question(FLOATS), context(partition=8))
+
+
+def test_a_network_that_the_settings_name_says_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen layers and constants leave as they came, and a tied tensor is one; random numbers stay as they are."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tied_net.py").write_text(TIED)
+    from tied_net import Tied
+
+    start = {name: value.numpy() for name, value in Tied().state_dict().items()}
+    text = f'[mechanism]\nname = "gaussian"\nsigma = 9.0\n[privatise]\nfolder = "{tmp_path / "privacy"}"\n'
+    path = settings(tmp_path, f'{text}[tap]\nmodel = "tied_net:Tied"\n')
+    for listed in (False, True):
+        sent = {str(place): value for place, value in enumerate(start.values())} if listed else start
+        app = client([privatise(path)], lambda given: {name: value + 1 for name, value in given.items()})
+        torch.manual_seed(5)
+        reply = dict(zip(start, arrays(app(question(sent), context(partition=int(listed)))).values(), strict=True))
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
+        moved = {name for name, value in start.items() if (reply[name] != value).any()}
+        assert moved == {"out.weight", "table.weight"} and (reply["out.weight"] == reply["table.weight"]).all()
+        assert tensors(tmp_path, int(listed)) == [15]
+
+
+def test_noise_for_nothing_is_said_and_stays_without_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one training moves depends on data, so it decides nothing by itself."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "tied_net.py").write_text(TIED)
+    from tied_net import Tied
+
+    def trained(given: Arrays) -> Arrays:
+        net = Tied()
+        net.load_state_dict({name: torch.tensor(value) for name, value in given.items()})
+        net.forward = lambda x: net.out(net.table(x)).square().sum()
+        optimizer = torch.optim.SGD([value for value in net.parameters() if value.requires_grad], lr=0.1)
+        net(torch.tensor([1, 2])).backward()
+        optimizer.step()
+        return {name: value.numpy() for name, value in net.state_dict().items()}
+
+    start = {name: value.numpy() for name, value in Tied().state_dict().items()}
+    reply = arrays(app_of(tmp_path, trained)(question(start), context()))
+    assert all((reply[name] != value).any() for name, value in start.items())
+    left = '["out.weight", "table.weight"]'
+    assert f"on scale, body.weight, body.bias, which training did not move: privatise.trained = {left}" in caplog.text
+    assert "on table.weight, which is another array once more: tap.model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "said"),
+    [
+        ('name = "gaussian"\nsigma = 0.5', "d = 62,006 trained numbers; the norm of the noise is 125 against 1 of"),
+        ('name = "laplace"\nscale = 0.01\nclip_norm = 3.0', "the norm of the noise is 10.6 against 0.012 of"),
+        ('name = "vmf"\nkappa = 1e5\nclip_norm = 2.0', "against"),
+    ],
+)
+def test_how_much_noise_there_will_be_is_said_before_the_first_training(
+    mechanism: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of normal noise sigma * clip * sqrt(d), of Laplace noise scale * clip * sqrt(2 d); the update has equal parts."""
+
+    def trained(given: Arrays) -> Arrays:
+        assert said in caplog.text and ("drowns" in caplog.text) is ("vmf" not in mechanism)
+        return {"w": given["w"] + 1}
+
+    app = app_of(tmp_path, trained, mechanism=mechanism)
+    for number in (1, 2):
+        app(question({"w": np.zeros(62_006, np.float32)}, number=number), context())
+    assert caplog.text.count("the norm of the noise") == 1 and "the app failed" not in caplog.text
+
+
+@pytest.mark.parametrize("form", ["weights", "update", "negated update", "gradient"])
+def test_replies_of_every_form_are_clipped_and_have_that_form(form: str, tmp_path: Path) -> None:
+    """The update is 10 clip norms long, whatever the app replies; with next to no noise one clip norm leaves."""
+    sign = -1 if form == "negated update" else 1
+
+    def trained(given: Arrays) -> Arrays:
+        after = longer(given)
+        return after if form == "weights" else {name: np.asarray(sign * (after[name] - given[name])) for name in given}
+
+    reply = asked(app_of(tmp_path, trained, f'reply = "{form}"', LITTLE))
+    left = sign * (reply["weight"] - (BEFORE["weight"] if form == "weights" else 0))
+    assert left[0, 0] == pytest.approx(CLIP, abs=1e-3) and np.abs(left).sum() == pytest.approx(CLIP, abs=0.05)
+    assert (reply["bn.running_var"] == (form == "weights")).all()
+
+
+# ---- running statistics --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("released", [True, False])
+def test_running_statistics_are_said_or_released_with_a_ledger_of_their_own(
+    named: bool, released: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With much noise, too, no variance is below zero; in a list they are told by being positive."""
+    start = {"w": np.zeros(6, np.float32), "bn.running_mean": np.zeros(40, np.float32)}
+    start["bn.running_var"] = np.ones(40, np.float32)
+    names = [*start] if named else ["0", "1", "2"]
+    own = "[privatise.statistics]\nname = 'gaussian'\nsigma = 3.0\nclip_norm = 1.5" if released and named else ""
+    app = app_of(tmp_path, lambda given: {name: value + 1 for name, value in given.items()}, own)
+    reply = arrays(app(question(dict(zip(names, start.values(), strict=True))), context()))
+    mean, variance = reply[names[1]], reply[names[2]]
+    moves = released or not named
+    assert (mean != 0).any() is np.bool_(moves) and (variance >= 0).all() and (variance != 1).any() is np.bool_(moves)
+    assert ("running statistics (bn.running_mean, bn.running_var) leave as" in caplog.text) is (named and not released)
+    if released and named:
+        own_line = json.loads((tmp_path / "privacy" / "client-3-statistics.json").read_text())
+        assert (own_line["noise"], own_line["participations"]) == (3.0, 1)
+        assert tensors(tmp_path, 3, "-statistics") == [40, 40]
+        noise = mean - np.float32(1.5 / math.sqrt(80))
+        assert 5e-7 < stats.chi2.cdf(float((noise**2).sum()) / (3.0 * 1.5) ** 2, 40) < 1 - 5e-7
+        assert any("client-K-statistics.json is to be added" in note for note in line(tmp_path)["notes"])
+
+
+# ---- what is wrong with an app -------------------------------------------------------------------------------------
+
+
+class Old(NumPyClient):
+    """Flower's own tutorial: message and reply have records of other names."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [value + np.float32(0.3) for value in parameters], 10, {"loss": 1.0}
+
+
+def old_question() -> Message:
+    content = compat.fitins_to_recorddict(FitIns(ndarrays_to_parameters([np.zeros((2, 2), np.float32)]), {}), True)
+    message = question({})
+    message.content = content
+    return message
+
+
+@pytest.mark.parametrize(
+    ("own", "wrong"),
+    [
+        ("", None),
+        ('record = "fitins.parameters"', None),
+        ('record = "arrays"', r"record = 'arrays': the message has fitins\.parameters"),
+        ('reply_record = "arrays"', r"reply_record = 'arrays': the reply has fitres\.parameters"),
+    ],
+)
+def test_a_numpy_client_is_answered_in_its_records(own: str, wrong: str | None, tmp_path: Path) -> None:
+    app = ClientApp(client_fn=lambda _: Old().to_client(), mods=[mod_of(tmp_path, own, LITTLE)])
+    if wrong is not None:
+        with pytest.raises(WrongAppError, match=wrong):
+            app(old_question(), context())
+        return
+    reply = compat.recorddict_to_fitres(app(old_question(), context()).content, keep_input=True)
+    assert (reply.num_examples, reply.metrics, reply.status.code) == (1, {}, Code.OK)
+    np.testing.assert_allclose(parameters_to_ndarrays(reply.parameters), 0.3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sent", "replied", "said"),
+    [
+        ({"0": np.zeros(9, np.uint8)}, {"0": np.ones(9, np.uint8)}, "no floating-point array .* but uint8: bytes of"),
+        ({}, {"0": np.ones(9, np.uint8)}, "no floating-point array .* but nothing"),
+        (
+            {"w": np.zeros(3)},
+            {"embedding": np.ones((4, 3))},
+            "the reply's arrays has none of the arrays that were sent",
+        ),
+    ],
+)
+def test_what_no_noise_fits_is_refused_in_one_line(sent: Arrays, replied: Arrays, said: str, tmp_path: Path) -> None:
+    """Trees travel as bytes, and embeddings are no update: refused, not drowned in silence."""
+    with pytest.raises(WrongAppError, match=said) as caught:
+        app_of(tmp_path, lambda _: replied)(question(sent), context())
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "privacy").exists() is ("reply" in said)
+
+
+def test_a_mod_that_is_given_twice_is_one_line(tmp_path: Path) -> None:
+    path = settings(tmp_path, f'[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nfolder = "{tmp_path}"\n')
+    with pytest.raises(WrongAppError, match="privatise is given twice"):
+        asked(client([privatise(path), privatise(path)], longer))
+
+
+@pytest.mark.parametrize("stage", ["setup", "share_keys", "collect_masked_vectors", "unmask"])
+def test_before_secure_aggregation_it_is_refused(stage: str, tmp_path: Path) -> None:
+    message = question(BEFORE)
+    message.content["secaggplus_configs"] = ConfigRecord({"stage": stage})
+    with pytest.raises(WrongAppError, match="privatise comes after secaggplus_mod"):
+        app_of(tmp_path, longer)(message, context())
+
+
+def test_failures_are_counted_in_the_clients_own_ledger(tmp_path: Path) -> None:
+    for number, trained in enumerate([longer, raising(ValueError("seven")), longer, raising(Panic("seven"))], 1):
+        asked(app_of(tmp_path, trained), number)
+    assert line(tmp_path)["participations"] == 4
+    assert (
+        "the app failed 2 times, and these updates were zero; this file stays at the client" in line(tmp_path)["notes"]
+    )
+
+
+def test_a_ledger_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its first line names no arrays."""
+    asked(app_of(tmp_path, longer))
+    path = tmp_path / "privacy" / "client-3.jsonl"
+    opening, *rest = path.read_text().splitlines(keepends=True)
+    told = json.loads(opening)
+    del told["layout"]
+    path.write_text("".join([json.dumps(told) + "\n", *rest]))
+    asked(app_of(tmp_path, longer), 2)
+    assert line(tmp_path)["participations"] == 2
+
+
+# ---- metrics, budget, noise ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

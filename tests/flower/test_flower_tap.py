@@ -1,0 +1,404 @@
+"""What the tap writes of any app: order and form of replies, what PyTorch did, and messages that train nothing.
+
+The networks are trained by the apps themselves; what the tap says of them is compared with autograd, here once more.
+"""
+
+import copy
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as OldFedAvg
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.serverapp import ServerApp
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedpriv.attacks.observation import Observation, list_observations, read_observation
+from fedpriv.attacks.own_model import named_vector
+from fedpriv.core.progress import Silent
+from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.flower import privatise, tap
+from fedpriv.flower.attack import attack_tapped
+from fedpriv.flower.folder import Exchange, read_exchanges
+from tests.flower.apps import context, question, record, settings
+
+NETWORK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs=10):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 16, bias=False))
+        self.head = nn.Linear(16, outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+def one_logit():
+    return Net(1)
+"""
+RATE = 0.1
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "tapped_net.py").write_text(NETWORK)
+    yield tmp_path
+    sys.modules.pop("tapped_net", None)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that an app trains, the batch, and the message."""
+
+    net: nn.Module
+    images: Tensor
+    labels: Tensor
+    sent: ArrayRecord
+
+    def loss(self, rows: slice = slice(None)) -> Tensor:
+        return F.cross_entropy(self.net(self.images[rows]), self.labels[rows])
+
+    def sgd(self, **keys: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=RATE, **keys)
+
+
+def plain(case: Trained) -> None:
+    optimizer = case.sgd()
+    case.loss().backward()
+    optimizer.step()
+
+
+def state(case: Trained) -> ArrayRecord:
+    return ArrayRecord(case.net.state_dict())
+
+
+def listed(case: Trained) -> ArrayRecord:
+    return ArrayRecord([value.numpy() for value in case.net.state_dict().values()])
+
+
+def asked(
+    home: Path,
+    train: Callable[[Trained], None] = plain,
+    reply: Callable[[Trained], ArrayRecord] = state,
+    part: str = "",
+    as_list: bool = False,
+    outputs: int = 10,
+) -> tuple[Exchange, Observation | None, nn.Module, Trained]:
+    """Have a client train a network once, and return what the tap wrote, the network before, and the case."""
+    from tapped_net import Net
+
+    torch.manual_seed(0)
+    before, net = Net(outputs), Net(outputs)
+    net.load_state_dict(before.state_dict())
+    kept = {name: value for name, value in before.state_dict().items() if name.startswith(part)}
+    sent = ArrayRecord([value.numpy() for value in kept.values()]) if as_list else ArrayRecord(kept)
+    case = Trained(net, torch.rand(4, 1, 4, 4), torch.tensor([3, 1, 4, 1]), sent)
+    name = "Net" if outputs == 10 else "one_logit"
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "tapped_net:{name}"\n'))])
+
+    @app.train()
+    def train_round(message: Message, _: Any) -> Message:
+        train(case)
+        content = RecordDict({"arrays": reply(case), "metrics": MetricRecord({"num-examples": 4})})
+        return Message(content, reply_to=message)
+
+    message = question({})
+    message.content["arrays"] = sent
+    app(message, context())
+    (exchange,) = read_exchanges(home / "runs" / "tap-1")
+    paths = list_observations(home / "runs" / "tap-1" / "observations")
+    return exchange, read_observation(paths[0]) if paths else None, before, case
+
+
+def sends(form: str) -> Callable[[Trained], ArrayRecord]:
+    def reply(case: Trained) -> ArrayRecord:
+        if form == "gradient":
+            return ArrayRecord({name: value.grad for name, value in case.net.named_parameters()})
+        start = case.sent.to_torch_state_dict()
+        sign = {"update": 1, "negated update": -1}[form]
+        return ArrayRecord({name: sign * (value - start[name]) for name, value in case.net.state_dict().items()})
+
+    return reply
+
+
+def gradients(net: nn.Module, case: Trained) -> dict[str, Tensor]:
+    F.cross_entropy(net(case.images), case.labels).backward()
+    return {name: value.grad for name, value in net.named_parameters()}
+
+
+@pytest.mark.parametrize("form", ["weights", "update", "negated update", "gradient"])
+def test_the_form_of_a_reply_is_told_and_the_upload_is_the_same(home: Path, form: str) -> None:
+    exchange, observation, before, case = asked(home, reply=state if form == "weights" else sends(form))
+    assert (exchange.form, exchange.source) == (form, "compared with the network that was watched")
+    assert observation is not None
+    factor = 1.0 if form == "gradient" else -RATE
+    assert observation.settings.algorithm == ("fedsgd" if form == "gradient" else "fedavg")
+    for name, value in gradients(before, case).items():
+        torch.testing.assert_close(observation.upload[name], factor * value, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["weights", "update"])
+def test_without_pytorch_the_distance_tells_the_form(home: Path, form: str) -> None:
+    """Parameters lie near those that were sent, an update near zero."""
+    start = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    app = ClientApp(mods=[tap(home)])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        value = start * (form == "weights") + np.float32(0.01)
+        return Message(RecordDict({"arrays": ArrayRecord([value])}), reply_to=message)
+
+    message = question({})
+    message.content["arrays"] = ArrayRecord([start])
+    app(message, context())
+    (exchange,) = read_exchanges(home / "runs" / "tap-1")
+    assert (exchange.form, exchange.order) == (form, ("0",))
+    assert exchange.source.startswith("by its distance") and "PyTorch was not seen" in exchange.unattacked
+
+
+def test_a_list_of_arrays_is_that_of_the_network(home: Path) -> None:
+    """Two layers have the same shape; each array is attacked as the one that it is."""
+    exchange, observation, before, case = asked(home, reply=listed, as_list=True)
+    assert observation is not None and [*observation.parameters] == ["0", "1", "2", "3"] == [*exchange.order]
+    for value, upload in zip(gradients(before, case).values(), observation.upload.values(), strict=True):
+        torch.testing.assert_close(upload, -RATE * value, atol=1e-6, rtol=1e-4)
+    named = named_vector(observation.upload, before, "upload")
+    for name, value in case.net.named_parameters():
+        torch.testing.assert_close(named[name], value - before.get_parameter(name), atol=1e-6, rtol=1e-4)
+
+
+def two_optimisers(case: Trained) -> None:
+    optimizers = [torch.optim.SGD(part.parameters(), lr=RATE) for part in case.net.children()]
+    case.loss().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def micro_batches(case: Trained) -> None:
+    optimizer = case.sgd()
+    for row in range(4):
+        (case.loss(slice(row, row + 1)) / 4).backward()
+    optimizer.step()
+
+
+def groups(case: Trained) -> None:
+    rates = zip(case.net.children(), (0.01, 0.1), strict=True)
+    parts = [{"params": part.parameters(), "lr": rate} for part, rate in rates]
+    optimizer = torch.optim.SGD(parts, lr=RATE, weight_decay=0.1)
+    case.loss().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("train", [plain, two_optimisers, micro_batches, groups])
+def test_one_step_of_four_is_seen_however_it_is_written(
+    home: Path, train: Callable[[Trained], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the attack is given is what one plain step of SGD makes."""
+    exchange, observation, before, case = asked(home, train)
+    assert observation is not None
+    public = observation.settings
+    assert (public.batch_size, public.local_steps, public.learning_rate, public.examples) == (4, 1, RATE, 4)
+    assert any("weight decay" in text for text in exchange.remarks) is (train is groups)
+    assert any("0.01, 0.1" in text for text in exchange.remarks) is (train is groups)
+    attack = importlib.import_module("fedpriv.flower.attack")
+    for name, value in gradients(before, case).items():
+        given = attack._as_of_one_rate(observation, exchange).upload[name]
+        torch.testing.assert_close(given, -RATE * value, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("clipping", ["norm", "value", "none"])
+def test_clipped_gradients_are_said(home: Path, clipping: str) -> None:
+    def train(case: Trained) -> None:
+        optimizer = case.sgd()
+        case.loss().backward()
+        if clipping == "norm":
+            nn.utils.clip_grad_norm_(case.net.parameters(), 0.01)
+        if clipping == "value":
+            nn.utils.clip_grad_value_(case.net.parameters(), 0.001)
+        optimizer.step()
+
+    exchange, *_ = asked(home, train)
+    assert any("clipped" in text for text in exchange.remarks) is (clipping != "none")
+
+
+def test_an_adapter_is_attacked_on_the_frozen_rest(home: Path) -> None:
+    """Only the head is in the message; the body is what the client has, and no random one."""
+
+    def train(case: Trained) -> None:
+        case.net.body.requires_grad_(False)
+        plain(case)
+
+    def head(case: Trained) -> ArrayRecord:
+        return ArrayRecord({name: value for name, value in case.net.state_dict().items() if name in case.sent})
+
+    _, observation, before, case = asked(home, train, head, part="head")
+    assert observation is not None and [*observation.parameters] == ["head.weight", "head.bias"]
+    expected = gradients(before, case)
+    for name, upload in observation.upload.items():
+        torch.testing.assert_close(upload, -RATE * expected[name], atol=1e-6, rtol=1e-4)
+    attack = importlib.import_module("fedpriv.flower.attack")
+    folder = home / "runs" / "tap-1"
+    network = attack._network(attack.read_tapped(folder), folder, observation)
+    assert torch.equal(network.body[1].weight, before.body[1].weight)
+    assert [value.requires_grad for value in network.parameters()] == [False, False, True, True]
+    summary = attack_tapped(folder, ["iga"], [], ["adversary.iga.iterations=5"], Silent())
+    assert summary.attacks[0].victims == 4
+
+
+def test_one_logit_is_two_classes(home: Path) -> None:
+    def train(case: Trained) -> None:
+        optimizer = case.sgd()
+        F.binary_cross_entropy_with_logits(case.net(case.images), (case.labels > 2).float()[:, None]).backward()
+        optimizer.step()
+
+    _, observation, *_ = asked(home, train, outputs=1)
+    assert observation is not None and observation.settings.classes == 2
+    summary = attack_tapped(
+        home / "runs" / "tap-1", ["iga"], [], ["adversary.iga.iterations=300", "adversary.iga.restarts=1"], Silent()
+    )
+    assert (summary.attacks[0].victims, summary.attacks[0].recovered) == (4, 4) or summary.attacks[0].mse < 0.1
+
+
+def test_clients_without_a_partition_have_the_number_of_their_node(home: Path) -> None:
+    app = ClientApp(mods=[tap(home)])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    for node in (11, 2**62 + 1):
+        own = context()
+        own.node_config, own.node_id = {"dataset-path": f"/data/{node}"}, node
+        app(question({"w": np.zeros(3, np.float32)}), own)
+    assert [exchange.client for exchange in read_exchanges(home / "runs" / "tap-1")] == [11, 2**62 + 1]
+
+
+@pytest.mark.parametrize("kind", ["query", "query.times", "evaluate", "train"])
+def test_every_message_and_record_is_kept(home: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Times of patients, metrics, configs and bytes: whatever leaves."""
+    app = ClientApp(mods=[tap(home)])
+    times = np.array([13.0, 7.0, 101.0])
+    category, _, action = kind.partition(".")
+
+    @getattr(app, category)(action or "default")
+    def answer(message: Message, _: Any) -> Message:
+        content = RecordDict({"survival": ArrayRecord([times]), "about": MetricRecord({"n": 3, "mean": [1.5]})})
+        content["model"] = ConfigRecord({"tree": b"split", "name": "x"})
+        return Message(content, reply_to=message)
+
+    message = question({}, kind)
+    del message.content["arrays"]
+    app(message, context())
+    (exchange,) = read_exchanges(home / "runs" / "tap-1")
+    assert (exchange.type, exchange.node, exchange.client, exchange.round) == (kind, 4, 3, 1)
+    assert exchange.sent == {"config": {"lr": 0.1, "server-round": 1}}
+    assert exchange.replied == {
+        "survival": {"0": "float64 (3,)"},
+        "about": {"n": 3, "mean": [1.5]},
+        "model": {"tree": "5 bytes", "name": "x"},
+    }
+    left = home / "runs" / "tap-1" / "messages" / f"{exchange.stem}.safetensors"
+    arrays = load_file(left)
+    assert arrays["reply/survival/0"].tolist() == times.tolist()
+    assert bytes(arrays["bytes/model/tree"].tolist()) == b"split"
+    assert "no gradient attack fits" in caplog.text
+
+
+def test_a_tap_that_is_given_twice_says_so_and_writes_once(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = ClientApp(mods=[tap(home), tap(home)])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    app(question({"w": np.ones(3, np.float32)}), context())
+    assert len(read_exchanges(home / "runs" / "tap-1")) == 1 and "given twice" in caplog.text
+
+
+@pytest.mark.parametrize("order", ["tap first", "privatise first"])
+def test_a_tap_writes_what_leaves_in_either_order(home: Path, order: str) -> None:
+    """Inside the mechanism, too, it is the release that is written, with its ledger."""
+    text = f'[mechanism]\nname = "gaussian"\nsigma = 9.0\n[privatise]\nfolder = "{home / "privacy"}"\n'
+    path = settings(home, f"{text}[tap]\nshape = [1, 1, 3]\nclasses = 2\nbatch_size = 1\nlocal_steps = 1\n{_KNOWN}")
+    mods = [tap(path), privatise(path)]
+    app = ClientApp(mods=mods if order == "tap first" else mods[::-1])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        return Message(RecordDict({"arrays": record({"w": np.ones(3, np.float32)})}), reply_to=message)
+
+    reply = app(question({"w": np.zeros(3, np.float32)}), context())
+    (path,) = list_observations(home / "runs" / "tap-1" / "observations")
+    observation = read_observation(path)
+    assert torch.equal(observation.upload["w"], torch.tensor(reply.content["arrays"]["w"].numpy()))
+    assert observation.settings.mechanism["name"] == "gaussian"
+    assert json.loads((home / "runs" / "tap-1" / "ledger" / "0001-0003.json").read_text())["participations"] == 1
+
+
+_KNOWN = 'learning_rate = 0.1\noptimizer = "sgd"\n'
+
+
+class Old(NumPyClient):
+    """Moves parameters by a third."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [value + np.float32(0.3) for value in parameters], 10, {"loss": 1.0}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.5, 10, {}
+
+
+class Sending(InlineGrid):
+    """Messages share no records, as over a network; Flower's mod takes keys out of them."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        copies = list(messages)
+        for message in copies:
+            message.content = copy.deepcopy(message.content)
+        return super().push_messages(copies)
+
+
+def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mod's own stages are all of type train: the tap after it hears the one that trains, and sums uploads."""
+    path = settings(home, f"[tap]\nshape = [1, 1, 2]\nclasses = 2\nbatch_size = 1\nlocal_steps = 1\n{_KNOWN}")
+    app = ClientApp(client_fn=lambda _: Old().to_client(), mods=[secaggplus_mod, tap(path)])
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Any, own: Any) -> None:
+        start = ndarrays_to_parameters([np.zeros((2, 2), np.float32)])
+        strategy = OldFedAvg(fraction_evaluate=0.0, initial_parameters=start)
+        legacy = LegacyContext(context=own, config=ServerConfig(num_rounds=1), strategy=strategy)
+        DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, legacy)
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    run_server(server, Sending(app, 3))
+    exchanges = read_exchanges(home / "runs" / "tap-1")
+    assert [(each.client, each.summed, each.form) for each in exchanges] == [(k, True, "weights") for k in range(3)]
+    attack = importlib.import_module("fedpriv.flower.attack")
+    (upload,) = attack._heard(home / "runs" / "tap-1", exchanges)
+    assert (upload.name, upload.observation.settings.batch_size) == ("1-sum", 3)
+    torch.testing.assert_close(upload.observation.upload["0"], torch.full((2, 2), 0.3))
