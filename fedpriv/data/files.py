@@ -120,7 +120,11 @@ def named_classes(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, .
     names = members["class_names"]
     if names.ndim != 1 or names.dtype.kind not in "US":
         raise InputError(f"{path}: class_names is {names.dtype} of shape {names.shape}; a list of texts is wanted")
-    return tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist())
+    texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist()]
+    twice = next((name for number, name in enumerate(texts) if name in texts[:number]), None)
+    if twice is not None:
+        raise InputError(f"{path}: class_names has {twice!r} twice; each class has a name of its own")
+    return tuple(texts)
 
 
 def checked(arrays: Arrays, where: str) -> Arrays:

@@ -50,7 +50,8 @@ def split_rows(
     is_test = place < np.repeat(np.rint(share * sizes), sizes)
     if is_test.all() or not is_test.any():
         lacking = "training" if is_test.all() else "test"
-        raise InputError(f"{where}: {key} = {share:g} of {count} examples leaves no {lacking} example")
+        whose = f"{count}" if owners is None or not count else f"each client's, at most {sizes.max()},"
+        raise InputError(f"{where}: {key} = {share:g} of {whose} examples leaves no {lacking} example")
     return np.sort(grouped[~is_test]), np.sort(grouped[is_test])
 
 

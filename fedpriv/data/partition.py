@@ -205,13 +205,20 @@ def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
     return np.sort(indices)
 
 
+_KEYS = {
+    **dict.fromkeys(("csv", "hub", "object", "text"), "data.key names the column that does"),
+    "npz": "an array client does, or the one that data.key names",
+    "folder": "data.key = 'client' reads CLIENT/CLASS/PICTURE",
+}  # data sets -> where they may say it
+
+
 def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
     if keys is None:
         raise InputError(
             key="data.partition",
             given="key",
             allowed=f"data.name = {name!r} does not say whose an example is",
-            hint="own tables and texts name the column in data.key",
+            hint=_KEYS.get(name, ""),
         )
     counts = np.bincount(keys)
     if clients > np.count_nonzero(counts):

@@ -19,7 +19,16 @@ from fedpriv.core.config.table import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.files import Arrays, Keys, checked
 from fedpriv.data.own import split_rows
-from fedpriv.data.tables import MISSING_NUMBERS, Cells, are_numbers, encode, label_numbers, number_cells, rows_of
+from fedpriv.data.tables import (
+    MISSING_NUMBERS,
+    Cells,
+    are_numbers,
+    encode,
+    label_numbers,
+    number_cells,
+    rows_of,
+    separators,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,24 +38,40 @@ _FEW = 20  # values at the most of what may be categories or classes, also where
 _MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
 _LEAST = 3  # different texts of a kind of its own
 _SHOWN = 2  # of what is wrong for the same reason
-_ROW_NAMES = ("", "Unnamed: 0", "rownames", "row.names", "...1", "X", "X1", "index")
+_ROW_NAMES = ("", "unnamed: 0", "rownames", "row.names", "...1", "x", "x1", "index", "id")  # in capitals or not
 _DAYS = "write numbers into the file, such as of days since the first"
-_PLAIN = "write plain numbers into the file"
+_PLAIN = "write plain numbers into the file, or set kind = 'category'"
+_WITH_UNIT = "numbers with a unit"
 _NUMBER = r"[+-]?\d[\d.,]*"
 # Texts that a person reads as numbers or times, and a network does not: what they are, a pattern, and what to do.
 _OTHERS = (
-    ("amounts of money", rf"^[-+(]?\s?([$€£¥]|[A-Z]{{3}}\s)\s?{_NUMBER}\)?$|^{_NUMBER}\s?[$€£¥]$", _PLAIN),
-    ("percentages", rf"^{_NUMBER}\s?%$", _PLAIN),
-    ("numbers with commas", r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$|^[+-]?\d{1,3}(\.\d{3})+,\d+$|^[+-]?\d+,\d+$", _PLAIN),
-    ("numbers with a unit", rf"^{_NUMBER}(\s+[^\d\s]\S*|kg|g|mg|km|m|cm|mm|lbs?|oz|ml|l|k|K|M|MB|GB)$", _PLAIN),
+    (
+        "amounts of money",
+        rf"^[-+(]?\s?([A-Z]{{0,3}}[$€£¥₹]|Rs\.?|[A-Z]{{3}}\s)[\s\pZ]?{_NUMBER}\)?$|^{_NUMBER}[\s\pZ]?[$€£¥₹]$",
+        _PLAIN,
+    ),
+    ("percentages", rf"^{_NUMBER}[\s\pZ]?%$", _PLAIN),
+    ("numbers with commas", r"^[+-]?\d{1,3}(,\d{2,3})+(\.\d+)?$|^[+-]?\d{1,3}(\.\d{3})+,\d+$|^[+-]?\d+,\d+$", _PLAIN),
+    (
+        "numbers in another notation",
+        rf"^[+−-]?\d{{1,3}}([ _'’\pZ]\d{{3}})+([.,]\d+)?$|^−{_NUMBER}$|^\({_NUMBER}\)$|^\d[\d.]*-$"
+        rf"|^{_NUMBER}[dD][+-]?\d+$",
+        _PLAIN,
+    ),
     (
         "dates",
-        r"^(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ](\d{1,2}|[A-Za-z]{3,9})[-/. ](\d{4}|\d{2})"
-        r"|[A-Za-z]{3,9} \d{1,2}, \d{4})([ T].*)?$",
+        r"^(\pL{3,9}\.?,? )?(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}(\. |[-/. ])(\d{1,2}|\pL{3,9}\.?)[-/. ](\d{4}|\d{2})"
+        r"|\pL{3,9}\.? \d{1,2},? (\d{1,2}:\d{2}:\d{2} )?\d{4})([ T].*)?$",
         _DAYS,
     ),
-    ("times", r"^(\d+ days,? )?\d{1,3}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?$", _DAYS),
+    (
+        "times",
+        r"^(\d+ days,? )?\d{1,3}:\d{2}(:\d{2})?(\.\d+)?( ?[AaPp][Mm]|Z|[+-]\d{2}:?\d{2})?$|^P(T?\d+(\.\d+)?[YMWDHS])+$",
+        _DAYS,
+    ),
+    (_WITH_UNIT, rf"^{_NUMBER}([\s\pZ]+[^\d\s\pZ]\S*|kg|g|mg|km|m|cm|mm|lbs?|oz|ml|l|k|K|M|MB|GB)$", _PLAIN),
 )
+_UNIT = rf"^{_NUMBER}(?P<unit>[^\d.,\s\pZ].*)$"  # of a column in which it is the same everywhere
 
 
 @dataclass(frozen=True)
@@ -158,8 +183,8 @@ class Schema:
         for what, name in (("table.label", self.table.label), *keys, *(("table.columns", name) for name in self.told)):
             if name not in self.train.names:
                 hint = ""
-                if len(self.train.names) == 1 and (found := [each for each in ";\t|" if each in self.train.names[0]]):
-                    hint = f"data.table.delimiter = {found[0]!r} separates more"
+                if len(self.train.names) == 1:
+                    hint = separators(self.train.names[0])
                 raise InputError(
                     f"data.{what}: {self.train.where} has no column {name!r}; its columns are "
                     f"{some_of(self.train.names)}",
@@ -196,7 +221,7 @@ class Schema:
 
     def _check_number(self, config: ColumnConfig, found: Contents, advice: Advice) -> None:
         name = config.name
-        if config.kind is None and config.low is None and found.what and name in _ROW_NAMES:
+        if config.kind is None and config.low is None and found.what and name.lower() in _ROW_NAMES:
             advice.leave_out(name, found.what, "set kind = 'number', low and high")
             advice.say("rows", f"column {name!r} {found.what}")
             return
@@ -211,7 +236,8 @@ class Schema:
             if len(found.odd) > _MOST_ODD and config.low is None:
                 advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", "set kind = 'category'")
                 return
-            marks = MISSING_NUMBERS if self.table.empty is None else self.table.empty
+            marks = [mark for mark in MISSING_NUMBERS if mark not in self.table.classes]
+            marks = marks if self.table.empty is None else list(self.table.empty)
             advice.settings["empty"] = list(dict.fromkeys([*advice.settings.get("empty", marks), *found.odd]))
             advice.remarks[name] = f"{shown} counts as empty; or correct it, or set kind = 'category' or 'ignore'"
         if config.low is None:
@@ -287,7 +313,7 @@ class Schema:
         """Return the section [data.table] with what lacks, ``"?"`` where only a person knows."""
         entries = {name: column.model_dump(exclude_defaults=True) for name, column in self.told.items()}
         for name, entry in advice.columns.items():
-            entries[name] = {"name": name, **entries.get(name, {}), **entry}
+            entries[name] = {"name": name, **({} if "kind" in entry else entries.get(name, {})), **entry}
         for name, (low, high) in bounds.items():
             entries[name] |= {"low": low, "high": high}
         table = self.table.model_dump(mode="json", exclude_defaults=True, exclude_none=True, exclude={"columns"})
@@ -435,6 +461,10 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     numbers = are_numbers(texts).to_numpy(zero_copy_only=False)
     marked = tuple(texts.filter(pa.array(marks)).to_pylist())
     others = ~marks & ~numbers
+    if told == "number" and others.any() and not numbers.any():
+        return Contents(
+            "other", "holds no number", "set kind = 'category'", odd=(texts.filter(pa.array(others))[0].as_py(),)
+        )
 
     def most(chosen: NDArray[np.bool_]) -> bool:
         return bool(2 * counts[chosen].sum() > counts[~marks].sum() or 2 * chosen.sum() > (~marks).sum())
@@ -444,19 +474,30 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     if told is None:
         for what, pattern, instead in _OTHERS:
             hits = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False) & others
+            if what == _WITH_UNIT:
+                hits |= _same_unit(texts) & others
             if hits.sum() >= _LEAST and most(hits | numbers):
                 one = texts[int(hits.argmax())].as_py()
                 return Contents("other", f"holds {what} such as {cut(one)!r}", instead, odd=(one,))
     if told == "number" or (told is None and most(numbers) and not _is_category(parts[0].type(name))):
         values = pc.cast(texts.filter(pa.array(numbers)), pa.float64()).to_numpy()
         whole = bool((values == np.rint(values)).all())
-        is_rows = whole and len(values) == len(cells) and all(_counts_rows(part, name) for part in parts)
+        is_rows = whole and len(values) == len(cells) > 1 and np.ptp(values) == len(cells) - 1  # in any order
         what = "numbers the rows" if is_rows else "has no name" if name == "" else ""
         odd = tuple(texts.filter(pa.array(others)).to_pylist())
         return Contents("number", what, odd=odd, values=int((~marks).sum()), marks=marked, whole=whole)
     is_own = len(texts) > _FEW and 2 * len(texts) > len(cells)
     what = f"has {len(texts):,} values in {len(cells):,} rows" if is_own else "has no name" if name == "" else ""
     return Contents("category", what, marks=marked)
+
+
+def _same_unit(texts: "pa.Array") -> NDArray[np.bool_]:
+    """Which texts are a number and the same letters or signs behind it."""
+    import pyarrow.compute as pc
+
+    units = pc.struct_field(pc.extract_regex(texts, _UNIT), "unit")
+    has: NDArray[np.bool_] = units.is_valid().to_numpy(zero_copy_only=False)
+    return has & (len(units.unique().drop_null()) == 1)
 
 
 def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
@@ -476,12 +517,6 @@ def _is_category(kind: "pa.DataType") -> bool:
     from pyarrow import types
 
     return bool(types.is_dictionary(kind) or types.is_boolean(kind))
-
-
-def _counts_rows(part: Cells, name: str) -> bool:
-    """Whether a column's whole numbers are those of the rows."""
-    offsets = number_cells(part, name) - part.numbers
-    return len(offsets) > 1 and bool((offsets == offsets[0]).all())
 
 
 def _values(cells: Cells, name: str) -> tuple[str, ...]:

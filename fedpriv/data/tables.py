@@ -32,6 +32,12 @@ _START = 1 << 16  # bytes that tell what a file is
 
 MISSING_NUMBERS = ("", "NA", "N/A", "NaN", "nan", "NULL", "?", ".")
 """Texts that mean that a cell is empty, where nobody says: the first one in all columns, all in those of numbers."""
+_MAGIC = {
+    b"\xff\xfe": "UTF-16; save it as UTF-8",
+    b"\xfe\xff": "UTF-16; save it as UTF-8",
+    b"PK\x03\x04": "an archive or a workbook; unpack it, or save its sheet as CSV",
+    b"PAR1": "Parquet; let its name end in .parquet",
+}  # what a file begins with
 _INDEX = re.compile(r"__index_level_\d+__")  # pandas' row names in Parquet
 _OTHER_FILES = {
     (".json", ".jsonl", ".ndjson"): "JSON; pandas.read_json(FILE).to_csv(NAME, index=False) makes a table of it",
@@ -139,7 +145,7 @@ def cells_of(batches: Iterable["pa.RecordBatch"], where: str, empty: tuple[str, 
     for batch in batches:
         taken += batch.nbytes
         check_memory(where, _MADE_OF_A_BYTE * taken, memory)
-        read.append(batch)
+        read.append(_without_views(batch))
     table = pa.Table.from_batches(read) if read else None
     if table is None or table.num_rows == 0:
         raise InputError(f"{where}: no rows")
@@ -149,6 +155,18 @@ def cells_of(batches: Iterable["pa.RecordBatch"], where: str, empty: tuple[str, 
         raise InputError(f"{where}: two columns have the name {twice[0]!r}")
     table = table.drop_columns([name for name in names if _INDEX.fullmatch(name)])
     return Cells(table, where, np.arange(1, table.num_rows + 1), empty)
+
+
+def _without_views(batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Texts in place of views of texts, of which Arrow takes no rows."""
+    import pyarrow as pa
+
+    schema = batch.schema
+    views = [number for number, field in enumerate(schema) if field.type in (pa.string_view(), pa.binary_view())]
+    for number in views:
+        plain = pa.large_string() if schema.field(number).type == pa.string_view() else pa.large_binary()
+        schema = schema.set(number, schema.field(number).with_type(plain))
+    return batch.cast(schema) if views else batch
 
 
 def with_class_names(cells: Cells, name: str, classes: Sequence[str]) -> Cells:
@@ -301,8 +319,12 @@ def _in_one_line(path: Path, delimiter: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: its header is no UTF-8: {one_line(error)}") from None
     except (pa.ArrowException, OSError) as error:
-        hint = _hint(path, delimiter) if isinstance(error, pa.ArrowInvalid) and path.suffix not in PARQUET else ""
-        raise InputError(f"{path}: cannot be read as a table: {cut(one_line(error), _SHOWN)}", hint=hint) from None
+        is_csv = path.suffix.lower() not in PARQUET
+        hint = _hint(path, delimiter) if isinstance(error, pa.ArrowInvalid) and is_csv else ""
+        if "straddling" in str(error):
+            hint = "a row is longer than 1 MiB, as where a quote is not closed"
+        said = re.sub(r"Row #(\d+)", lambda found: f"row {int(found[1]) - 1:,}", one_line(error))  # without the header
+        raise InputError(f"{path}: cannot be read as a table: {cut(said, _SHOWN)}", hint=hint) from None
 
 
 def _hint(path: Path, delimiter: str) -> str:
@@ -311,9 +333,18 @@ def _hint(path: Path, delimiter: str) -> str:
 
     with pa.input_stream(path) as file:
         start = file.read(_START)
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "it is UTF-16; save it as UTF-8"
+    for magic, what in _MAGIC.items():
+        if start.startswith(magic):
+            return f"it is {what}"
     rows = list(lines.reader(start.decode(errors="replace").splitlines(), delimiter=delimiter))
-    if len(rows) > 1 and len(rows[1]) == len(rows[0]) + 1:
+    if len(rows) > 1 and len(rows[1]) == len(rows[0]) + 1 > 2:
         return "its header is one name short, as R's write.table has it: col.names = NA, or row.names = FALSE, mends it"
+    if len(rows) > 1 and len(rows[0]) == 1:
+        return separators(rows[0][0]) or "its first line is expected to name the columns"
     return ""
+
+
+def separators(header: str) -> str:
+    """What to set where a header has one name, with other separators in it; empty: it has none."""
+    found = next((each for each in ";\t|" if each in header), None)
+    return "" if found is None else f"data.table.delimiter = {found!r} separates more"

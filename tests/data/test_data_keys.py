@@ -18,6 +18,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.files import Keys
+from fedpriv.data.partition import partition_indices
 
 HOSPITALS = [f"hospital {number:02}" for number in range(30)]
 
@@ -91,7 +92,7 @@ def test_a_column_of_a_table_says_whose_a_row_is(tmp_path: Path) -> None:
             {"key": "hospital", "cells": {4: ""}},
             r"patients\.csv: row 5, column 'hospital': the cell is empty, and data\.key",
         ),
-        ({"key": ""}, r"data\.partition = 'key': data\.name = 'csv' does not say whose an example is; .* data\.key"),
+        ({"key": ""}, r"data\.partition = 'key': data\.name = 'csv' does not say whose an example is; data\.key"),
         ({"name": "digits", "table": None}, r"'digits' does not read data\.key"),
     ],
 )
@@ -101,6 +102,20 @@ def test_wrong_keys_of_tables(tmp_path: Path, change: dict[str, Any], words: str
     tree = table(patients(tmp_path, owners), partition="key", **change)
     with pytest.raises(InputError, match=words):
         build_world(validated(Experiment, {"data": tree, "model": {"name": "logistic"}}, "a test"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("npz", r"an array client does, or the one that data\.key names"),
+        ("folder", r"data\.key = 'client' reads CLIENT/CLASS/PICTURE"),
+        ("idx", r"data\.name = 'idx' does not say whose an example is$"),
+    ],
+)
+def test_a_form_without_keys_says_where_they_may_be(name: str, words: str) -> None:
+    config = validated(DataConfig, {"name": name, "path": "x", "partition": "key"}, "a test")
+    with pytest.raises(InputError, match=words):
+        partition_indices(np.zeros(4, int), config, 2, 0)
 
 
 # --- federations of clients by nature -----------------------------------------------------------------------------

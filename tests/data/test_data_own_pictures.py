@@ -376,6 +376,9 @@ def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> No
     keys = loaded("npz", tmp_path / "a.npz", key="site").keys
     assert keys is not None and (keys.train.tolist(), keys.test.tolist()) == ([1, 0] * 3, [])
     assert "data.key = 'ward': there is no such array" in refusal("npz", tmp_path / "a.npz", key="ward")
+    assert "data.key = 'x_train': is what is learnt from" in refusal("npz", tmp_path / "a.npz", key="x_train")
+    np.savez(tmp_path / "a.npz", **parts, class_names=np.array(["a", "a"]))
+    assert "class_names has 'a' twice" in refusal("npz", tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", **{**parts, "y_train": np.array(["a", "b", "", "a", "b", "a"])})
     assert "y_train: row 3 is an empty text" in refusal("npz", tmp_path / "a.npz")
 
@@ -486,7 +489,7 @@ def leaf_file(path: Path, content: object) -> Path:
             "user 'ann': x holds str; lists of numbers are wanted where the experiment has no",
         ),
         ({"x": [[0.5] * 4], "y": [1.5]}, "user 'ann': y holds float; whole numbers or texts are wanted"),
-        ({"x": [[0.5] * 4], "y": [1]}, "leaves no test example"),
+        ({"x": [[0.5] * 4], "y": [1]}, "data.test_share = 0.2 of each client's, at most 1, examples leaves no test"),
     ],
 )
 def test_wrong_files_of_leaf(tmp_path: Path, content: object, words: str) -> None:

@@ -122,7 +122,7 @@ BAD = [
     ({}, {"label": "wage"}, "data.table.label: "),
     ({}, {"columns": [AGE, {"name": "zip"}]}, "has no column 'zip'; its columns are age, city, income"),
     ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Rome"]}]}, "'Bern' is none of the known values (Oslo"),
-    ({}, {"columns": [AGE, {"name": "city", "kind": "number", "low": 0, "high": 1}]}, "is no number"),
+    ({}, {"columns": [AGE, {"name": "city", "kind": "number", "low": 0, "high": 1}]}, "holds no number"),
     ({}, {"classes": ["low", "middle"]}, "the label 'high' is none of low, middle"),
     ({}, {"test_share": 0.001}, "test_share = 0.001 of 60 examples leaves no test example"),
     ({"city": {5: "Rome,more"}}, {}, "cannot be read as a table"),
@@ -242,6 +242,16 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "unit": ([f"{number / 10} kg" for number in range(200)], "numbers with a unit such as '0.0 kg' (row 1)"),
     "comma": ([f"{number},5" for number in range(200)], "numbers with commas such as '0,5' (row 1)"),
     "thousands": ([f"{number * 9:,}" for number in range(200)], "numbers with commas such as '1,008' (row 113)"),
+    "glued unit": ([f"{number}mmHg" for number in range(50)] * 4, "numbers with a unit such as '0mmHg' (row 1)"),
+    "unit behind no break": ([f"{number}\xa0l" for number in range(50)] * 4, "numbers with a unit such as"),
+    "other money": ([f"Rs. {number}" for number in range(50)] * 4, "amounts of money such as 'Rs. 0' (row 1)"),
+    "Swiss": ([f"{number}'000.00" for number in range(50)] * 4, 'another notation such as "0\'000.00" (row 1)'),
+    "bookkeeping": (
+        [f"({number})" if number % 3 else f"{number}" for number in range(50)] * 4,
+        "another notation such as '(2)' (row 3)",
+    ),
+    "with zone": ([f"10:{number}:00+01:00" for number in range(10, 60)] * 4, "times such as '10:10:00+01:00' (row 1)"),
+    "weekdays": ([f"Monday, March {number % 28 + 1}, 2020" for number in range(200)], "dates such as 'Monday, March 1"),
     "days": ([f"2020-01-{number % 28 + 1:02}" for number in range(200)], "dates such as '2020-01-01' (row 1)"),
     "American days": ([f"1/{number % 28 + 1}/99" for number in range(200)], "dates such as '1/1/99' (row 1)"),
     "moments": ([f"2020-01-02 03:{number % 60:02}:05" for number in range(200)], "dates such as"),
@@ -356,7 +366,27 @@ def test_what_is_ignored_may_hold_anything(tmp_path: Path) -> None:
     assert len(loaded(path, **pasted(error, 0, 0)).columns) == 1
 
 
+def test_what_is_proposed_can_be_read(tmp_path: Path) -> None:
+    """Also where it replaces what was told, and where a class has a name that means an empty cell elsewhere."""
+    cells = {"a": [[1]] * 90, "b": [*("inf",), *map(str, range(89))], "c": ["u", "v"] * 45, "y": ["NA", "EU"] * 45}
+    path = saved(tmp_path, cells, "parquet")
+    told = [{"name": name, "low": 0, "high": 90} for name in ("a", "b", "c")]
+    error = refused(path, columns=told, classes=["EU", "NA"])
+    assert "column 'c' holds no number (row 1)" in str(error)
+    data = loaded(path, **pasted(error, 0, 90))
+    assert [column.name for column in data.columns] == ["b"] and data.class_names == ("EU", "NA")
+
+
+def test_views_of_texts_are_texts(tmp_path: Path) -> None:
+    texts = pa.array(["u", "v", "w"] * 30, pa.string_view())
+    path = saved(tmp_path, {"a": texts, "y": ["n", "y"] * 45}, "parquet")
+    assert loaded(path).columns[0].values == ("u", "v", "w")
+
+
 def test_names_and_numbers_of_rows_are_warned_of(tmp_path: Path) -> None:
+    order = np.random.default_rng(0).permutation(100) + 1  # as rows that were shuffled have their numbers
+    path = saved(tmp_path, {"ID": order, "y": ["n", "y"] * 50})
+    assert "# ID: numbers the rows: left out" in refused(path).paste
     frame = pd.DataFrame({"id": range(1, 101), "name": [f"person {row}" for row in range(100)], "y": ["n", "y"] * 50})
     frame.set_index(np.arange(100) ** 2).to_parquet(tmp_path / "own.parquet")
     assert "__index_level_0__" in parquet.read_schema(tmp_path / "own.parquet").names
@@ -376,6 +406,10 @@ FILES: dict[str, tuple[bytes, str]] = {
     "people.zip": (b"PK", "an archive; unpack it"),
     "people.csv": (b"a,y\n1,2,n\n2,3,y\n", "its header is one name short, as R's write.table has it"),
     "semicolons.csv": (b"a;y\n1;n\n2;y\n3;n\n", "has no column 'y'; its columns are a;y; data.table.delimiter = ';'"),
+    "decimal.csv": (b"a;y\n1,5;n\n2,5;y\n", "Expected 1 columns, got 2: 1,5;n; data.table.delimiter = ';'"),
+    "title.csv": (b"My table\na,y\n1,n\n", "its first line is expected to name the columns"),
+    "archive.csv": (b"PK\x03\x04\n1,2,3\n", "it is an archive or a workbook"),
+    "open.csv": (b'a,y\n"1' + b"x,y\n" * 600_000, "a row is longer than 1 MiB, as where a quote is not closed"),
     "windows.csv": ("a,y\n1,n\n".encode("utf-16"), "it is UTF-16; save it as UTF-8"),
     "latin.csv": (b"a,caf\xe9\n1,n\n", "its header is no UTF-8"),
 }

@@ -43,8 +43,9 @@ class OwnArrays(OwnFile):
                 f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
                 f"{', '.join(_MEDMNIST.values())}"
             )
-        if place.key and key not in headers:
-            raise InputError(where=str(path), key="data.key", given=key, allowed="there is no such array")
+        if place.key and (key not in headers or key in names.values()):
+            why = "is what is learnt from" if key in headers else "there is no such array"
+            raise InputError(where=str(path), key="data.key", given=key, allowed=why)
         headers = {
             name: headers[name] for name in (*names.values(), "class_names", key, f"{key}_test") if name in headers
         }
