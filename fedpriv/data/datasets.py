@@ -149,7 +149,8 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
     files = DATASETS[config.name].files(place)
     kept = _stamp(config.name, place, files)
     digest = token_bytes(32) if files is None else files_digest(files) if kept is None else kept.encode()
-    complete = _complete(config.name, place, digest, is_kept=kept is not None)
+    load = _complete.__wrapped__ if files is None else _complete  # what nobody knows the state of is not held
+    complete = load(config.name, place, digest, is_kept=kept is not None)
     chosen = complete if config.train_examples is None else _subset(complete, config.train_examples, seed)
     return chosen if config.groups is None else _grouped(chosen, config.groups)
 

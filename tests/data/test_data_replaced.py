@@ -92,6 +92,23 @@ def test_a_file_that_was_replaced_is_read_again(kind: str, tmp_path: Path, monke
     assert second.digest == load_dataset(config, 1).digest != first.digest
 
 
+@pytest.mark.parametrize("changed", ["module", "what it reads"])
+def test_an_object_is_read_as_its_module_is_now(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"changing_{changed.partition(' ')[0]}"
+    monkeypatch.syspath_prepend(tmp_path)
+    config = DataConfig.model_validate({"name": f"{name}:data", "table": COLUMNS})
+    found = []
+    for level in (10, 100):  # files of other sizes, as Python's own cache of modules needs them
+        path = tmp_path / (f"{level}.parquet" if changed == "module" else "own.parquet")
+        hub_table(path, level)
+        (tmp_path / f"{name}.py").write_text(
+            "import datasets\nfrom pyarrow import parquet\n\n"
+            f"def data():\n    return datasets.Dataset(parquet.read_table({str(path)!r}))\n"
+        )
+        found.append(load_dataset(config, 1).digest)
+    assert found[0] != found[1]
+
+
 def test_a_relative_path_is_another_file_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = []
     for level in (10, 90):

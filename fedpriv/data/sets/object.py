@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.files import content_digest
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.sets.hub import HubTables, StoredTable, tables_of
 from fedpriv.data.source import Place
@@ -39,13 +40,11 @@ class OwnObject(HubTables):
 
     @classmethod
     @override
-    def files(cls, place: Place) -> tuple[Path, ...] | None:
-        _search_here()
-        try:
-            spec = importlib.util.find_spec(place.path.partition(":")[0])
-        except (ImportError, ValueError):
-            return None
-        return (Path(spec.origin),) if spec is not None and spec.origin is not None else None
+    def files(cls, place: Place) -> None:
+        return None  # what a module reads is known to itself
+
+
+_imported: dict[str, bytes] = {}  # module -> SHA-256 of its file when it was imported
 
 
 def _search_here() -> None:
@@ -54,11 +53,24 @@ def _search_here() -> None:
         sys.path.append(folder)  # for good: the module's own code may import more later
 
 
+def _module(name: str) -> ModuleType:
+    """The module as its file is now."""
+    found = importlib.import_module(name)
+    spec = found.__spec__
+    if spec is None or spec.origin is None or not spec.has_location:
+        return found
+    digest = content_digest(Path(spec.origin))
+    if _imported.setdefault(name, digest) != digest:
+        found = importlib.reload(found)
+        _imported[name] = digest
+    return found
+
+
 def _object(path: str) -> Any:
     module, _, name = path.partition(":")
     _search_here()
     try:
-        found = importlib.import_module(module)
+        found: Any = _module(module)
         for part in name.split("."):
             found = getattr(found, part)
         return found() if callable(found) else found
