@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedpriv.attacks.baselines import GREY, Guess, guesses
@@ -44,6 +45,7 @@ from fedpriv.flower.folder import (
     read_tapped,
     read_truth,
 )
+from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES
 from fedpriv.mechanisms import recorded_mechanism
 
@@ -97,7 +99,8 @@ def attack_tapped(
     everything = _heard(folder, exchanges)
     if not (everything or exchanges):
         raise InputError(f"{folder} holds no observations: the clients' logs say why")
-    heard = _chosen(everything, victims, folder) if tapped.model is not None or not exchanges else ()
+    wanted = _chosen(everything, exchanges, victims, folder)
+    heard = wanted if tapped.model is not None else ()
     told: list[str] = []
     scores: list[Score] = []
     pictures: list[str] = []
@@ -116,7 +119,14 @@ def attack_tapped(
     for text in dict.fromkeys(told):
         progress.warn(text)
     results = attack_results(scores, AdversaryConfig().success_ssim, _NO_LPIPS)
-    verdict = (*_forms(heard), *_measured(results, heard), *([_proven(heard)] if heard else []))
+    attacked = {upload.exchange.stem for upload in heard if upload.exchange is not None}
+    summed = {upload.observation.round for upload in heard if upload.exchange is not None and upload.exchange.summed}
+    left = [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
+    others = [each for each in left if not victims or each.name in victims]
+    looked = _looked_at(folder, others, everything)
+    if tapped.model is None and wanted:
+        looked += (f"Gradient attacks fit {', '.join(each.name for each in wanted)}: tap.model names the network.",)
+    verdict = (*looked, *_forms(heard), *_measured(results, heard), *([_proven(heard)] if heard else []))
     summary = TappedSummary(results, verdict, tuple(dict.fromkeys(told)), tuple(pictures))
     with writing(""):
         write_whole(folder / _RESULT, f"{json.dumps(asdict(summary), indent=2, allow_nan=False)}\n".encode())
@@ -185,11 +195,33 @@ def _weight(exchange: Exchange | None) -> float:
     return next((float(count) for count in counts if isinstance(count, int) and count > 0), 1.0)
 
 
-def _chosen(uploads: Sequence[_TappedUpload], victims: Sequence[str], folder: Path) -> tuple[_TappedUpload, ...]:
-    names = [upload.name for upload in uploads]
+def _chosen(
+    uploads: Sequence[_TappedUpload], exchanges: Sequence[Exchange], victims: Sequence[str], folder: Path
+) -> tuple[_TappedUpload, ...]:
+    names = dict.fromkeys([*(upload.name for upload in uploads), *(exchange.name for exchange in exchanges)])
     if wrong := [name for name in victims if name not in names]:
         raise InputError(f"victim {wrong[0]}: not in {folder}; heard (as ROUND-CLIENT): {', '.join(names)}")
     return tuple(upload for upload in uploads if not victims or upload.name in victims)
+
+
+def _looked_at(folder: Path, others: Sequence[Exchange], uploads: Sequence[_TappedUpload]) -> tuple[str, ...]:
+    """What replies reveal that no gradient attack was made on: the first of each type, or all if they are few."""
+    observations = {each.exchange.stem: each.observation for each in uploads if each.exchange is not None}
+    firsts = {exchange.type: exchange for exchange in reversed(others)}
+    shown = others if len(others) <= 3 else [each for each in others if each is firsts[each.type]]
+    lines: list[str] = []
+    for exchange in shown:
+        found = revealed(folder, exchange, observations.get(exchange.stem))
+        lines += found.sentences
+        if found.inputs is not None:
+            path = f"reconstructions/{exchange.stem}-inputs.safetensors"
+            with writing(""):
+                (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
+                write_whole(folder / path, save({"inputs": found.inputs}))
+            lines.append(f"{exchange.title}: these inputs are in {path}.")
+    if len(shown) < len(others):
+        lines.append(f"{len(others) - len(shown)} further replies are not shown: --victim ROUND-CLIENT shows one.")
+    return tuple(lines)
 
 
 def _attacked(

@@ -30,6 +30,9 @@ from fedpriv.gradients import Vector
 
 ABOUT, BASE, MESSAGES, TRUTH, LEDGER = "tap.json", "base.safetensors", "messages", "truth", "ledger"
 
+MADE = "privatise made it"
+"""What tells the form of a reply that is a release of our own mechanism."""
+
 
 @dataclass(frozen=True)
 class Tapped(Record):
@@ -60,6 +63,16 @@ class Exchange(Record):
     rates: dict[str, Rates] = field(default_factory=dict)  # how optimisers moved the arrays
     unattacked: str = ""  # why no gradient attack fits; empty: one does
     remarks: tuple[str, ...] = ()  # what makes an attack mean less, and what else is to be known
+
+    @property
+    def protected(self) -> bool:
+        """Whether a mechanism of ours made the reply."""
+        return self.source == MADE
+
+    @property
+    def name(self) -> str:
+        """As users name its upload."""
+        return f"{self.round}-{self.client}"
 
     @property
     def stem(self) -> str:

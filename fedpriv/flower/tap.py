@@ -38,6 +38,7 @@ from fedpriv.flower.folder import (
     ABOUT,
     BASE,
     LEDGER,
+    MADE,
     MESSAGES,
     TRUTH,
     Exchange,
@@ -189,7 +190,7 @@ class Tap:
             raise InputError(f"no array of the message is trained by gradients ({kinds or 'there is none'})")
         found: dict[str, Form | None] = {
             "tap.reply says so": self.settings.reply,
-            "privatise made it": seen.released.form if seen.released is not None else None,
+            MADE: seen.released.form if seen.released is not None else None,
             "compared with the network that was watched": watched_form(after, seen.candidates(before)),
             "by its distance from the parameters that were sent": nearest_form(before, after, names),
         }

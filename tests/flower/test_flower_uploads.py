@@ -1,0 +1,203 @@
+"""What replies reveal without the network: inputs in closed form, labels, counts, trees; against what was put in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from sklearn.neural_network import MLPClassifier
+
+from fedpriv.core.progress import Silent
+from fedpriv.flower import tap
+from fedpriv.flower.attack import TappedSummary, attack_tapped
+from fedpriv.flower.uploads import first_inputs
+from tests.flower.apps import context, question
+
+DIGITS = load_digits()
+Arrays = list[np.ndarray]
+
+
+def steps(images: np.ndarray, labels: np.ndarray, rate: float, hidden: int = 32) -> tuple[Arrays, Arrays]:
+    """A network of two dense layers before and after one step of SGD, in float32, weights as (in, out)."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(images.shape[1], hidden), torch.nn.Linear(hidden, 10)]
+    tensors = [value for layer in layers for value in (layer.weight, layer.bias)]
+    before = [value.detach().numpy().T.copy() for value in tensors]
+    output = layers[1](torch.relu(layers[0](torch.tensor(images, dtype=torch.float32))))
+    torch.nn.functional.cross_entropy(output, torch.tensor(labels)).backward()
+    after = [(value - rate * value.grad).detach().numpy().T.copy() for value in tensors]
+    return before, after
+
+
+def keras(arrays: Arrays) -> dict[str, np.ndarray]:
+    return {str(place): value for place, value in enumerate(arrays)}
+
+
+def flax(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Leaves of a tree, by name: the bias comes first."""
+    names = ["Dense_0/kernel", "Dense_0/bias", "Dense_1/kernel", "Dense_1/bias"]
+    return dict(sorted(zip(names, arrays, strict=True)))
+
+
+def pytorch(arrays: Arrays) -> dict[str, np.ndarray]:
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    return {name: value.T for name, value in zip(names, arrays, strict=True)}
+
+
+def scikit_learn(arrays: Arrays) -> dict[str, np.ndarray]:
+    """All weights, then all biases."""
+    return keras([arrays[0], arrays[2], arrays[1], arrays[3]])
+
+
+def change(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(after[name].astype(float) - before[name]).float() for name in before}
+
+
+@pytest.mark.parametrize("layout", [keras, flax, pytorch, scikit_learn])
+@pytest.mark.parametrize("rate", [1e-3, 0.1])
+def test_a_single_example_is_the_ratio_whatever_the_layout(
+    layout: Callable[[Arrays], dict[str, np.ndarray]], rate: float
+) -> None:
+    for row in range(20):
+        image = DIGITS.data[row : row + 1] / 16
+        found = first_inputs(change(*map(layout, steps(image, DIGITS.target[row : row + 1], rate))))
+        assert found is not None and found.shape == (1, 64)
+        assert np.abs(found[0].numpy() - image[0]).max() < 0.02
+
+
+def test_of_a_batch_only_what_two_neurons_agree_on_is_named() -> None:
+    """Each input that is named is one of the batch: with hidden neurons that one example alone activates."""
+    images = np.eye(64)[:6] + DIGITS.data[:6] / 160
+    before, after = steps(images, DIGITS.target[:6], 0.1, hidden=400)
+    found = first_inputs(change(keras(before), keras(after)))
+    assert found is not None
+    for row in found.numpy():
+        assert np.abs(images - row).max(axis=1).min() < 0.02
+    mixed = np.random.default_rng(0).normal(size=(40, 64))
+    dense = change(*map(keras, steps(mixed, np.arange(40) % 10, 0.1, hidden=16)))
+    assert first_inputs(dense) is None
+    signs = {name: value.sign() * 1e-3 for name, value in dense.items()}
+    assert first_inputs(signs) is None
+
+
+def answered(
+    home: Path, monkeypatch: pytest.MonkeyPatch, content: RecordDict, sent: ArrayRecord | None
+) -> TappedSummary:
+    """Have a client answer with these records, and attack what the tap wrote."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(home / "runs"))
+    app = ClientApp(mods=[tap(home)])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        return Message(content, reply_to=message)
+
+    message = question({})
+    if sent is None:
+        del message.content["arrays"]
+    else:
+        message.content["arrays"] = sent
+    app(message, context())
+    return attack_tapped(home / "runs" / "tap-1", [], [], [], Silent())
+
+
+def test_a_scikit_learn_mlp_gives_its_digits_away_without_any_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own partial_fit, of one digit a message, with momentum and weight decay."""
+    (tmp_path / "app").mkdir()
+    for row in range(10):
+        home = tmp_path / str(row)
+        home.mkdir()
+        model = MLPClassifier((32,), solver="sgd", learning_rate_init=0.01, random_state=row)
+        model.partial_fit(DIGITS.data[100:110] / 16, DIGITS.target[100:110], classes=np.arange(10))
+        start = [value.copy() for value in (*model.coefs_, *model.intercepts_)]
+        model._optimizer.velocities = [np.zeros_like(value) for value in start]
+        image, label = DIGITS.data[row : row + 1] / 16, DIGITS.target[row : row + 1]
+        model.partial_fit(image, label)
+        content = RecordDict({"arrays": ArrayRecord([*model.coefs_, *model.intercepts_])})
+        content["metrics"] = MetricRecord({"num-examples": 1, "loss": 0.5})
+        summary = answered(home, monkeypatch, content, ArrayRecord(start))
+        said = " ".join(summary.verdict)
+        assert "closed form: one example of 64 numbers" in said and "num-examples = 1: all of it is about one" in said
+        assert f"rose for [{label[0]}]" in said and "Proven: nothing" not in said
+        found = load_file(home / "runs" / "tap-1" / "reconstructions" / "0001-0003-inputs.safetensors")["inputs"]
+        assert np.abs(found[0].numpy() - image[0]).max() < 0.02
+
+
+def tree(thresholds: list[float]) -> bytes:
+    """As XGBoost writes a tree: nodes without children hold a leaf's value in the place of a threshold."""
+    nodes = len(thresholds)
+    told = {
+        "split_conditions": [*thresholds, *[0.3] * (nodes + 1)],
+        "left_children": [*range(1, nodes + 1), *[-1] * (nodes + 1)],
+        "sum_hessian": [float(nodes + 1), *[3.0] * (nodes - 1), *[2.0] * nodes, 1.0],
+    }
+    return json.dumps({"learner": {"gradient_booster": {"model": {"trees": [told]}}}}).encode()
+
+
+def words() -> tuple[RecordDict, ArrayRecord, str]:
+    after = np.zeros((50, 4), np.float32)
+    after[[3, 17]] = 0.5
+    return (
+        RecordDict({"arrays": ArrayRecord([after])}),
+        ArrayRecord([np.zeros((50, 4), np.float32)]),
+        "2 of 50 rows moved",
+    )
+
+
+def signs() -> tuple[RecordDict, ArrayRecord, str]:
+    step = np.sign(np.random.default_rng(0).normal(size=(30, 4))).astype(np.float32) * np.float32(1e-3)
+    return RecordDict({"arrays": ArrayRecord([step])}), ArrayRecord([step * 0]), "as the first step of Adam or signs do"
+
+
+def few() -> tuple[RecordDict, ArrayRecord, str]:
+    step = np.round(np.random.default_rng(0).normal(size=(100, 100)), 1).astype(np.float32)
+    return RecordDict({"arrays": ArrayRecord([step])}), ArrayRecord([step * 0]), "values only: it was quantised"
+
+
+def sparse() -> tuple[RecordDict, ArrayRecord, str]:
+    step = np.zeros(1000, np.float32)
+    step[:10] = np.arange(1, 11)
+    return RecordDict({"arrays": ArrayRecord([step])}), ArrayRecord([step * 0]), "99.0% of it is zero"
+
+
+def still() -> tuple[RecordDict, ArrayRecord, str]:
+    return RecordDict({"arrays": ArrayRecord([np.ones(4)])}), ArrayRecord([np.ones(4)]), "nothing moved"
+
+
+def boosted() -> tuple[RecordDict, ArrayRecord | None, str]:
+    data = np.frombuffer(tree([1.5, 7.25]), np.uint8)
+    said = "trees with 2 thresholds, 2 of them distinct; each is a value of the client's data"
+    return RecordDict({"arrays": ArrayRecord([data])}), ArrayRecord([np.frombuffer(b"", np.uint8)]), said
+
+
+def in_a_config() -> tuple[RecordDict, ArrayRecord | None, str]:
+    return RecordDict({"model": ConfigRecord({"tree": tree([4.5])})}), None, "smallest leaf has the weight 1"
+
+
+def pickled() -> tuple[RecordDict, ArrayRecord | None, str]:
+    return RecordDict({"model": ConfigRecord({"tree": b"\x80\x04K\x01."})}), None, "of a pickle, which is not opened"
+
+
+def times() -> tuple[RecordDict, ArrayRecord | None, str]:
+    return RecordDict({"survival": ArrayRecord([np.array([13.5, 7.0])])}), None, "leaves as it is: 13.5, 7"
+
+
+def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
+    said = "whole numbers that add up to 9, as counts do; 2 of 4 are 1, which is about one example"
+    return RecordDict({"histogram": ArrayRecord([np.array([1, 0, 7, 1])])}), None, said
+
+
+@pytest.mark.parametrize("case", [words, signs, few, sparse, still, boosted, in_a_config, pickled, times, counted])
+def test_what_a_reply_is_made_of_is_said(
+    case: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, sent, said = case()
+    assert said in " ".join(answered(tmp_path, monkeypatch, content, sent).verdict)
