@@ -605,7 +605,7 @@ def reconstruct(
     seed_of(seed)
     config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
     size = image_shape(shape)
-    if (reason := whole_numbers(model)) is not None:
+    if (reason := whole_numbers(model, size)) is not None:
         raise InputError(reason)
     logits = logit_count(model, size, classes)
     criterion = try_loss(loss, logits, next(iter(trained(model).values())))

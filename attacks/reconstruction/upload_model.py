@@ -7,6 +7,7 @@ before the round; for several steps, and for Adam, what dummies would send is co
 :func:`unrolled_update`).
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -416,7 +417,7 @@ def preflight(
     if not attacks:
         return ()
     is_text = settings.text is not None
-    reason = refusal(settings) or (None if is_text else whole_numbers(model))
+    reason = refusal(settings) or (None if is_text else whole_numbers(model, settings.shape))
     if reason is not None:
         raise AttackRefused(reason)
     if is_text:
@@ -424,15 +425,30 @@ def preflight(
     return (*_about_layers(model, attacks), *_about_examples(settings), *_about_gradient(model, settings, loss))
 
 
-def whole_numbers(model: nn.Module) -> str | None:
-    """Say why a network whose input is tokens cannot be attacked, or return ``None``."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-            return (
-                f"layer {name or 'the model'} ({type(layer).__name__}) takes whole numbers, such as tokens; "
-                "the attacks move the values of images little by little, which such an input does not allow"
-            )
-    return None
+def whole_numbers(model: nn.Module, shape: tuple[int, int, int]) -> str | None:
+    """Say why a network whose input is tokens cannot be attacked, or return ``None``; a table of places is no input."""
+    tables = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    if not tables or _moves(model, shape):
+        return None
+    name, layer = tables[0]
+    return (
+        f"layer {name or 'the model'} ({type(layer).__name__}) takes whole numbers, such as tokens; "
+        "the attacks move the values of images little by little, which such an input does not allow"
+    )
+
+
+def _moves(model: nn.Module, shape: tuple[int, int, int]) -> bool:
+    """Whether what a network gives for an image moves with the image's values."""
+    still = copy.deepcopy(model).eval().requires_grad_(False)
+    parameter = next(still.parameters())
+    images = torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+    try:
+        logits: Tensor = still(images)
+        return logits.requires_grad
+    except Exception:  # noqa: BLE001 - such as that it takes whole numbers
+        return False
 
 
 def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:

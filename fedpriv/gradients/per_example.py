@@ -143,7 +143,7 @@ def refuse_changes(model: nn.Module, before: Mapping[str, tuple[int, int]]) -> N
     if changed:
         raise InputError(
             f"layer {layer_of(changed[0], model)} changes {changed[0]} while it runs, and no noise protects what it "
-            "keeps of the examples"
+            "may keep there of the examples"
         )
 
 

@@ -54,11 +54,27 @@ def test_refuses_networks_of_tokens(model: nn.Module, says: str) -> None:
         preflight(model, settings(), ("iga",))
 
 
+class Placed(nn.Module):
+    """Its tables are of places and of codes, not of what the image is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.codes = nn.Embedding(8, 8), nn.Embedding(5, 8)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x[:, 0] + self.places(torch.arange(8))
+        near = self.codes(torch.cdist(h.detach(), self.codes.weight).argmin(dim=2))
+        out: torch.Tensor = self.last((torch.tanh(h) + near).flatten(1))
+        return out
+
+
 @in_one_test(
     ("model", "changes", "attacks"),
     [
         (lenet(), {}, ("dlg", "iga")),
         (mlp("relu"), {}, ("iga",)),
+        (Placed(), {}, ("iga",)),
         (lenet(), {"batch_size": None}, ("dlg", "iga")),
         (lenet(), {"batch_size": 10}, ("dlg", "iga")),
         (lenet(), {"optimizer": "adam", "momentum": 0.9}, ("dlg", "iga")),

@@ -1,5 +1,6 @@
 """Models: what they are, that weights come from the seed alone, and every way in which an own model can be wrong."""
 
+import copy
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -219,6 +220,11 @@ class Waves(nn.Module):
     def forward(self, x):
         return self.last(torch.fft.ifft2(torch.fft.fft2(x) * self.filter * self.phases).real)
 
+def weight_normed(shape, classes):
+    model = linear(shape, classes)
+    torch.nn.utils.weight_norm(model[1], dim=1)
+    return model
+
 def waves(shape, classes):
     return Waves(shape, classes)
 
@@ -241,7 +247,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield package
 
 
-@in_one_test("function", ["linear", "drawn", "normed", "double", "lazy", "inferred", "waves"])
+@in_one_test("function", ["linear", "drawn", "normed", "double", "lazy", "inferred", "weight_normed", "waves"])
 @in_one_test("init", ["default", "uniform"])
 def test_own_models_are_built_from_the_working_folder(own: str, function: str, init: str) -> None:
     config = model_settings({"name": f"{own}.nets:{function}", "init": init})
@@ -272,6 +278,14 @@ def test_complex_numbers_are_trained_as_pairs_of_real_ones(own: str) -> None:
         torch.testing.assert_close(pairs[row], torch.view_as_real(exact), rtol=1e-10, atol=1e-13)
         torch.testing.assert_close(found["last.1.weight"][row], last, rtol=1e-10, atol=1e-13)
     assert float(model.phases.imag.abs().max()) > 0
+
+
+def test_weights_of_torchs_first_weight_norm_are_copied(own: str) -> None:
+    model = build_model(model_settings({"name": f"{own}.nets:weight_normed"}), (3, 2, 2), 4, seed=1)
+    given = model[1].weight.detach().clone()
+    refuse_mixed_examples(model, example_losses, torch.randn(13, 3, 2, 2), torch.arange(13) % 4)
+    model(torch.ones(1, 3, 2, 2)).sum().backward()
+    torch.testing.assert_close(copy.deepcopy(model)[1].weight, given)
 
 
 def test_weights_that_were_made_under_inference_mode_can_be_trained_and_changed(own: str) -> None:

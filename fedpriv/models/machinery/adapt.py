@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import remove_weight_norm
+from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.weight_norm import WeightNorm
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, reason_of
@@ -140,10 +143,13 @@ class _Pair(nn.Module):
 def _make_real(network: nn.Module) -> None:
     """Hold complex numbers as pairs of real ones, and numbers made under ``torch.inference_mode`` as usual ones.
 
-    ``Module.to`` drops imaginary parts, and what was made under inference mode can be neither trained nor changed.
+    ``Module.to`` drops imaginary parts, what was made under inference mode can be neither trained nor changed, and a
+    layer with torch's first weight norm cannot be copied: it gets the second.
     """
     usual: dict[int, Any] = {}  # a tied weight has two names
     for layer in list(network.modules()):
+        for norm in [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]:
+            weight_norm(remove_weight_norm(layer, norm.name), norm.name, norm.dim)
         for held in (layer._parameters, layer._buffers):
             numbers = [(name, value) for name, value in held.items() if value is not None and not is_lazy(value)]
             for name, value in numbers:
