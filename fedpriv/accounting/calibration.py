@@ -8,6 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import scipy
+
+from fedpriv.accounting.ceiling import ceilings
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
@@ -60,15 +63,11 @@ def calibrate(target_epsilon: float, release: Release) -> float:
     if release.participations == 0:
         raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
 
-    def value(log_noise: float) -> float:
-        # exp(log(x)) may lie a rounding beyond x.
-        return min(max(math.exp(log_noise), min(noise.least, noise.most)), noise.ceiling)
-
     def running(log_noise: float) -> float:
-        return running_epsilon(replace(release, noise=value(log_noise)))
+        return running_epsilon(replace(release, noise=noise.at(log_noise)))
 
     def final(log_noise: float) -> float:
-        return proven_epsilon(replace(release, noise=value(log_noise)))
+        return proven_epsilon(replace(release, noise=noise.at(log_noise)))
 
     exposed, private = math.log(noise.least), math.log(noise.most)
     if final(exposed) <= target_epsilon:
@@ -87,7 +86,51 @@ def calibrate(target_epsilon: float, release: Release) -> float:
     # First with the cheap figure, which is never below the final one, then with that from there on.
     if running(private) <= target_epsilon:
         private = _search(running, target_epsilon, private, exposed)
-    return value(_search(final, target_epsilon, private, exposed))
+    return noise.at(_search(final, target_epsilon, private, exposed))
+
+
+def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
+    """Return the least noise with which no attack succeeds more often than this, as :func:`ceilings` proves.
+
+    Args:
+        target: probability of success, above ``k0`` and below 1.
+        k0: of a guess without any upload, in (0, 1).
+        release: of a mechanism with a ceiling, at least one participation; its own amount of noise has no effect.
+
+    Returns:
+        The mechanism's noise parameter; the ceiling for it is at most the target, and within 0.1 % of it in normal
+        quantiles beyond that of the guess.
+
+    Raises:
+        OutOfReachError: no noise parameter in range fits.
+        InputError: the target is out of range, the mechanism has no ceiling, or there is nothing to calibrate.
+    """
+    noise = _parameter(_proof(release.mechanism))
+    if not 0 < k0 < 1:
+        raise InputError(key="guess", given=k0, allowed="allowed is between 0 and 1, both excluded")
+    if not k0 < target < 1:
+        raise InputError(key="ceiling", given=target, allowed=f"allowed is above the guess, {k0:g}, and below 1")
+    if release.participations == 0:
+        raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
+
+    def beyond(gamma: float) -> float:
+        # Normal quantiles grow with the noise about as epsilon does.
+        return float(scipy.special.ndtri(gamma) - scipy.special.ndtri(k0))
+
+    def reached(log_noise: float) -> float:
+        (ceiling,) = ceilings(replace(release, noise=noise.at(log_noise)), [k0])
+        if ceiling.gamma is None:
+            raise InputError(key="ceiling", given=target, allowed=f"{release.mechanism}: {ceiling.theorem}")
+        return beyond(ceiling.gamma)
+
+    exposed, private, goal = math.log(noise.least), math.log(noise.most), beyond(target)
+    if reached(exposed) <= goal:
+        least = f"so high that it needs less noise than the least allowed ({noise.name} = {noise.least:g})"
+        raise OutOfReachError(key="ceiling", given=target, allowed=least)
+    if reached(private) > goal:
+        between = f"from {min(noise.least, noise.most):g} to {noise.ceiling:g}"
+        raise OutOfReachError(key="ceiling", given=target, allowed=f"no {noise.name} {between} reaches it")
+    return noise.at(_search(reached, goal, private, exposed))
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:

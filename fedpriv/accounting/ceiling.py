@@ -54,10 +54,14 @@ _MOST_COMPOSED = 10**12
 _BEYOND_ENDS = 1e-15  # at least the probability of a single loss that lies outside the ends of its pair
 _SEARCHED = 2001
 _MANY, _DEVIATIONS = 100, 40.0
+_TELLS_ALL = (
+    5000.0  # a loss of a step with the secret: the noise hides nothing, and the loss cannot be computed exactly
+)
 
 _BLOW_UP = "sup P(E) where Q(E) <= k0 (Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023, arXiv 2307.03928)"
 _NORMAL = f"{_BLOW_UP}, T participations as one of sqrt(T) times the distance (Dong, Roth and Su 2022, Cor. 3.3)"
 _COMPOSED = ", privacy-loss distributions composed numerically with pessimistic rounding"
+_TAKING_PART = "a step with the secret tells it, the others do not depend on it"
 _RENYI = "Renyi form, (k0 exp(D_a))^((a - 1) / a) (Balle, Cherubin and Hayes 2022)"
 _TAGGED = "; who took part is told the adversary, because it does not depend on the secret"
 _HIDDEN = "; batches of a fixed size hide who took part (Balle, Barthe and Gaboardi 2018, Thm 2)"
@@ -113,6 +117,10 @@ def _proven(proof: Proof, reference: CeilingReference) -> Iterator[Bound]:
     if sole is not None and rate == 1 and sole.is_normal:
         yield lambda k0: float(scipy.special.ndtr(scipy.special.ndtri(k0) + sole.spread * math.sqrt(count))), _NORMAL
         return
+    if sole is not None and reference.is_hidden:
+        yield partial(_taking_part, float(proof.release.rate), count), _TAKING_PART
+        if first.largest > _TELLS_ALL:
+            return
     yield partial(_renyi, count * tagged_rdp(ORDERS, reference.rdp(ORDERS), rate)), f"{_RENYI}{tagged}"
     if sole is not None and count == 1:
         yield partial(_single, sole, rate), f"{_BLOW_UP}{tagged}"
@@ -122,6 +130,11 @@ def _proven(proof: Proof, reference: CeilingReference) -> Iterator[Bound]:
         yield _composed(reference, count, rate), f"{_BLOW_UP}{_COMPOSED}{tagged}"
     if proof.is_sampled:
         yield _hidden(proof, reference), f"{_BLOW_UP}{_COMPOSED}{_HIDDEN}"
+
+
+def _taking_part(rate: float, count: int, k0: float) -> float:
+    """Return gamma where each batch with the secret tells it, and the others are those of a run without it."""
+    return 1 - math.exp(count * math.log1p(-rate)) * (1 - k0)
 
 
 def _is_certain(reference: CeilingReference, participations: float) -> bool:

@@ -124,7 +124,7 @@ class LossDistribution:
         odds = np.exp((lowest + np.arange(deltas.size)) * interval)
         widths = np.diff(odds, prepend=0.0)
         slopes = scipy.optimize.isotonic_regression(np.diff(deltas, prepend=1.0) / widths, weights=widths).x
-        masses = odds * np.diff(slopes, append=0.0)
+        masses = odds * np.maximum(np.diff(slopes, append=0.0), 0.0)  # by rounding some would be below 0
         return cls(interval, lowest, masses, max(0.0, 1 - float(masses.sum())))
 
     def tagged(self, rate: float) -> "LossDistribution":

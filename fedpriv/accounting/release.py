@@ -37,6 +37,10 @@ class NoiseParameter:
         """The largest value that is accounted for."""
         return max(self.least, self.most)
 
+    def at(self, log_noise: float) -> float:
+        """Return the value with this logarithm; exp(log(x)) may lie a rounding beyond x."""
+        return min(max(math.exp(log_noise), min(self.least, self.most)), self.ceiling)
+
 
 SIGMA = NoiseParameter("sigma", "standard deviation of the noise on the sum, over clip_norm", 1e-9, 1e12, 1e-9)
 SCALE = NoiseParameter("scale", "scale of the Laplace noise on the sum, over clip_norm", 1e-9, 1e12, 1e-9)

@@ -17,7 +17,6 @@ from fedpriv.accounting import (
     Guarantee,
     Release,
     SamplingName,
-    calibrate,
     guarantee,
 )
 from fedpriv.accounting.skellam import LEVELS
@@ -29,7 +28,7 @@ from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt
+from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt, Target
 from fedpriv.mechanisms.machinery.quantisation import NoiseShare
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
@@ -202,7 +201,7 @@ def plan_client(
     """
     draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
     numbers = range(1, experiment.federation.rounds + 1)
-    if experiment.mechanism.calibrated_epsilon is None or experiment.mechanism.noise_at != "clients":
+    if experiment.mechanism.target is None or experiment.mechanism.noise_at != "clients":
         return with_noise(experiment, draft, numbers)
     return with_noise(experiment, draft, [n for n in numbers if client in participants(experiment, n)])
 
@@ -249,12 +248,12 @@ def _noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> float:
     config = experiment.mechanism
     if config.noise is not None:
         return config.noise
-    if config.calibrated_epsilon is None:
+    if config.target is None:
         return config.nominal_noise()
-    return _calibrated(experiment, draft, config.calibrated_epsilon, rounds)
+    return _calibrated(draft, config.target, rounds)
 
 
-def _calibrated(experiment: Experiment, draft: Plan, target: float, rounds: Sequence[int]) -> float:
+def _calibrated(draft: Plan, target: Target, rounds: Sequence[int]) -> float:
     """The least noise with which the ledger's figure for the rounds that will ask the client is at most the target."""
     planned = draft.accounted(rounds)
     # A client that is never asked releases nothing; any noise will do, and that of one participation is at hand.
@@ -262,13 +261,11 @@ def _calibrated(experiment: Experiment, draft: Plan, target: float, rounds: Sequ
     try:
         return _least_noise(target, planned)
     except InputError as error:
-        raise InputError(
-            f"mechanism.{experiment.mechanism.target_key} = {target:g} for client {draft.client}: {error}"
-        ) from None
+        raise InputError(f"mechanism.{target.key} = {target.value:g} for client {draft.client}: {error}") from None
 
 
 # Calibration takes up to seconds, and most clients of a run share one answer.
-_least_noise = lru_cache(maxsize=1024)(calibrate)
+_least_noise = lru_cache(maxsize=1024)(Target.least_noise)
 
 
 @dataclass(frozen=True)
@@ -336,7 +333,7 @@ class Plans(Sequence[Plan]):
 
     @property
     def _is_calibrated(self) -> bool:
-        return self.experiment.mechanism.calibrated_epsilon is not None
+        return self.experiment.mechanism.target is not None
 
     @property
     def _is_shared(self) -> bool:

@@ -126,8 +126,10 @@ class FlowerSettings(Settings):
                 "privatise.statistics has a ledger of its own: set its noise itself, and privatise.rounds in place of "
                 "privatise.target_epsilon"
             )
-        if config.calibrated_epsilon is not None and self.privatise.rounds is None:
-            raise InputError("mechanism.target_epsilon needs privatise.rounds: how often a client answers at most")
+        if config.target is not None and self.privatise.rounds is None:
+            raise InputError(
+                f"mechanism.{config.target.key} needs privatise.rounds: how often a client answers at most"
+            )
         if config.protects and self.privatise.folder is None:
             raise InputError(f"privatise.folder is not set: {_ABSOLUTE}")
         return self

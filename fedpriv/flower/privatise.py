@@ -17,7 +17,6 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from fedpriv.accounting import calibrate
 from fedpriv.clients.model_errors import unless_raised
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.core.files import append_line, writing_to
@@ -425,10 +424,10 @@ def _plan(config: MechanismSettings, rounds: int | None, client: int, tensors: t
     draft = _bound_plan(config.with_some_noise(), client, tensors)
     if not config.parameter or config.noise is not None:
         return replace(draft, config=config.with_noise(config.noise)) if config.noise is not None else draft
-    if config.calibrated_epsilon is None:
+    if config.target is None:
         return replace(draft, config=config.with_noise(config.nominal_noise()))
     planned = draft.accounted(range(1, (rounds or 1) + 1))
-    return replace(draft, config=config.with_noise(calibrate(config.calibrated_epsilon, planned)))
+    return replace(draft, config=config.with_noise(config.target.least_noise(planned)))
 
 
 def _bound_plan(config: MechanismSettings, client: int, tensors: tuple[int, ...]) -> Plan:

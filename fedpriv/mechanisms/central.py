@@ -34,6 +34,7 @@ class CentralSettings(GaussianFamily):
 
     name: Literal["central"] = Field("central", description="privacy mechanism")
     unit: Literal["update"] = Field("update", description="whole updates, once a round")
+    target_ceiling: None = Field(None, description="not set: an upload has no noise before the server adds it")
     clip_norm: ClipNorm = Field(1.0, description="bound of an update's Euclidean norm")
     adjacency: AdjacencyName = Field(
         "replace-one",

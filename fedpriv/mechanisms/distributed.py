@@ -41,6 +41,7 @@ class DistributedSettings(NoisySettings):
     name: Literal["distributed"] = Field("distributed", description="privacy mechanism")
     unit: Literal["update"] = Field("update", description="whole updates, once a round")
     epsilon: None = Field(None, description="not set: no paper prints another figure than the proven one")
+    target_ceiling: None = Field(None, description="not set: no ceiling is known for noise on a sum")
     sigma: Annotated[Real, Field(ge=1e-2, le=1024)] | None = Field(
         None, description="standard deviation of the noise on the sum, over clip_norm"
     )
@@ -54,11 +55,6 @@ class DistributedSettings(NoisySettings):
         description="clients whose shares are the whole noise; no sum of fewer is unmasked. Default: as many as secure "
         "aggregation needs, more than two thirds of a round",
     )
-
-    @classmethod
-    @override
-    def noise_keys(cls) -> tuple[str, ...]:
-        return (cls.parameter, "target_epsilon")
 
     @property
     @override

@@ -21,6 +21,7 @@ from fedpriv.mechanisms.machinery.base import (
     Mechanism,
     Multiplier,
     NoisySettings,
+    Target,
     check_clip_norm,
     check_noise,
 )
@@ -82,9 +83,12 @@ class GaussianFamily(NoisySettings):
         return self.adjacency
 
     @property
-    def calibrated_epsilon(self) -> float | None:
-        """The target; on examples ``epsilon``, too."""
-        return self.epsilon if self.target_epsilon is None and self.unit == "example" else self.target_epsilon
+    @override
+    def target(self) -> Target | None:
+        """On examples ``epsilon``, too."""
+        if self.epsilon is not None and self.unit == "example":
+            return Target("epsilon", self.epsilon)
+        return super().target
 
     @property
     @override

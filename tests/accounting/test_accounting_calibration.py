@@ -2,13 +2,19 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
+import riskcal.analysis
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import stats
 
 from fedpriv.accounting import (
     Release,
     analytic_sigma,
     calibrate,
+    calibrate_ceiling,
+    ceilings,
     classic_sigma,
     extended_sigma,
     guarantee,
@@ -182,3 +188,66 @@ def test_what_a_calibration_does_not_cover_is_refused(epsilon, delta, calibratio
         nominal_noise(epsilon, delta, mechanism="gaussian", calibration=calibration)
     with pytest.raises(InputError, match="mechanism = 'none'"):
         nominal_noise(1.0, 1e-5, mechanism="none")
+
+
+# ---- noise for a given risk -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mechanism", "sampling"), list(itertools.product(PARAMETER, ["full", "fixed", "poisson"])))
+@pytest.mark.parametrize(("target", "guess", "participations"), [(0.05, 0.01, 50), (0.6, 0.5, 3_000)])
+def test_noise_for_a_ceiling(mechanism, sampling, target, guess, participations):
+    rate = 1.0 if sampling == "full" else 0.05
+    run = {"mechanism": mechanism, "sampling": sampling, "rate": rate, "participations": participations}
+    release = release_with(1.0, 1e-5, **run, dimensions=(1000, 70))
+
+    noise = calibrate_ceiling(target, guess, release)
+
+    found = ceilings(replace(release, noise=noise), [guess])[0].gamma
+    assert found <= target
+    parameter = MECHANISMS[mechanism].proof().parameter
+    less = noise * (1.01 if parameter.least > parameter.most else 0.99)
+    assert ceilings(replace(release, noise=less), [guess])[0].gamma > target
+
+
+@in_one_test(("target", "guess", "count"), [(0.05, 0.01, 1), (0.05, 0.01, 10_000), (0.9, 0.1, 7)])
+def test_normal_noise_for_a_ceiling_is_a_closed_form(target, guess, count):
+    release = release_with(1.0, 1e-5, mechanism="gaussian", sampling="full", rate=1.0, participations=count)
+    exact = math.sqrt(count) / (stats.norm.ppf(target) - stats.norm.ppf(guess))
+    assert exact <= calibrate_ceiling(target, guess, release) <= exact * 1.001
+
+
+@in_one_test(("sigma", "rate", "count"), [(0.8, 0.01, 500), (2.0, 0.1, 100)])
+def test_poisson_noise_for_a_ceiling_is_that_of_riskcal(sigma, rate, count):
+    """Its trade-off of dp-accounting's pair where the example goes, at a false positive rate of the guess."""
+    steps = pld.from_gaussian_mechanism(sigma, sampling_prob=rate).self_compose(count)
+    target = 1 - float(riskcal.analysis.get_beta_from_pld(steps, 0.01))
+    run = {"mechanism": "gaussian", "sampling": "poisson", "rate": rate, "participations": count}
+
+    assert calibrate_ceiling(target, 0.01, release_with(1.0, 1e-5, **run)) == pytest.approx(sigma, rel=5e-3)
+
+
+@in_one_test("rate", [0.01, 0.5])
+@in_one_test("sigma", [1e-9, 1e-8, 1e-6, 1e-4, 1e-2])
+def test_noise_that_hides_nothing_tells_who_took_part(rate, sigma):
+    """With the example a step tells it, and without it no step depends on it."""
+    release = Release("gaussian", "example", "poisson", rate, 10, (1,), sigma, 1e-5)
+    (ceiling,) = ceilings(release, [0.01])
+    assert ceiling.gamma == pytest.approx(1 - (1 - rate) ** 10 * 0.99, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "guess", "words"),
+    [
+        ({}, 0.01, 0.01, "ceiling = 0.01: allowed is above the guess, 0.01, and below 1"),
+        ({}, 1.0, 0.01, "ceiling = 1: allowed is above the guess"),
+        ({}, 0.05, 0.0, "guess = 0: allowed is between 0 and 1"),
+        ({"participations": 0}, 0.05, 0.01, "without a participation there is nothing to calibrate"),
+        ({"mechanism": "central", "unit": "update"}, 0.05, 0.01, "central: no ceiling"),
+        ({"sampling": "poisson", "rate": 0.01}, 0.05, 0.01, "so high that it needs less noise than the least allowed"),
+        ({"mechanism": "laplace", "participations": 10**15}, 0.0100000001, 0.01, "no scale from 1e-09 to 1e\\+12"),
+    ],
+)
+def test_ceilings_that_no_noise_gives(options, target, guess, words):
+    run = {"mechanism": "gaussian", **FULL, **options}
+    with pytest.raises(InputError, match=words):
+        calibrate_ceiling(target, guess, release_with(1.0, 1e-5, **run))

@@ -87,7 +87,11 @@ def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Calla
         ("", ["training.learning_rate=-1"], "training.learning_rate = -1:"),
         ("", ["mechanism.delta=1"], "mechanism.delta = 1:"),
         ("", ["mechanism.delta=0"], "mechanism.delta = 0:"),
-        ("", ["mechanism.name=vmf"], "vmf needs exactly one of epsilon, kappa or target_epsilon; none is set"),
+        (
+            "",
+            ["mechanism.name=vmf"],
+            "vmf needs exactly one of epsilon, kappa, target_epsilon or target_ceiling; none is set",
+        ),
         (
             VMF,
             ["mechanism.sigma=1"],
@@ -103,7 +107,7 @@ def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Calla
         (
             "",
             ["mechanism.name=gaussian"],
-            "gaussian needs exactly one of epsilon, sigma or target_epsilon; none is set",
+            "gaussian needs exactly one of epsilon, sigma, target_epsilon or target_ceiling; none is set",
         ),
         (VMF, ["mechanism.kappa=1", "mechanism.epsilon=2"], "both epsilon and kappa are set"),
         (VMF + "kappa = 3", [], "both epsilon and kappa are set"),
@@ -237,8 +241,10 @@ def test_an_override_of_the_noise_replaces_the_files_choice(tmp_path: Path, name
     keys = NOISE_KEYS[name]
     for given in keys:
         path = write(tmp_path, f'[mechanism]\nname = "{name}"\n{given} = 0.5\n')
-        mechanism = load_experiment(path, [f"mechanism.{override}=3"]).mechanism
-        assert {key: getattr(mechanism, key) for key in keys} == {key: 3.0 if key == override else None for key in keys}
+        mechanism = load_experiment(path, [f"mechanism.{override}=0.25"]).mechanism
+        assert {key: getattr(mechanism, key) for key in keys} == {
+            key: 0.25 if key == override else None for key in keys
+        }
 
 
 @pytest.mark.parametrize("unit", ["example", "update"])
@@ -321,16 +327,28 @@ def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) ->
     ("settings", "keys"),
     [
         ({"name": "none"}, ""),
-        ({"name": "gaussian", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm clipping adjacency"),
-        ({"name": "gaussian", "sigma": 3.0, "unit": "update"}, "epsilon sigma target_epsilon delta clip_norm clipping"),
+        (
+            {"name": "gaussian", "sigma": 3.0},
+            "epsilon sigma target_epsilon delta clip_norm clipping adjacency",
+        ),
+        (
+            {"name": "gaussian", "sigma": 3.0, "unit": "update"},
+            "epsilon sigma target_epsilon delta clip_norm clipping",
+        ),
         (
             {"name": "gaussian", "epsilon": 3.0, "unit": "update"},
             "epsilon sigma target_epsilon delta clip_norm clipping calibration",
         ),
         ({"name": "laplace", "scale": 3.0}, "epsilon scale target_epsilon delta clip_norm"),
         ({"name": "vmf", "kappa": 3.0}, "epsilon kappa target_epsilon delta blocks"),
-        ({"name": "vmf", "kappa": 3.0, "unit": "update"}, "epsilon kappa target_epsilon delta blocks clip_norm"),
-        ({"name": "hgm", "sigma": 3.0}, "epsilon sigma target_epsilon delta clip_norm redistribution adjacency"),
+        (
+            {"name": "vmf", "kappa": 3.0, "unit": "update"},
+            "epsilon kappa target_epsilon delta blocks clip_norm",
+        ),
+        (
+            {"name": "hgm", "sigma": 3.0},
+            "epsilon sigma target_epsilon delta clip_norm redistribution adjacency",
+        ),
         (
             {"name": "hgm", "sigma": 3.0, "redistribution": "public"},
             "epsilon sigma target_epsilon delta clip_norm redistribution inflation public_examples adjacency",
@@ -338,7 +356,8 @@ def test_resolved_settings_hold_the_noise_and_no_target(name: str, unit: str) ->
     ],
 )
 def test_what_a_mechanism_reads(settings: dict[str, object], keys: str) -> None:
-    assert sorted(mechanism_settings(settings).effective) == sorted(keys.split())
+    targets = ["target_ceiling"] if keys else []
+    assert sorted(mechanism_settings(settings).effective) == sorted([*keys.split(), *targets])
 
 
 @pytest.mark.parametrize("name", ["gaussian", "hgm"])

@@ -311,7 +311,7 @@ def test_the_sweep_compares_the_places_of_the_noise_at_one_epsilon() -> None:
         ("server", "honest-but-curious-server"),
         ("server", "outsider"),
     }
-    assert {trial.mechanism.calibrated_epsilon for trial in trials} == {8.0}
+    assert {trial.mechanism.target_epsilon for trial in trials} == {8.0}
 
 
 def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:

@@ -65,6 +65,8 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
             words = f"{key} is a section, such as [{key}] with keys of its own; known: {known}"
         case "tuple_type":
             words = f"{allowed_words(detail)}, such as {_example(given, key, section)}"
+        case "none_required":
+            words = (place.field and place.field.description) or "not set"
         case "string_pattern_mismatch":
             words = "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
         case _:

@@ -304,7 +304,7 @@ def check_bounds(experiment: "Experiment") -> None:
 
 def check_target(experiment: "Experiment") -> None:
     """Refuse a target at which clients stop where no epsilon is proven, or none is ever reached."""
-    stop, calibrated = experiment.federation.target_epsilon, experiment.mechanism.calibrated_epsilon
+    stop, target = experiment.federation.target_epsilon, experiment.mechanism.target
     if stop is None:
         return
     if experiment.mechanism.parameter is None:
@@ -313,10 +313,10 @@ def check_target(experiment: "Experiment") -> None:
             given=stop,
             allowed=f"mechanism.name = {experiment.mechanism.name!r} proves no epsilon",
         )
-    if calibrated is not None and calibrated < stop:
+    if target is not None and target.guess is None and target.value < stop:
         raise InputError(
             key="federation.target_epsilon",
             given=stop,
-            allowed=f"above mechanism.{experiment.mechanism.target_key} = {calibrated:g}, for which the noise of "
+            allowed=f"above mechanism.{target.key} = {target.value:g}, for which the noise of "
             "the whole run is calibrated: no client would reach it",
         )

@@ -4,6 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpriv.accounting.proofs import Proof
+    from fedpriv.accounting.release import Release
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
@@ -237,6 +239,23 @@ Contender = tuple[str, tuple[int, ...]]
 """A label and the dimensions of the blocks, for ``fedpriv account compare``."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """What the noise of a client's whole run is calibrated for."""
+
+    key: str  # of the mechanism's settings
+    value: float  # an epsilon, or with a guess a probability
+    guess: float | None = None  # k0 of a ceiling
+
+    def least_noise(self, release: "Release") -> float:
+        """Return the mechanism's noise parameter; see :func:`calibrate` and :func:`calibrate_ceiling`."""
+        from fedpriv.accounting import calibrate, calibrate_ceiling
+
+        if self.guess is None:
+            return calibrate(self.value, release)
+        return calibrate_ceiling(self.value, self.guess, release)
+
+
 class MechanismSettings(Settings):
     """The section ``[mechanism]``; a mechanism is a subclass with a default ``name``, entered in ``MECHANISMS``.
 
@@ -334,14 +353,9 @@ class MechanismSettings(Settings):
         return None
 
     @property
-    def calibrated_epsilon(self) -> float | None:
-        """What the noise of a client's whole run is calibrated to prove; ``None`` where it is not."""
+    def target(self) -> Target | None:
+        """What the noise of a client's whole run is calibrated for; ``None`` where it is not."""
         return None
-
-    @property
-    def target_key(self) -> str:
-        """The key that :attr:`calibrated_epsilon` was set by."""
-        return "target_epsilon"
 
     @property
     def adjacent(self) -> AdjacencyName:
@@ -466,11 +480,20 @@ class NoisySettings(MechanismSettings):
     target_epsilon: Epsilon | None = Field(
         None, description="proven for each client's whole run at delta; the noise is calibrated"
     )
+    target_ceiling: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="how often any attack may pick a client's record out of candidates, proven for its whole run; the "
+        "noise is calibrated",
+    )
+    ceiling_guess: Annotated[Real, Field(gt=0, lt=1)] = Field(
+        0.01, description="for target_ceiling: how often a guess without any upload is right"
+    )
 
     @classmethod
     def noise_keys(cls) -> tuple[str, ...]:
         """These exclude each other: one of them says how much noise there is."""
-        return ("epsilon", cls.parameter, "target_epsilon")
+        keys = ("epsilon", cls.parameter, "target_epsilon", "target_ceiling")
+        return tuple(key for key in keys if cls.model_fields[key].annotation is not type(None))
 
     @model_validator(mode="after")
     def _one_noise_parameter(self) -> Self:
@@ -483,11 +506,6 @@ class NoisySettings(MechanismSettings):
             what += "; to stop clients when they reach a target, set federation.target_epsilon"
         raise InputError(f"{self.name} needs exactly one of {enumerated(keys, 'or')}; {what}")
 
-    @property
-    def calibrated_epsilon(self) -> float | None:
-        """The target, where one is set."""
-        return self.target_epsilon
-
     def given_noise(self) -> float:
         """Return the noise itself.
 
@@ -499,9 +517,17 @@ class NoisySettings(MechanismSettings):
         return self.noise
 
     @property
-    def target_key(self) -> str:
-        """The key that :attr:`calibrated_epsilon` was set by."""
-        return "epsilon" if self.target_epsilon is None else "target_epsilon"
+    @override
+    def effective(self) -> tuple[str, ...]:
+        idle = {"ceiling_guess"} if self.target_ceiling is None else set()
+        return tuple(key for key in super().effective if key not in idle)
+
+    @property
+    @override
+    def target(self) -> Target | None:
+        if self.target_ceiling is not None:
+            return Target("target_ceiling", self.target_ceiling, self.ceiling_guess)
+        return None if self.target_epsilon is None else Target("target_epsilon", self.target_epsilon)
 
     @property
     def single_release(self) -> CalibrationName:

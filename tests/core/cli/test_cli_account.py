@@ -280,7 +280,7 @@ VMF = ["vmf", "--dimension", 100]
 GAUSSIAN = ["gaussian", "--sigma", 1]
 RATE = ["--sampling-rate", 0.1]
 BAD = [
-    (["gaussian"], "gaussian needs exactly one of --sigma, --epsilon, --target-epsilon; none is given"),
+    (["gaussian"], "gaussian needs exactly one of --sigma, --epsilon, --target-epsilon, --target-ceiling; none"),
     ([*GAUSSIAN, "--epsilon", 1], "--sigma and --epsilon are given"),
     (
         [*VMF, "--kappa", 1, "--epsilon", 1, "--target-epsilon", 1],

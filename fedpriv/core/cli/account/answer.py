@@ -11,6 +11,7 @@ from fedpriv.accounting import (
     NoiseParameter,
     Release,
     calibrate,
+    calibrate_ceiling,
     ceilings,
     equal_blocks,
     guarantee,
@@ -31,6 +32,8 @@ class AccountOptions:
     noise: float | None  # in the mechanism's own parameter
     epsilon: float | None  # nominal
     target_epsilon: float | None  # proven for the whole run
+    target_ceiling: float | None  # of any attack's success
+    guess: str | None  # how often a guess succeeds, for the target
     participations: int  # of one example or update
     delta: float
     sampling_rate: float | None  # share of a client's examples in a batch
@@ -62,7 +65,7 @@ def answer(options: AccountOptions) -> Answer:
     """Find the noise and what is proven with it."""
     noise = _parameter(options).name
     target = "--epsilon" if options.target_epsilon is None else "--target-epsilon"
-    with in_options({noise: f"--{noise}", "epsilon": target}):
+    with in_options({noise: f"--{noise}", "epsilon": target, "ceiling": "--target-ceiling"}):
         return _answered(options)
 
 
@@ -84,9 +87,14 @@ _OPTIONS = {
 }
 
 
+_GUESS = "1/100"
+
+
 def _answered(options: AccountOptions) -> Answer:
     option, value = _given_noise(options)
-    baselines = [_baseline(text) for text in options.ceiling or ()]
+    if options.guess is not None and option != "--target-ceiling":
+        raise InputError(key="--guess", given=options.guess, allowed="it is read with --target-ceiling alone")
+    baselines = [_baseline("--ceiling", text) for text in options.ceiling or ()]
     sampling, rate = _sampling(options)
     release = release_with(
         1.0,
@@ -101,6 +109,9 @@ def _answered(options: AccountOptions) -> Answer:
     )
     if option == "--target-epsilon":
         value = calibrate(value, release)
+    elif option == "--target-ceiling":
+        baselines = [k0 := _baseline("--guess", options.guess or _GUESS), *baselines]
+        value = calibrate_ceiling(value, k0, release)
     elif option == "--epsilon":
         value = _nominal_noise(options, value)
     release = replace(release, noise=value)
@@ -127,7 +138,7 @@ def _ceilings(release: Release, baselines: Sequence[float]) -> tuple[Ceiling, ..
     return figures
 
 
-def _baseline(text: str) -> float:
+def _baseline(option: str, text: str) -> float:
     parts = text.split("/")
     try:
         numerator, denominator = float(parts[0]), float(parts[1]) if len(parts) == 2 else 1.0
@@ -136,7 +147,7 @@ def _baseline(text: str) -> float:
         baseline = math.nan
     if not 0 < baseline < 1:
         raise InputError(
-            key="--ceiling",
+            key=option,
             given=text,
             allowed="allowed are numbers and fractions between 0 and 1, such as 0.1 and 1/100",
         )
@@ -148,6 +159,7 @@ def _given_noise(options: AccountOptions) -> tuple[str, float]:
         f"--{_parameter(options).name}": options.noise,
         "--epsilon": options.epsilon,
         "--target-epsilon": options.target_epsilon,
+        "--target-ceiling": options.target_ceiling,
     }
     given = [(name, value) for name, value in choices.items() if value is not None]
     if len(given) != 1:

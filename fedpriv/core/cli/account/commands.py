@@ -63,6 +63,14 @@ def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
 Target = Annotated[
     float | None, typer.Option("--target-epsilon", help="Proven for the whole run; the least noise for it is found.")
 ]
+TargetCeiling = Annotated[
+    float | None,
+    typer.Option("--target-ceiling", help="How often any attack may succeed; the least noise for it is found."),
+]
+Guess = Annotated[
+    str | None,
+    typer.Option("--guess", metavar="K0", help="With --target-ceiling: how often a guess succeeds; by default 1/100."),
+]
 Participations = Annotated[
     int,
     typer.Option(
@@ -121,6 +129,8 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "noise": (Annotated[float | None, _option(f"--{noise}", fields[noise].description)], None),
         "epsilon": (Annotated[float | None, _option("--epsilon", f"Nominal: {kind.nominal}.")], None),
         "target_epsilon": (Target, None),
+        "target_ceiling": (TargetCeiling, None),
+        "guess": (Guess, None),
         "participations": (Participations, 1),
         "delta": (Delta, 1e-5),
         "sampling_rate": (Rate, None),

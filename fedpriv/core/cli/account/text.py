@@ -31,6 +31,7 @@ def account_json(answer: Answer) -> dict[str, Any]:
         "mechanism": answer.options.mechanism,
         answer.parameter.name: answer.release.noise,
         "target_epsilon": answer.options.target_epsilon,
+        "target_ceiling": answer.options.target_ceiling,
         "unit": answer.options.unit,
         "dimension": answer.options.dimension,
         "blocks": answer.options.blocks,
@@ -43,9 +44,11 @@ def print_account(answer: Answer) -> None:
     """Print the figures first, then what each rests on."""
     options, proven = answer.options, answer.guarantee
     means = answer.parameter.meaning
+    extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
     if options.target_epsilon is not None:
-        extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
         means = f"{means}; the {extreme} that still proves epsilon {number(options.target_epsilon)}"
+    if options.target_ceiling is not None:
+        means = f"{means}; the {extreme} with which no attack succeeds in more than {number(options.target_ceiling)}"
     figures = columns("left", "right", "left")
     figures.add_row(answer.parameter.name, bold(answer.release.noise), means)
     figures.add_row("epsilon", bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
