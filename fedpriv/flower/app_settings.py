@@ -121,7 +121,7 @@ class FlowerSettings(Settings):
         config, statistics = self.mechanism, self.privatise.statistics
         for each in (config, statistics or config):
             _check(each)
-        if statistics is not None and (statistics.calibrated_epsilon or self.privatise.target_epsilon):
+        if statistics is not None and (statistics.target or self.privatise.target_epsilon):
             raise InputError(
                 "privatise.statistics has a ledger of its own: set its noise itself, and privatise.rounds in place of "
                 "privatise.target_epsilon"
