@@ -1,6 +1,8 @@
 """Partitions: the training examples of each client. Flower Datasets' partitioners cut by label."""
 
+import contextlib
 import inspect
+import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -137,7 +139,7 @@ def _by_partitioner(
     partitioner = _flower_partitioner(config, clients, seed, has_keys=keys is not None)
     columns = {"index": order, "label": labels[order]} | ({} if keys is None else {"key": keys[order]})
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # some show how far they are
             warnings.simplefilter("ignore")
             partitioner.dataset = Dataset.from_dict(columns)
             made = int(partitioner.num_partitions)

@@ -259,11 +259,11 @@ def flowers(name: str, clients: int, **arguments: object) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", PARTITIONERS)
-def test_partitioners_of_flwr_datasets(name: str) -> None:
-    """Disjoint, never empty, a function of the seed, and not in the order of the file."""
+def test_partitioners_of_flwr_datasets(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Disjoint, never empty, a function of the seed, not in the order of the file, and without a progress bar."""
     clients = 10 if name == "distribution" else 5  # as many as classes, or a multiple
     shares, again = (flowers(name, clients, **PARTITIONERS[name]) for _ in range(2))
-    assert len(shares) == clients and all(map(len, shares))
+    assert len(shares) == clients and all(map(len, shares)) and not capfd.readouterr().err
     everything = np.concatenate(shares)
     assert len(np.unique(everything)) == len(everything) <= 600
     assert all(map(np.array_equal, shares, again))
