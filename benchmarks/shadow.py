@@ -29,13 +29,14 @@ from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.world import State, World, build_world
-from fedpriv.gradients import Route, Vector, per_example_gradients
+from fedpriv.gradients import Vector, find_route, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.models.machinery.build import build_model
 from studies.arguments import whole
 
 STEPS = 96
 RATE = 0.1
+TRIED = 8  # examples on which the way of the gradients is found out
 MECHANISMS: dict[str, dict[str, object]] = {
     "none": {"name": "none"},
     "gaussian": {"name": "gaussian", "sigma": 1.0, "clip_norm": 1.0},
@@ -151,7 +152,7 @@ def _loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vec
 
 def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> list[Vector]:
     loss = partial(functional.cross_entropy, reduction="none")
-    models, route = [], Route(batch_first=True)
+    models, route = [], find_route(_network(world), loss, pool.images[:TRIED], pool.labels[:TRIED])
     for reference in references:
         plan, model = replace(world.plans[0], seed=reference.seed), _network(world)
         parameters = dict(model.named_parameters())

@@ -98,7 +98,7 @@ def _other_work(world: World) -> str:
     if world.forward_noise is not None:
         return "the network has noise in its forward pass"
     noisy = experiment.mechanism.protects and not experiment.mechanism.protects_updates
-    return world.route(experiment.training.batch_size).dense if noisy else ""
+    return world.route.dense if noisy else ""
 
 
 @dataclass(frozen=True)

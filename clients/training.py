@@ -145,7 +145,7 @@ def _unless_raised(world: World, compute: Callable[[], T]) -> T | None:
 
 
 def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tensor) -> GradientOperator:
-    route, memory = world.route(len(images)), world.experiment.engine.gradient_bytes
+    route, memory = world.route, world.experiment.engine.gradient_bytes
     loss = partial(example_losses, forward=world.corrected)
     with _surroundings(world, plan, step):
         return per_example_gradients(world.model, loss, images, labels, route=route, chunk_bytes=memory)

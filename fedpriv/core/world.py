@@ -7,7 +7,7 @@ has to travel.
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -34,6 +34,9 @@ from fedpriv.mechanisms.machinery.block_sum import makes_programs
 from fedpriv.models.machinery.build import model_digest
 
 T = TypeVar("T")
+
+# Random examples on which it is found out how gradients are computed.
+TRIED = 8
 
 
 @dataclass(frozen=True)
@@ -199,12 +202,12 @@ class World:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.experiment.engine.precision == "bfloat16")
 
     @cached_property
-    def route(self) -> Callable[[int], Route]:
-        """How gradients are computed in batches of so many examples; no example that is protected decides it.
+    def route(self) -> Route:
+        """How gradients are computed, whatever the batch; no example that is protected decides it.
 
-        Found out on random images and the initial parameters, once for each number.
+        Found out on random images and the initial parameters.
         """
-        return cache(partial(_route, self))
+        return _route(self)
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
         """The training examples in a client's upload of a round (counted from 1), as rows of the data set."""
@@ -308,11 +311,9 @@ def _numbers(state: State) -> tuple[int, ...]:
     return tuple(value.numel() for value in state.parameters.values())
 
 
-def _route(world: World, examples: int) -> Route:
+def _route(world: World) -> Route:
     experiment, dataset = world.experiment, world.dataset
-    if not experiment.model.is_own:
-        return Route(batch_first=True)
-    images, labels = random_examples(experiment, dataset, examples)
+    images, labels = random_examples(experiment, dataset, TRIED)
     # A model of its own, because one that was trained may hold what cannot be copied.
     model = network_of(experiment, dataset)
     model.to(world.device, precision_of(experiment)).train()

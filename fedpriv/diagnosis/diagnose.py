@@ -187,17 +187,10 @@ def _grouped(model: nn.Module, routes: dict[str, str]) -> Iterator[LayerGroup]:
             name=_with_ranges(names),
             kind=kind,
             count=len(names),
-            parameters=sum(value.numel() for layer in layers for value in layer.parameters()),
+            parameters=sum(value.numel() for layer in layers for value in layer.parameters(recurse=way == "dense")),
             way=way,
-            reason=_reason(layers[0], about.removeprefix(kind)) if way == "dense" else "",
+            reason=about.removeprefix(f"{kind} (").replace(")", "") if way == "dense" else "",
         )
-
-
-def _reason(layer: nn.Module, about: str) -> str:
-    """Why a layer's gradients are written out; ``about``: what else is said of the way."""
-    own = next(name for name, value in layer._parameters.items() if value is not None)
-    inside = any(value.requires_grad for child in layer.children() for value in child.parameters())
-    return f"{f'it holds {own} itself' if inside else 'no rule'}{about}"
 
 
 def _with_ranges(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The parts of a model that hold parameters, their recorded inputs and outputs, and backward passes through all."""
+"""Recorded calls of modules, walks through autograd's graph, and backward passes as training does them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from torch.utils.hooks import RemovableHandle
 
 from fedpriv.gradients.operator import Vector
-from fedpriv.gradients.rules import has_rule
 
 
 class Output(NamedTuple):
@@ -21,7 +20,7 @@ class Output(NamedTuple):
 
     place: int  # among all that the call returned
     edge: GradientEdge  # of autograd's graph
-    value: Tensor | None  # a copy of its numbers; of a layer with a rule, none
+    value: Tensor  # a copy of its numbers
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Call:
     """One call of a module."""
 
     arguments: tuple[Any, ...]  # all that it was given, laid end to end, tensors detached
-    form: TreeSpec | None  # of positional and named arguments; None for a layer with a rule, which takes one tensor
+    form: TreeSpec  # of positional and named arguments
     versions: tuple[int, ...]  # of the tensors among them, when the module returned; they count changes in place
     sources: tuple[Node, ...]  # the nodes of autograd's graph that made these tensors
     outputs: tuple[Output, ...]  # what it returned that has a gradient
@@ -46,8 +45,6 @@ class Call:
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and named arguments with other tensors in place of those that were given."""
-        if self.form is None:
-            raise ValueError("the arguments of a layer with a rule are not put together again")
         new = iter(tensors)
         values = [next(new) if isinstance(value, Tensor) else value for value in self.arguments]
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, self.form)
@@ -56,14 +53,12 @@ class Call:
 
 @dataclass
 class ModelPart:
-    """A module whose parameters are handled together: a layer with a rule, or a subtree without one."""
+    """A module whose parameters are handled together."""
 
     name: str  # in the model
     module: nn.Module  # itself
-    ruled: bool  # whether there is a rule for it
-    trained: Mapping[str, Tensor]  # its trained parameters by their names in the module; of a subtree all of them
+    trained: Mapping[str, Tensor]  # all its trained parameters by their names in it
     calls: list[Call] = field(default_factory=list)  # what was seen of it
-    spread: bool = False  # whether it was asked once for all examples, and that was repeated for each of them
 
     def __str__(self) -> str:
         return f"{self.name or 'the model'} ({self.kind})"
@@ -73,74 +68,12 @@ class ModelPart:
         """What the module is."""
         return type(self.module).__name__
 
-    def full(self, local: str) -> str:
-        """The name of a parameter in the model."""
-        return f"{self.name}.{local}" if self.name else local
-
-    @property
-    def call(self) -> Call:
-        """The only call."""
-        return self.calls[0]
-
-
-def find_parts(module: nn.Module, name: str = "") -> Iterator[ModelPart]:
-    """Find the topmost modules that hold trained parameters themselves."""
-    own = {local: value for local, value in module._parameters.items() if value is not None and value.requires_grad}
-    if not own:
-        for child_name, child in module.named_children():
-            yield from find_parts(child, f"{name}.{child_name}" if name else child_name)
-    elif has_rule(module):
-        yield ModelPart(name, module, True, own)
-    else:
-        trained = {local: value for local, value in module.named_parameters() if value.requires_grad}
-        yield ModelPart(name, module, False, trained)
-
 
 @contextmanager
-def recorded(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
-    """Record the calls of the parts inside the block, where embeddings look up for each example (:func:`spread`)."""
-    handles = [part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]
-    with spread(parts, examples, shared), until_the_end(handles):
+def recorded(parts: Sequence[ModelPart]) -> Iterator[None]:
+    """Record the calls of the parts inside the block."""
+    with until_the_end([part.module.register_forward_hook(_recorder(part), with_kwargs=True) for part in parts]):
         yield
-
-
-@contextmanager
-def spread(parts: Sequence[ModelPart], examples: int, shared: Sequence[str] | None) -> Iterator[None]:
-    """Inside the block, have embeddings look up for each example what they are asked once for all, and mark them."""
-    tables = [part for part in parts if part.ruled and isinstance(part.module, nn.Embedding)]
-    known = [part for part in tables if shared is None or part.name in shared]
-    with until_the_end([part.module.register_forward_pre_hook(_spreader(part, examples, shared)) for part in known]):
-        yield
-
-
-def _spreader(part: ModelPart, examples: int, shared: Sequence[str] | None) -> Any:
-    def repeat(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
-        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 1:
-            return None
-        indices = inputs[0]
-        if (shared is None and len(indices) == examples) or (indices.ndim > 1 and len(indices) != 1):
-            return None
-        part.spread = True
-        return (indices if indices.ndim > 1 else indices[None]).expand(examples, *indices.shape[indices.ndim > 1 :])
-
-    return repeat
-
-
-@contextmanager
-def lengths_seen(parts: Sequence[ModelPart]) -> Iterator[dict[str, int]]:
-    """Note the first axis of what parts that take one tensor are given inside the block: part's name -> its length."""
-    seen: dict[str, int] = {}
-
-    def note(part: ModelPart) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            tensors = [value for value in tree_leaves((inputs, keywords)) if isinstance(value, Tensor)]
-            if len(tensors) == 1:
-                seen[part.name] = len(tensors[0]) if tensors[0].ndim else 0
-
-        return hook
-
-    with until_the_end([part.module.register_forward_pre_hook(note(part), with_kwargs=True) for part in parts]):
-        yield seen
 
 
 @contextmanager
@@ -155,11 +88,11 @@ def until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
 
 def _recorder(part: ModelPart) -> Any:
     def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        values, form = ((*inputs, *keywords.values()), None) if part.ruled else tree_flatten((inputs, keywords))
+        values, form = tree_flatten((inputs, keywords))
         tensors = [value for value in values if isinstance(value, Tensor)]
         outputs = (
-            Output(place, get_gradient_edge(value), None if part.ruled else value.detach().clone())
-            for place, value in enumerate((output,) if part.ruled else tree_leaves(output))
+            Output(place, get_gradient_edge(value), value.detach().clone())
+            for place, value in enumerate(tree_leaves(output))
             if isinstance(value, Tensor) and value.requires_grad
         )
         part.calls.append(
@@ -178,15 +111,12 @@ def _recorder(part: ModelPart) -> Any:
 class ReachedNodes(NamedTuple):
     """What the losses depend on."""
 
-    nodes: set[Node]  # of autograd's graph, those inside of layers with a rule left out
-    leaves: set[int]  # ids of tensors used outside of layers with a rule, such as parameters
+    nodes: set[Node]  # of autograd's graph
+    leaves: set[int]  # ids of tensors, such as parameters
 
 
-def reached(total: Tensor, parts: Sequence[ModelPart]) -> ReachedNodes:
-    """Walk from a number through autograd's graph, past the layers with a rule to what they were given."""
-    sources = {
-        output.edge.node: call.sources for part in parts if part.ruled for call in part.calls for output in call.outputs
-    }
+def reached(total: Tensor, past: Mapping[Node, Sequence[Node]]) -> ReachedNodes:
+    """Walk from a number through autograd's graph, past some nodes to what others stand for in their place."""
     visited = ReachedNodes(set(), set())
     open_ = [] if total.grad_fn is None else [total.grad_fn]
     while open_:
@@ -197,7 +127,7 @@ def reached(total: Tensor, parts: Sequence[ModelPart]) -> ReachedNodes:
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             visited.leaves.add(id(leaf))
-        following = sources[node] if node in sources else [next_node for next_node, _ in node.next_functions]
+        following = past[node] if node in past else [next_node for next_node, _ in node.next_functions]
         open_.extend(next_node for next_node in following if next_node is not None)
     return visited
 
@@ -232,7 +162,7 @@ def plain_gradient(total: Tensor, trained: Mapping[str, Tensor], *, retain_graph
 
 def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]:
     """Return the parameters that a backward pass of a Python function reaches past autograd's graph, which is kept."""
-    graph = reached(total, ())
+    graph = reached(total, {})
     if not any(isinstance(node, BackwardCFunction) for node in graph.nodes):
         return []
     times: Counter[int] = Counter()

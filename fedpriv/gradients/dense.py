@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.calls import plain_gradient, reached
-from fedpriv.gradients.factors import Factor, Memory, Rows, Zero, slices
+from fedpriv.gradients.factors import Factor, Memory, Rows, Sizes, Zero, slices
 from fedpriv.gradients.numerics import lengths
 from fedpriv.gradients.operator import (
     DEFAULT_CHUNK_BYTES,
@@ -103,8 +103,10 @@ class FactoredGradients(GradientOperator):
     def magnitudes(self, block: Block | None = None) -> Tensor:
         names = tuple(self.names(block))
         if names not in self._magnitudes:
-            factors = [self.factors[name].magnitudes() for name in names]
-            self._magnitudes[names] = lengths(torch.stack(factors, dim=1))
+            factors = [self.factors[name] for name in names]
+            Sizes.compute([bound for factor in factors for bound in factor.bounds()])
+            magnitudes = torch.stack([factor.magnitudes() for factor in factors], dim=1)
+            self._magnitudes[names] = lengths(magnitudes)
         return self._magnitudes[names]
 
     @override
@@ -226,7 +228,7 @@ def _needs_its_own_parameters(model: nn.Module, loss: Loss, x: Tensor, y: Tensor
             total = loss(functional_call(model, stand_ins, (x[:1],), tie_weights=False), y[:1]).sum()
     except RuntimeError:
         return True  # it takes no stand-ins; what is wrong with the model itself is raised again without them
-    return not {id(value) for value in originals.values()}.isdisjoint(reached(total, ()).leaves)
+    return not {id(value) for value in originals.values()}.isdisjoint(reached(total, {}).leaves)
 
 
 def check_losses(losses: Tensor, examples: int) -> None:

@@ -6,16 +6,16 @@ of a Linear weight is the outer product of the output's gradient and the input, 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.gradients.numerics import lengths, of_products, of_sums, row_norms, within, without_extremes
+from fedpriv.gradients.numerics import lengths, lengths_of, of_products, of_sums, row_norms, within, without_extremes
 from fedpriv.gradients.operator import in_double, total
 
 # Sums and products of rows of gradients, by which factors answer.
@@ -141,6 +141,56 @@ class Memory:
         return True
 
 
+class Sizes:
+    """A bound of the norms (B,) of what an example's gradient sums: a number times the norms of some tensors (B, ...).
+
+    A sum over positions of products of two tensors' entries is at most the product of both norms (Cauchy, Schwarz). It
+    is computed when it is asked for, and of a batch's layers at once.
+    """
+
+    def __init__(self, scale: float, *sides: Tensor) -> None:
+        self._scale = scale
+        self._sides = sides
+        self._value: Tensor | None = None
+
+    @classmethod
+    def known(cls, value: Tensor) -> "Sizes":
+        """Return a bound (B,) that has been computed."""
+        made = cls(1.0)
+        made._value = value
+        return made
+
+    def __call__(self) -> Tensor:
+        """Return the bound, (B,); NaN or infinite if a number is."""
+        self.compute([self])
+        if self._value is None:
+            raise ValueError("a bound of nothing")
+        return self._value
+
+    @property
+    def waits(self) -> int:
+        """How many bytes are kept for it, until it is computed."""
+        return sum(side.nbytes for side in self._sides)
+
+    def part(self, start: int, stop: int) -> "Sizes":
+        """Return the bound of some examples."""
+        part = Sizes(self._scale, *(side[start:stop] for side in self._sides))
+        part._value = None if self._value is None else self._value[start:stop]
+        return part
+
+    @staticmethod
+    def compute(bounds: "Iterable[Sizes]") -> None:
+        """Compute those of some bounds that have not been computed."""
+        open_ = [bound for bound in bounds if bound._value is None]
+        sides = {id(side): side for bound in open_ for side in bound._sides}
+        if not sides:
+            return
+        norms = dict(zip(sides, lengths_of([side.flatten(1) for side in sides.values()]), strict=True))
+        for bound in open_:
+            bound._value = bound._scale * reduce(torch.mul, [norms[id(side)] for side in bound._sides])
+            bound._sides = ()
+
+
 class Inputs(Protocol):
     """What a weight matrix was applied to: a tensor (B, T, in), or something that makes the examples asked for."""
 
@@ -158,7 +208,7 @@ class Factor(ABC):
     kept_as_sums: ClassVar[bool] = False  # whether terms are kept that may cancel when combined
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
-        self._examples = examples
+        self.examples = examples
         self._shape = shape
         self._scratch = scratch
 
@@ -222,6 +272,10 @@ class Factor(ABC):
     def magnitudes(self) -> Tensor:
         """Return bounds of their norms and of those of what they sum, (B,); NaN or infinite if a number is."""
 
+    def bounds(self) -> Sequence[Sizes]:
+        """Return what the magnitudes follow from, to be computed for many factors at once."""
+        return ()
+
     def roundings(self) -> Tensor:
         """Return bounds, (B,), of what rounding adds to a gradient with weight 1; 0 unless they are kept as sums."""
         return torch.zeros_like(self.magnitudes())
@@ -234,8 +288,8 @@ class Factor(ABC):
         """Cut the batch into groups of the same size."""
         if groups == 1:
             return (self,)
-        size = self._examples // groups
-        return [self.part(start, start + size) for start in range(0, self._examples, size)]
+        size = self.examples // groups
+        return [self.part(start, start + size) for start in range(0, self.examples, size)]
 
     def _step(self, numbers_each: int, size: int) -> int:
         """How many things of ``numbers_each`` numbers of ``size`` bytes fit into the scratch, at least 1."""
@@ -245,7 +299,7 @@ class Factor(ABC):
         """Inner products (B, B) from products of all positions with all positions, summed over pairs of examples."""
         half = self._scratch // 16  # for two sides, for two products, all of them in float64
         step = max(1, min(math.isqrt(half // 2) // positions, half // (2 * numbers)))
-        parts = list(slices(0, self._examples, step))
+        parts = list(slices(0, self.examples, step))
         strips = []
         for number, first in enumerate(parts):
             left = side(first)
@@ -253,7 +307,7 @@ class Factor(ABC):
             strips.append(torch.cat([summed(product(left, right), positions) for right in rights], dim=1))
         if len(strips) == 1:
             return strips[0]
-        total = strips[0].new_empty(self._examples, self._examples)
+        total = strips[0].new_empty(self.examples, self.examples)
         for chunk, strip in zip(parts, strips, strict=True):
             total[chunk, chunk.start :] = strip
             total[chunk.start :, chunk] = strip.T
@@ -270,13 +324,13 @@ Product = Callable[[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], Tensor]
 class EmbeddingRows(Factor):
     """Gradients of an embedding (words, width): example i adds ``errors[i, t]`` to the row ``indices[i, t]``."""
 
-    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
+    def __init__(self, indices: Tensor, errors: Tensor, shape: torch.Size, scratch: int, sizes: Sizes) -> None:
         # Only one of an example's positions that look up the same row has errors: no sum is left that may cancel.
         super().__init__(len(errors), shape, scratch)
         self._indices = indices
         self._errors = errors
-        self._magnitudes = magnitudes
-        self._positions = indices.shape[1]
+        self._sizes = sizes
+        self.positions = indices.shape[1]
         self._words, self._width = shape
 
     @classmethod
@@ -284,8 +338,8 @@ class EmbeddingRows(Factor):
         """Make it from the gradients of the loss with respect to all vectors that were looked up, (B, T, width)."""
         indices = indices.to(errors.device, torch.int64)
         # At most the norm of all of an example's errors times the root of their number.
-        magnitudes = math.sqrt(errors.shape[1]) * without_extremes(lengths(errors.flatten(1)))
-        made = cls(indices, errors.new_empty(errors.shape), shape, scratch, magnitudes)
+        sizes = Sizes(math.sqrt(errors.shape[1]), errors)
+        made = cls(indices, errors.new_empty(errors.shape), shape, scratch, sizes)
         for chunk in slices(0, len(errors), made._chunk):
             made._errors[chunk] = summed_at_first(indices[chunk], errors[chunk])
         return made
@@ -294,7 +348,7 @@ class EmbeddingRows(Factor):
         """Return the inner products: two positions count when they look up the same row."""
         if self._is_common:
             return products(self._errors.flatten(1)[None], self._scratch)[0]
-        return self._by_pairs(self._positions, self._positions * (self._width + 1), self.side, products_of_lookups)
+        return self._by_pairs(self.positions, self.positions * (self._width + 1), self.side, products_of_lookups)
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms."""
@@ -331,21 +385,25 @@ class EmbeddingRows(Factor):
 
     def part(self, start: int, stop: int) -> "EmbeddingRows":
         """Return what some examples look up."""
-        indices, errors, magnitudes = (all_[start:stop] for all_ in (self._indices, self._errors, self._magnitudes))
-        return EmbeddingRows(indices, errors, self._shape, self._scratch, magnitudes)
+        indices, errors, sizes = self._indices[start:stop], self._errors[start:stop], self._sizes.part(start, stop)
+        return EmbeddingRows(indices, errors, self._shape, self._scratch, sizes)
 
     def masked(self, keep: Tensor) -> "EmbeddingRows":
         """Return what the examples look up, the errors of the others zero."""
-        errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
-        return EmbeddingRows(self._indices, errors, self._shape, self._scratch, magnitudes)
+        errors, sizes = zeroed(self._errors, keep), Sizes.known(zeroed(self.magnitudes(), keep))
+        return EmbeddingRows(self._indices, errors, self._shape, self._scratch, sizes)
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return the bound of what is summed."""
+        return (self._sizes,)
 
     def magnitudes(self) -> Tensor:
         """Return the bounds of what was summed."""
-        return self._magnitudes
+        return self._sizes()
 
     def pair_products(self, precise: bool) -> int:
         """Return those of all positions with all positions, or with their own."""
-        return self._width * self._positions ** (1 if self._is_common else 2)
+        return self._width * self.positions ** (1 if self._is_common else 2)
 
     @cached_property
     def _is_common(self) -> bool:
@@ -368,7 +426,7 @@ class EmbeddingRows(Factor):
     @property
     def _chunk(self) -> int:
         """How many examples are handled at once, four tensors as large as the errors."""
-        return self._step(4 * self._positions * self._width, self._errors.element_size())
+        return self._step(4 * self.positions * self._width, self._errors.element_size())
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Indices and errors of some examples at a time."""
@@ -412,16 +470,16 @@ class Outer(Factor):
     """Sums of outer products: the gradient of example i is the sum over positions t of ``errors[i, t] inputs[i, t]^T``.
 
     This is the gradient of a weight matrix that is applied to inputs (B, T, in), with errors (B, T, out), never
-    multiplied out for a whole batch; magnitudes (B,) bound the sums over t of |errors[i, t]| |inputs[i, t]|.
+    multiplied out for a whole batch; sizes bound the sums over t of |errors[i, t]| |inputs[i, t]|.
     """
 
     kept_as_sums = True
 
-    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int, magnitudes: Tensor) -> None:
+    def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int, sizes: Sizes) -> None:
         super().__init__(len(errors), shape, scratch)
         self._inputs = inputs
         self._errors = errors
-        self._magnitudes = magnitudes
+        self._sizes = sizes
         self._positions, self._wide = inputs.shape[1:]
         self._tall = errors.shape[2]
         self._size = errors.element_size()
@@ -429,7 +487,7 @@ class Outer(Factor):
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
-        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+        if rows_are_cheaper(self.examples, self._positions, self._wide, self._tall):
             own_type = not precise and self._is_quick
             return total(
                 products(rows[None], self._scratch, own_type)[0] for rows in self._pieces(precise=not own_type)
@@ -490,18 +548,22 @@ class Outer(Factor):
 
     def part(self, start: int, stop: int) -> "Outer":
         """Return the outer products of some examples."""
-        inputs, magnitudes = _Some(self._inputs, start, stop), self._magnitudes[start:stop]
-        return Outer(inputs, self._errors[start:stop], self._shape, self._scratch, magnitudes)
+        inputs, sizes = _Some(self._inputs, start, stop), self._sizes.part(start, stop)
+        return Outer(inputs, self._errors[start:stop], self._shape, self._scratch, sizes)
 
     def masked(self, keep: Tensor) -> "Outer":
         """Return the outer products, both sides of the others zero; inputs that are made on demand stay so."""
         inputs = zeroed(self._inputs, keep) if isinstance(self._inputs, Tensor) else _Masked(self._inputs, keep)
-        errors, magnitudes = zeroed(self._errors, keep), zeroed(self._magnitudes, keep)
-        return Outer(inputs, errors, self._shape, self._scratch, magnitudes)
+        errors, sizes = zeroed(self._errors, keep), Sizes.known(zeroed(self.magnitudes(), keep))
+        return Outer(inputs, errors, self._shape, self._scratch, sizes)
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return the bound of what is summed."""
+        return (self._sizes,)
 
     def magnitudes(self) -> Tensor:
         """Return the bounds of what is summed."""
-        return self._magnitudes
+        return self._sizes()
 
     def roundings(self) -> Tensor:
         """Return what the sums over the positions may be off by, and the norms that come from products of positions."""
@@ -509,11 +571,11 @@ class Outer(Factor):
         # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
         if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
             share += of_products(self._positions**2 + self._wide + self._tall)
-        return share * self._magnitudes
+        return share * self.magnitudes()
 
     def pair_products(self, precise: bool) -> int:
         """Return those of the cheaper of the two ways of :meth:`gram`."""
-        if rows_are_cheaper(self._examples, self._positions, self._wide, self._tall):
+        if rows_are_cheaper(self.examples, self._positions, self._wide, self._tall):
             numbers = self._wide * self._tall
             return numbers if precise or not self._is_quick else numbers // QUICK
         return self._positions**2 * (self._wide + self._tall)
@@ -545,17 +607,17 @@ class Outer(Factor):
 
     def _chunks(self, numbers_each: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and errors of some examples at a time, of which each needs ``numbers_each`` numbers."""
-        for chunk in slices(0, self._examples, self._step(numbers_each, self._size)):
+        for chunk in slices(0, self.examples, self._step(numbers_each, self._size)):
             yield self._inputs[chunk], self._errors[chunk]
 
     def _piece(self, size: int) -> int:
         """How many rows of the matrix are multiplied out at once: half of the scratch memory is for the result."""
-        return self._step(2 * self._examples * self._wide, size)
+        return self._step(2 * self.examples * self._wide, size)
 
     def _pieces(self, precise: bool) -> Iterator[Tensor]:
         """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
         for rows in slices(0, self._tall, self._piece(8 if precise else self._size)):
-            yield self.written(slice(0, self._examples), rows, precise).flatten(1)
+            yield self.written(slice(0, self.examples), rows, precise).flatten(1)
 
     def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
         """Add the weighted sum to a matrix (out, in), summed in float64 some rows of the matrix at a time."""
@@ -563,7 +625,7 @@ class Outer(Factor):
         step = self._step(4 * self._numbers, precise.element_size())
         for tall in slices(0, self._tall, self._step(4 * self._wide, precise.element_size())):
             added = precise.new_zeros(tall.stop - tall.start, self._wide)
-            for chunk in slices(0, self._examples, step):
+            for chunk in slices(0, self.examples, step):
                 errors = (in_double(self._errors[chunk, :, tall]) * precise[chunk, None, None]).flatten(0, 1)
                 added.addmm_(errors.T, in_double(self._inputs[chunk]).reshape(-1, self._wide))
             rows = total[tall]
@@ -577,17 +639,17 @@ class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
     Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
-    with writing them out. That is not so for the two sides of dyads, and for large gradients. Magnitudes (B,) bound
+    with writing them out. That is not so for the two sides of dyads, and for large gradients. Sizes bound
     what was summed to make them; ``None``: they are no sums.
     """
 
-    def __init__(self, rows: Tensor, scratch: int, magnitudes: Tensor | None = None, *, side: bool = False) -> None:
+    def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
         super().__init__(len(rows), rows.shape[1:], scratch)
         # A new tensor from here on only where the rows have gaps.
         strides = rows.stride()
         self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
         self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
-        self._magnitudes = magnitudes
+        self._sizes = sizes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
         self._norms: Tensor | None = None
@@ -620,7 +682,7 @@ class Rows(Factor):
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of squares, some coordinates at a time."""
-        step = self._step(self._examples, self._rows.element_size())
+        step = self._step(self.examples, self._rows.element_size())
         parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
         return total(row_norms(columns * chosen.sqrt()).square() for columns, chosen in parts)
 
@@ -650,19 +712,23 @@ class Rows(Factor):
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""
         part = copy(self)
-        part._examples, part._rows, part._grams = stop - start, self._rows[start:stop], {}
-        part._magnitudes = None if self._magnitudes is None else self._magnitudes[start:stop]
+        part.examples, part._rows, part._grams = stop - start, self._rows[start:stop], {}
+        part._sizes = None if self._sizes is None else self._sizes.part(start, stop)
         part._norms = None if self._norms is None else self._norms[start:stop]
         return part
 
     def masked(self, keep: Tensor) -> "Rows":
         """Return a copy of the gradients, the others zero."""
-        magnitudes = None if self._magnitudes is None else zeroed(self._magnitudes, keep)
-        return Rows(self._shaped(zeroed(self._rows, keep)), self._scratch, magnitudes, side=self._side)
+        sizes = None if self._sizes is None else Sizes.known(zeroed(self._sizes(), keep))
+        return Rows(self._shaped(zeroed(self._rows, keep)), self._scratch, sizes, side=self._side)
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return the bound of what is summed."""
+        return () if self._sizes is None else (self._sizes,)
 
     def magnitudes(self) -> Tensor:
         """Return the norms, or the bounds of what was summed."""
-        return self.norms() if self._magnitudes is None else self._magnitudes
+        return self.norms() if self._sizes is None else self._sizes()
 
     def pair_products(self, precise: bool) -> int:
         """Return the number of coordinates."""
@@ -723,7 +789,7 @@ class Dyads(Factor):
         left, right = (powers_of_two(side.norms()) for side in self._sides)
         step = self._step(4 * sum(self._shape), self._errors.element_size())
         sums = []
-        for chunk in slices(0, self._examples, step):
+        for chunk in slices(0, self.examples, step):
             a, e = self._inputs[chunk] / left[chunk, None], self._errors[chunk] / right[chunk, None]
             sums.append((e.square_() @ weights).mul_(a.square_()).sum(dim=1))
         return torch.cat(sums) * (left * right).square()
@@ -837,7 +903,11 @@ class Stacked(Factor):
 
     def masked(self, keep: Tensor) -> Factor:
         """Return the parts', the others zero."""
-        return Stacked([part.masked(keep) for part in self._parts], self._examples, self._shape, self._scratch)
+        return Stacked([part.masked(keep) for part in self._parts], self.examples, self._shape, self._scratch)
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return those of the parts."""
+        return [bound for part in self._parts for bound in part.bounds()]
 
     def magnitudes(self) -> Tensor:
         """Return those of all parts together."""
@@ -879,7 +949,7 @@ class Tied(Factor):
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of both gradients with both, or from gradients multiplied out piece by piece."""
-        if rows_are_cheaper(self._examples, self._positions, self._width, self._words):
+        if rows_are_cheaper(self.examples, self._positions, self._width, self._words):
             return total(products(rows[None], self._scratch)[0] for rows in self._pieces())
         strips = []
         for chunk in self._chunks():
@@ -893,7 +963,7 @@ class Tied(Factor):
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._width + self._words) >= self._width * self._words:
             return total(row_norms(rows).square() for rows in self._pieces()).to(self._like)
-        one_by_one = [slice(example, example + 1) for example in range(self._examples)]
+        one_by_one = [slice(example, example + 1) for example in range(self.examples)]
         return torch.cat([self._own(chunk) for chunk in one_by_one]).clamp_(min=0).to(self._like)
 
     def absolute_sums(self) -> Tensor:
@@ -926,7 +996,11 @@ class Tied(Factor):
     def masked(self, keep: Tensor) -> Factor:
         """Return both, the others zero."""
         looked_up, multiplied = self._looked_up.masked(keep), self._multiplied.masked(keep)
-        return Tied(looked_up, multiplied, self._sizes, self._examples, self._scratch)
+        return Tied(looked_up, multiplied, self._sizes, self.examples, self._scratch)
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return those of both."""
+        return (*self._looked_up.bounds(), *self._multiplied.bounds())
 
     def magnitudes(self) -> Tensor:
         """Return the sums of both bounds."""
@@ -953,19 +1027,19 @@ class Tied(Factor):
     @property
     def _piece(self) -> int:
         """How many rows of the table are multiplied out at once for all examples, in float64."""
-        return self._step(2 * self._examples * self._width, 8)
+        return self._step(2 * self.examples * self._width, 8)
 
     def _pieces(self) -> Iterator[Tensor]:
         """The gradients multiplied out, some rows of the table at a time: (B, rows * width) each, in float64."""
         for words in slices(0, self._words, self._piece):
-            rows = self._multiplied.written(slice(0, self._examples), words, precise=True)
+            rows = self._multiplied.written(slice(0, self.examples), words, precise=True)
             yield self._looked_up.add_rows(rows, words).flatten(1)
 
     def _chunks(self) -> Iterator[slice]:
         """Examples of which two lots fit, in float64, with the products of their positions."""
         each = 2 * self._positions * (self._words + self._width) + self._lookups * self._width
         most = max(1, int((self._scratch / (32 * self._positions * self._lookups)) ** 0.5))
-        return slices(0, self._examples, min(most, self._step(2 * each, 8)))
+        return slices(0, self.examples, min(most, self._step(2 * each, 8)))
 
     def _crossed(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
         """Inner products of embeddings' gradients (n examples) with Linear layers' (m), (n, m)."""
@@ -994,11 +1068,11 @@ class Zero(Factor):
 
     def gram(self, precise: bool) -> Tensor:
         """Return zeros, (B, B)."""
-        return in_double(self._parameter.new_zeros(self._examples, self._examples))
+        return in_double(self._parameter.new_zeros(self.examples, self.examples))
 
     def squared_norms(self) -> Tensor:
         """Return zeros, (B,)."""
-        return self._parameter.new_zeros(self._examples)
+        return self._parameter.new_zeros(self.examples)
 
     absolute_sums = magnitudes = squared_norms
 

@@ -1,57 +1,53 @@
 """The ghost operator: the gradients of a batch from one forward pass and one backward pass to the layers' outputs.
 
-A rule makes the factors of a layer's parameters from its input and its output's gradient; other modules get dense
-gradients of their part of the model alone. That is right when every parameter is used once, by its own layer (or by an
-embedding and a Linear layer together), and the first axis counts the examples. Both are checked on what the model did;
-where they do not hold, :class:`Entangled` says why.
+Where a parameter meets the examples is traced (:mod:`tracing`). Rules make the gradients of layers, autograd those of
+parameters that were copied for each example, and what was computed from parameters passes its gradients on to these.
+Modules that hold a parameter whose use has no rule get dense gradients of their part of the model alone. All of it is
+tried before it is relied on; where it does not hold, :class:`Entangled` says why.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
-from torch.nn.modules.module import _has_any_global_hook
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.core.randomness import seeded_generators
 from fedpriv.gradients.calls import (
+    Call,
     ModelPart,
     Output,
-    ReachedNodes,
-    find_parts,
     hidden_parameters,
-    lengths_seen,
+    plain_gradient,
     reached,
     recorded,
-    spread,
 )
 from fedpriv.gradients.dense import DenseRows, FactoredGradients, Forward, Loss, check_losses, dense_rows
-from fedpriv.gradients.factors import Factor, Memory, Rows, Zero
-from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, flattened, full_precision
-from fedpriv.gradients.rules import (
-    attend,
-    attention_factors,
-    has_rule,
-    is_ambiguous,
-    is_usual,
-    rule_of,
-    summed_positions,
-    tied_weight,
-)
+from fedpriv.gradients.factors import CACHE_BYTES, Factor, Memory, Rows, Sizes, Zero
+from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
+from fedpriv.gradients.rules import Contribution, factor_of
+from fedpriv.gradients.tracing import Otherwise, Source, Step, Tracer, Use
 
-# Parts of a model without a rule: dense gradients of their part alone, compared with what happened in the batch.
-
-
-# A subtree that is computed again, one example at a time, has to give the batch's outputs and the batch's gradient, up
-# to this share of the largest output and of the gradient's norm; where autocast is on, up to the other one, a few times
-# the precision of its type.
+# Gradients of a batch add up to that of plain training, and outputs of a part that is computed again are the batch's,
+# up to this share of the largest; where autocast is on, up to the other one, a few times the precision of its type.
 TOLERANCE = 1e-4
-# The gradient of a bias of keys is a sum of what cancels, and rounding is all that is left of it: it may be so many
-# roundings of the longest gradient off.
-ROUNDINGS = 64
 AUTOCAST_TOLERANCE = 3e-2
+# Of what cancels, rounding is all that is left: so many roundings of the longest gradient, or of what is summed.
+ROUNDINGS = 64
+
+# Numbers of examples in which a model is traced: two that divide no size of its parameters.
+TRIED = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+
+# What models raise that do not take other inputs than theirs.
+RAISED = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -61,122 +57,28 @@ class Entangled:
     reason: str
 
 
-@dataclass(frozen=True)
-class Errors:
-    """The gradient of the total loss with respect to one output of a part."""
-
-    output: Output  # which one
-    values: Tensor  # (B, ...)
-
-
-@dataclass(frozen=True)
-class Made:
-    """What became of a part: the factors of its parameters by their names in it, and the way, for people."""
-
-    factors: dict[str, Factor]
-    route: str
-
-
-def is_column(value: Tensor, examples: int) -> bool:
-    """Whether what a subtree takes or returns has one entry an example; a mask, say, is the same for all of them."""
-    return value.ndim > 0 and len(value) == examples
-
-
-def subtree(
-    part: ModelPart, errors: list[Errors], sums: Vector | None, examples: int, memory: Memory, chunk_bytes: int
-) -> Made | Entangled:
-    """Dense gradients of a module without a rule, compared with what happened in the batch where that is given."""
-    if is_usual(part.module) and [error.output.place for error in errors] == [0]:
-        made = _attention(part, part.module, errors[0], sums is not None, memory)
-        if made is not None:
-            return made
-    if not all(is_column(error.values, examples) for error in errors):
-        return Entangled(f"the first axis of an output of {part} does not count the examples")
-    columns = [value for value in part.call.tensors if is_column(value, examples)]
-
-    def product(forward: Forward, *one: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        ours = iter(one[len(errors) :])
-        tensors = (next(ours) if is_column(value, examples) else value for value in part.call.tensors)
-        positional, named = part.call.with_tensors(tensors)
-        returned = tree_leaves(forward(*positional, **named))
-        outputs = tuple(returned[error.output.place] for error in errors)
-        pairs = zip(outputs, one, strict=False)
-        total = torch.stack([_inner(output, error) for output, error in pairs]).sum()
-        return total, tuple(output.detach() for output in outputs)
-
-    try:
-        rows = dense_rows(part.module, part.trained, product, [*(e.values for e in errors), *columns], chunk_bytes)
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return Entangled(f"{part} cannot be computed one example at a time ({first_line(error)})")
-    if sums is not None and not _confirmed(part, errors, rows, sums, columns[0].device):
-        return Entangled(f"{part} does not repeat what it did in the batch")
-    factors: dict[str, Factor] = {local: Rows(value, memory.scratch) for local, value in rows.gradients.items()}
-    return Made(factors, f"dense: {part.kind}{rows.way}")
-
-
-def _attention(
-    part: ModelPart, module: nn.MultiheadAttention, error: Errors, compared: bool, memory: Memory
-) -> Made | None:
-    """The factors of torch's attention; ``None`` where it is not seen to give the batch's outputs again."""
-    positional, named = part.call.with_tensors(part.call.tensors)
-    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(error.values.device.type) else TOLERANCE
-    with full_precision(error.values.device):
-        attended = attend(module, *positional, **named)
-        if compared and not repeats(attended.output, error.output.value, tolerance):
-            return None
-        return Made(attention_factors(module, attended, error.values, memory), f"ghost: {part.kind}")
-
-
-def _confirmed(part: ModelPart, errors: list[Errors], rows: DenseRows, sums: Vector, device: torch.device) -> bool:
-    """Tell whether a subtree gave the batch's outputs again, and gradients that add up to the batch's."""
-    tolerance = AUTOCAST_TOLERANCE if torch.is_autocast_enabled(device.type) else TOLERANCE
-    expected = [error.output.value for error in errors]
-    if not all(repeats(again[:, 0], value, tolerance) for again, value in zip(rows.outputs, expected, strict=True)):
-        return False
-    return _add_up([(rows.gradients[local], sums.get(part.full(local))) for local in part.trained], tolerance)
-
-
-def _inner(output: Tensor, error: Tensor) -> Tensor:
-    if output.shape != error.shape:
-        raise ValueError(f"an output of shape {tuple(output.shape)} for one example, {tuple(error.shape)} in the batch")
-    return (output * error).sum()
-
-
-def repeats(again: Tensor, value: Tensor | None, tolerance: float) -> bool:
-    """Tell whether a subtree gave the same outputs again: not so if it drew other random numbers."""
-    if value is None:
-        return False
-    value = value.to(again.dtype)
-    largest = float(value[torch.isfinite(value)].abs().max().nan_to_num()) if value.numel() else 0.0
-    return bool(torch.isclose(again, value, rtol=tolerance, atol=tolerance * largest, equal_nan=True).all())
-
-
-def _add_up(pairs: Sequence[tuple[Tensor, Tensor | None]], tolerance: float) -> bool:
-    """Tell whether gradients (B, *shape) add up to the batch's: not so if their parameter is used elsewhere."""
-    sizes = [torch.linalg.vector_norm(flattened(rows), dim=1).sum() for rows, _ in pairs]
-    rounding = ROUNDINGS * torch.finfo(sizes[0].dtype).eps * torch.stack(sizes).max()
-    apart = [torch.linalg.vector_norm(rows.sum(dim=0) - (0 if total is None else total)) for rows, total in pairs]
-    return not any(bool(off > tolerance * size + rounding) for off, size in zip(apart, sizes, strict=True))
-
-
-class GhostGradients(FactoredGradients):
-    """Gradients from the inputs and the output gradients of the layers."""
+Columns = tuple[tuple[bool, ...], ...]
 
 
 @dataclass(frozen=True)
 class Route:
-    """How the gradients of a model are computed.
+    """How the gradients of a model are computed, whatever the batch.
 
     Attributes:
         dense: why the whole model is dense, for people; empty: layer by layer.
-        batch_first: whether the first axis of what attention takes is known to count the examples, so that another axis
-            of the same length, of a sequence, misleads nobody.
-        shared: names of embeddings that are asked once for all examples.
+        steps: what happens to the parameters in a forward pass; ``None``: it is found out on the batch.
+        apart: names of modules of which all is dense -> why.
+        columns: of these modules -> for each call which of the tensors that it is given have a row for each example.
     """
 
     dense: str = ""
-    batch_first: bool = False
-    shared: tuple[str, ...] = ()
+    steps: tuple[Step, ...] | None = None
+    apart: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Columns] = field(default_factory=dict)
+
+
+class GhostGradients(FactoredGradients):
+    """Gradients from the inputs and the output gradients of the layers."""
 
 
 def ghost_gradients(
@@ -189,218 +91,467 @@ def ghost_gradients(
     route: Route | None = None,
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
-    parts = list(find_parts(model))
-    problem = problem_of_model(model, parts)
-    if problem:
-        return Entangled(problem)
-    return gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), route)
+    if route is None or route.steps is None:
+        route = traced_route(model, loss, x, y, chunk_bytes)
+    if route.dense:
+        return Entangled(route.dense)
+    graph = _passed(model, loss, x, y, route)
+    if isinstance(graph, Entangled):
+        return graph
+    return gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
 
 
-def gradients_of_parts(
-    model: nn.Module, parts: Sequence[ModelPart], loss: Loss, x: Tensor, y: Tensor, memory: Memory, route: Route | None
-) -> GhostGradients | Entangled:
-    """Compute the gradients of a batch from what is seen of a model's parts, or say why that is not possible."""
-    chunk_bytes = 2 * memory.scratch
+# ---- one pass -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a forward pass left behind."""
+
+    total: Tensor  # the sum of the losses
+    uses: list[Use]
+    copies: Sequence[tuple[Source, Tensor]] = ()  # of sources, for each example, (B, *shape)
+    stand_ins: Sequence[tuple[Source, Tensor]] = ()
+    parts: Sequence[ModelPart] = ()  # that are dense
+
+
+def _passed(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> Graph | Entangled:
+    """Run a model along a route."""
+    traced, parts = _trained(model, route.apart)
+    tracer = Tracer(traced, len(x), route.steps)
     try:
-        with torch.enable_grad(), recorded(parts, len(x), None if route is None else route.shared):
+        with torch.enable_grad(), recorded(parts), _uncompiled(), tracer:
             losses = loss(model(x), y)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        table = next((part for part in parts if part.spread), None)
-        if table is None:
-            raise
-        return Entangled(f"{table} is asked once for all examples, and cannot be for each ({first_line(error)})")
-    check_losses(losses, len(x))
-    with torch.enable_grad():
-        total = losses.sum()
-    used = reached(total, parts)
-    batch_first = route is not None and route.batch_first
-    problem = next((problem for part in parts if (problem := _problem_of_part(part, used, len(x), batch_first))), "")
-    if route is None and not problem:
-        problem = (
-            _problem_of_hiding(parts, total)
-            or _problem_of_growth(model, parts, x)
-            or _problem_of_sharing(model, parts, loss, x, y)
-        )
-    if problem:
-        return Entangled(problem)
+            check_losses(losses, len(x))
+            total = losses.sum()
+    except Otherwise as error:
+        return Entangled(str(error))
+    if not tracer.complete:
+        return Entangled("it does not use all parameters that it was seen to use")
+    return Graph(total, tracer.uses, list(tracer.copies.values()), tracer.stand_ins, parts)
+
+
+def gradients_of(
+    model: nn.Module, graph: Graph, examples: int, memory: Memory, route: Route
+) -> GhostGradients | Entangled:
+    """Return the gradients of what a forward pass left behind, or say why they do not follow from it."""
+    changed = [str(part) for part in graph.parts for call in part.calls if call.changed]
+    changed += ["a layer" for use in graph.uses if use.operation.input._version != use.version]
+    if changed:
+        return Entangled(f"the input of {changed[0]} is changed in place")
     try:
-        errors, sums = _backward(parts, total)
+        given = _backward(graph)
     except RuntimeError as error:
         return Entangled(f"its backward pass fails ({first_line(error)})")
-    trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
-    factors: dict[str, Factor] = {name: Zero(value, len(x)) for name, value in trained.items()}
-    routes = _idle(model, parts)
-    known = sums if route is None else None
-    for name, pair in _pairs(model, parts, errors).items():
-        table, layer = pair
-        shared = _tied(table, layer, errors.pop(table.name)[0].values, errors.pop(layer.name)[0].values, memory)
-        routes |= {part.name: f"ghost: {part.kind}" for part in pair}
-        factors |= {name if local == "weight" else layer.full(local): each for local, each in shared.items()}
-    for part in parts:
-        if part.name not in errors:
-            continue
-        own = errors.pop(part.name)
-        made = _ruled(part, own, memory) if part.ruled else subtree(part, own, known, len(x), memory, chunk_bytes)
-        if isinstance(made, Entangled):
-            return made
-        routes[part.name] = made.route
-        factors |= {part.full(local): factor for local, factor in made.factors.items() if local in part.trained}
-        part.calls.clear()  # inputs that no factor needs are let go before the next layer's rows are written
+    graph.uses.clear()  # what they hold goes as the factors are made
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    factors: dict[str, Factor] = {name: Zero(value.detach(), examples) for name, value in trained.items()}
     first = next(iter(trained.values()))
+    with full_precision(first.device):
+        made = _factors(given, trained, examples, memory)
+    routes = _routes(model, made, route.apart)
+    factors |= made
+    names = {id(value): name for name, value in trained.items()}
+    for part in graph.parts:
+        rows = dense_part(part, given.errors, route.columns[part.name], memory)
+        if isinstance(rows, Entangled):
+            return rows
+        own, way = rows
+        factors |= {names[id(part.trained[local])]: factor for local, factor in own.items()}
+        routes[part.name] = f"dense: {part.kind} ({route.apart[part.name]}){way}"
     shapes = {name: value.shape for name, value in trained.items()}
-    return GhostGradients(factors, len(x), shapes, first.dtype, first.device, routes, chunk_bytes)
+    return GhostGradients(factors, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
 
 
-def _problem_of_hiding(parts: Sequence[ModelPart], total: Tensor) -> str:
-    """Why gradients of layers are not to be seen: a backward pass of the model's own makes them."""
-    trained = {part.full(local): value for part in parts for local, value in part.trained.items()}
+def _uncompiled() -> ExitStack:
+    """Run what torch compiled as it was before."""
+    stack = ExitStack()
+    if "torch._dynamo.eval_frame" in sys.modules:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+    return stack
+
+
+def _part(model: nn.Module, name: str) -> ModelPart:
+    module = model.get_submodule(name)
+    return ModelPart(name, module, {n: v for n, v in module.named_parameters() if v.requires_grad})
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The gradient of the total loss with respect to one output of a part."""
+
+    output: Output  # which one
+    values: Tensor  # (B, ...)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a backward pass gave."""
+
+    uses: list[tuple[Use, Tensor]]  # layers, and the gradients of their outputs
+    copies: list[tuple[Source, Tensor]]  # sources, and their gradients for each example, (B, *shape)
+    errors: dict[int, list[Errors]]  # id of a call of a module without a rule -> gradients of its outputs
+
+
+def _backward(graph: Graph) -> Given:
+    """Return the gradients of all that was recorded, as far as the losses depend on it."""
+    uses, copies = graph.uses, graph.copies
+    outputs = [(call, output) for part in graph.parts for call in part.calls for output in call.outputs]
+    wanted = [use.edge for use in uses] + [get_gradient_edge(copy) for _, copy in copies]
+    wanted += [output.edge for _, output in outputs]
+    if not wanted or not graph.total.requires_grad:
+        return Given([], [], {})
+    gradients = iter(torch.autograd.grad(graph.total, wanted, allow_unused=True))
+    of_uses = [(use, error) for use, error in zip(uses, gradients, strict=False) if error is not None]
+    of_copies = [(source, rows) for (source, _), rows in zip(copies, gradients, strict=False) if rows is not None]
+    errors: dict[int, list[Errors]] = {}
+    for (call, output), values in zip(outputs, gradients, strict=True):
+        if values is not None:
+            errors.setdefault(id(call), []).append(Errors(output, values))
+    return Given(of_uses, of_copies, errors)
+
+
+def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory: Memory) -> dict[str, Factor]:
+    """The factors of all parameters that layers, or autograd, gave gradients."""
+    gathered = _Gathered(given, trained, memory)
+    dtype = next(iter(trained.values())).dtype
+    while given.uses:  # what no factor needs is let go before the next layer's rows are written
+        use, error = given.uses.pop()
+        made = use.operation.contributions(error, examples, use.place, memory, dtype)
+        for role, source in use.sources.items():
+            gathered.add(source, made[role]())
+    for source, rows in given.copies:
+        gathered.add(source, Rows(rows.to(dtype), memory.scratch))
+    return gathered.finished()
+
+
+class _Gathered:
+    """What parameters, and tensors computed from them, are given; each is passed on once all of it is there."""
+
+    def __init__(self, given: Given, trained: Mapping[str, Tensor], memory: Memory) -> None:
+        self._trained = trained
+        self._memory = memory
+        of_uses = (source for use, _ in given.uses for source in use.sources.values())
+        self._open = Counter(id(source.value) for source in chain(of_uses, (source for source, _ in given.copies)))
+        self._bounds: list[Sizes] = []
+        self._found: dict[int, list[Contribution]] = {}
+        self._factors: dict[str, list[Factor]] = {}
+
+    def add(self, source: Source, contribution: Contribution) -> None:
+        """Take what a parameter, or what was computed from parameters, is given."""
+        number = id(source.value)
+        found = self._found.setdefault(number, [])
+        found.append(contribution)
+        self._open[number] -= 1
+        if self._open[number]:
+            return
+        factor = factor_of(source.value.shape, self._found.pop(number), self._memory)
+        for name, share in _passed_on(source, factor, self._trained, self._memory):
+            self._factors.setdefault(name, []).append(share)
+            self._bounds += share.bounds()
+        if sum(bound.waits for bound in self._bounds) > CACHE_BYTES:
+            Sizes.compute(self._bounds)
+            self._bounds.clear()
+
+    def finished(self) -> dict[str, Factor]:
+        """Return the parameters' factors."""
+        shapes = {name: self._trained[name].shape for name in self._factors}
+        return {name: factor_of(shapes[name], found, self._memory) for name, found in self._factors.items()}
+
+
+def _passed_on(
+    source: Source, factor: Factor, trained: Mapping[str, Tensor], memory: Memory
+) -> Iterator[tuple[str, Factor]]:
+    """What the gradients of a tensor that was computed from parameters give these."""
+    value, roots = source.value, source.roots
+    if len(roots) == 1 and value is trained[roots[0]]:
+        yield roots[0], factor
+        return
+    rows = factor.rows(0, factor.examples).to(value.dtype)
+    parameters = [trained[root] for root in roots]
+    for name, gradients in zip(roots, _pulled_back(value, parameters, rows), strict=True):
+        if gradients is not None:
+            yield name, Rows(gradients, memory.scratch)
+
+
+def _pulled_back(value: Tensor, parameters: Sequence[Tensor], rows: Tensor) -> Sequence[Tensor | None]:
+    """The gradients (B, *shape) of parameters from those of what was computed from them."""
+    pull = partial(torch.autograd.grad, value, parameters, retain_graph=True, allow_unused=True)
     try:
-        hidden = hidden_parameters(total, trained)
-    except RuntimeError as error:
-        return f"its backward pass fails ({first_line(error)})"
-    return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own" if hidden else ""
+        return pull(rows, is_grads_batched=True)
+    except RuntimeError:  # a function that torch cannot map over the examples
+        each = zip(*(pull(row) for row in rows), strict=True)
+        return [None if one[0] is None else torch.stack(one) for one in each]
 
 
-def _problem_of_growth(model: nn.Module, parts: Sequence[ModelPart], x: Tensor) -> str:
-    """Why the first axis of what a layer takes does not count the examples: with one more it is no longer."""
-    try:
-        with torch.enable_grad(), seeded_generators(0, x.device), lengths_seen(parts) as seen:
-            model(torch.cat([x, x[:1]]))
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        return f"it does not take one example more ({first_line(error)})"
-    fixed = (part for part in parts if not part.spread and seen.get(part.name, len(x) + 1) != len(x) + 1)
-    return next((f"what {part} takes does not grow with the batch" for part in fixed), "")
-
-
-def _problem_of_sharing(model: nn.Module, parts: Sequence[ModelPart], loss: Loss, x: Tensor, y: Tensor) -> str:
-    """Why embeddings that are asked once must not be asked for each example: losses or gradients change."""
-    tables = [part for part in parts if part.spread]
-    names = [table.name for table in tables]
-
-    def seen(shared: Sequence[str]) -> list[Tensor]:
-        with torch.enable_grad(), seeded_generators(0, x.device), spread(tables, len(x), shared):
-            losses = loss(model(x), y)
-            weights = [table.trained["weight"] for table in tables]
-            found = torch.autograd.grad(losses.sum(), weights, allow_unused=True, materialize_grads=True)
-            return [losses.detach(), *found]
-
-    if not tables or all(repeats(again, value, TOLERANCE) for again, value in zip(seen(names), seen(()), strict=True)):
-        return ""
-    return f"{tables[0]} is asked once for all examples, and the model does otherwise when it is asked for each"
-
-
-def _idle(model: nn.Module, parts: Sequence[ModelPart]) -> dict[str, str]:
-    """The routes of layers before anything is known of their use: frozen ones, and the others as unused."""
-    names = {part.name for part in parts}
-    inside = tuple(part.full("") for part in parts if not part.ruled)
+def _routes(model: nn.Module, given: Iterable[str], apart: Iterable[str]) -> dict[str, str]:
+    """The routes of modules that hold parameters themselves, for people, but for those that are dense."""
+    used, inside = set(given), tuple(f"{name}." for name in apart)
     routes = {}
+    names = {id(value): name for name, value in model.named_parameters()}
     for name, layer in model.named_modules():
-        if name in names:
-            routes[name] = f"unused: {type(layer).__name__}"
-        elif any(value is not None for value in layer._parameters.values()) and not name.startswith(inside):
-            routes[name] = f"frozen: {type(layer).__name__}"
+        own = [value for value in layer._parameters.values() if value is not None]
+        if not own or name.startswith(inside) or name in apart:
+            continue
+        kind = type(layer).__name__
+        if not any(value.requires_grad for value in own):
+            routes[name] = f"frozen: {kind}"
+        else:
+            seen = any(names[id(value)] in used for value in own)
+            routes[name] = f"ghost: {kind}" if seen else f"unused: {kind}"
     return routes
 
 
-def problem_of_model(model: nn.Module, parts: Sequence[ModelPart]) -> str:
-    """Why a model cannot be taken apart, before it runs; empty if it may be."""
-    if parts[0].module is model and not parts[0].ruled:
-        return f"{type(model).__name__} holds parameters itself"
-    if _has_any_global_hook():
-        return "torch has hooks for all modules"
-    for part in parts:
-        if isinstance(part.module, torch.jit.ScriptModule):
-            return f"{part} is compiled by TorchScript"
-    seen: dict[int, str] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
-        if value.requires_grad and id(value) in seen and not _is_pair(model, seen[id(value)], name):
-            return f"{name} is the same parameter as {seen[id(value)]}"
-        if value._backward_hooks:
-            return f"{name} has a hook on its gradient"
-        seen[id(value)] = name
+# ---- modules without a rule -----------------------------------------------------------------------------------------
+
+
+def is_column(value: Tensor, examples: int) -> bool:
+    """Whether what a module takes or returns has one entry an example; a mask, say, is the same for all of them."""
+    return value.ndim > 0 and len(value) == examples
+
+
+def dense_part(
+    part: ModelPart, errors: Mapping[int, list[Errors]], columns: Columns, memory: Memory
+) -> tuple[dict[str, Factor], str] | Entangled:
+    """Return the factors of a module's parameters, dense gradients of each of its calls, and the way, for people."""
+    found: dict[str, list[Contribution]] = {}
+    way = ""
+    if len(part.calls) != len(columns):
+        return Entangled(f"{part} is called {len(part.calls)} times, not {len(columns)}")
+    for call, chosen in zip(part.calls, columns, strict=True):
+        own = errors.get(id(call), [])
+        if not own:
+            continue
+        rows = _dense_call(part, call, own, chosen, 2 * memory.scratch)
+        if isinstance(rows, Entangled):
+            return rows
+        way = rows.way
+        for local, value in rows.gradients.items():
+            found.setdefault(local, []).append(Rows(value, memory.scratch))
+    return {local: factor_of(part.trained[local].shape, each, memory) for local, each in found.items()}, way
+
+
+def _dense_call(
+    part: ModelPart, call: Call, errors: Sequence[Errors], chosen: Sequence[bool], chunk_bytes: int
+) -> DenseRows | Entangled:
+    """Dense gradients of a call, whose outputs have to be those of the batch."""
+    columns = [value for value, is_chosen in zip(call.tensors, chosen, strict=True) if is_chosen]
+    if not columns:
+        return Entangled(f"the first axis of the input of {part} does not count the examples")
+    if not all(is_column(value, len(columns[0])) for value in (*columns, *(error.values for error in errors))):
+        return Entangled(f"the first axis of an output of {part} does not count the examples")
+
+    def product(forward: Forward, *one: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        ours = iter(one[len(errors) :])
+        tensors = (next(ours) if own else value for value, own in zip(call.tensors, chosen, strict=True))
+        positional, named = call.with_tensors(tensors)
+        returned = tree_leaves(forward(*positional, **named))
+        outputs = tuple(returned[error.output.place] for error in errors)
+        total = torch.stack([_inner(output, error) for output, error in zip(outputs, one, strict=False)]).sum()
+        return total, tuple(output.detach() for output in outputs)
+
+    try:
+        rows = dense_rows(part.module, part.trained, product, [*(e.values for e in errors), *columns], chunk_bytes)
+    except RAISED as error:
+        return Entangled(f"{part} cannot be computed one example at a time ({first_line(error)})")
+    expected = [error.output.value for error in errors]
+    tolerance = _tolerance(columns[0])
+    if not all(repeats(again[:, 0], value, tolerance) for again, value in zip(rows.outputs, expected, strict=True)):
+        return Entangled(f"{part} does not repeat what it did in the batch")
+    return rows
+
+
+def _inner(output: Tensor, error: Tensor) -> Tensor:
+    if output.shape != error.shape:
+        raise ValueError(f"an output of shape {tuple(output.shape)} for one example, {tuple(error.shape)} in the batch")
+    return (output * error).sum()
+
+
+def repeats(again: Tensor, value: Tensor, tolerance: float) -> bool:
+    """Tell whether the same numbers came out again: not so if others were drawn."""
+    value = value.to(again.dtype)
+    largest = float(value[torch.isfinite(value)].abs().max().nan_to_num()) if value.numel() else 0.0
+    return bool(torch.isclose(again, value, rtol=tolerance, atol=tolerance * largest, equal_nan=True).all())
+
+
+def _tolerance(values: Tensor) -> float:
+    return AUTOCAST_TOLERANCE if torch.is_autocast_enabled(values.device.type) else TOLERANCE
+
+
+# ---- the route ------------------------------------------------------------------------------------------------------
+
+
+def traced_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
+    """Find out how the gradients of a model are computed, and try it on a batch."""
+    problem = problem_of_model(model)
+    apart: dict[str, str] = {}
+    while not problem:
+        traced = _traced(model, loss, x, y, apart)
+        if isinstance(traced, Entangled):
+            return Route(traced.reason)
+        steps, columns, blamed = traced
+        route = Route("", steps, dict(apart), columns)
+        if not blamed:
+            problem, blamed = _tried(model, loss, x, y, route, chunk_bytes)
+        if not problem and not blamed:
+            return route
+        known = set(apart)
+        for name, reason in blamed.items():
+            problem = problem or _set_apart(name, reason, apart, known)
+    return Route(problem)
+
+
+def _set_apart(name: str, reason: str, apart: dict[str, str], known: Iterable[str]) -> str:
+    """Have the module that holds a parameter be dense, or the one around it; return why not, if it is the model."""
+    owner = name.rpartition(".")[0]
+    while owner and owner in known:
+        owner = owner.rpartition(".")[0]
+    if not owner:
+        return f"{name}: {reason}"
+    if not any(owner == other or owner.startswith(f"{other}.") for other in set(apart).difference(known)):
+        for inner in [other for other in apart if other.startswith(f"{owner}.")]:
+            del apart[inner]
+        apart[owner] = reason
     return ""
 
 
-def _is_pair(model: nn.Module, first: str, second: str) -> bool:
-    """Tell whether two names of a weight are those of an embedding and of a Linear layer."""
-    layers = [model.get_submodule(name.rpartition(".")[0]) for name in (first, second)]
-    return {type(layer) for layer in layers} == {nn.Embedding, nn.Linear} and all(has_rule(layer) for layer in layers)
+def _traced(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[str]
+) -> tuple[tuple[Step, ...], dict[str, Columns], dict[str, str]] | Entangled:
+    """Return what happens to parameters with two other numbers of examples, or why nothing follows from it for some."""
+    sizes = {size for value in chain(model.parameters(), model.buffers()) for size in value.shape}
+    numbers = sorted(TRIED, key=lambda number: any(size % number == 0 for size in sizes if size))
+    reason = ""
+    for pair in zip(numbers[::2], numbers[1::2], strict=False):
+        try:
+            one, other = (_noted(model, loss, x, y, apart, number) for number in pair)
+        except RAISED as error:
+            return Entangled(f"it does not take another number of examples ({first_line(error)})")
+        if one.blamed or other.blamed:
+            return (), {}, other.blamed | one.blamed
+        steps = [step.common(same) for step, same in zip(one.steps, other.steps, strict=False)]
+        if len(one.steps) == len(other.steps) and None not in steps and one.columns == other.columns:
+            return tuple(step for step in steps if step is not None), one.columns, {}
+        reason = "it works otherwise with another number of examples"
+    return Entangled(reason)
 
 
-def _pairs(
-    model: nn.Module, parts: Sequence[ModelPart], errors: Mapping[str, object]
-) -> dict[str, tuple[ModelPart, ModelPart]]:
-    """Parameter's name -> embedding and Linear layer that share it, where the losses depend on both."""
+class _Noted(NamedTuple):
+    """What was seen of a forward pass."""
+
+    steps: Sequence[Step]
+    columns: dict[str, Columns]  # of dense modules
+    blamed: dict[str, str]  # names of parameters whose gradients do not follow -> why
+
+
+def _noted(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[str], examples: int) -> _Noted:
+    some = torch.arange(examples, device=x.device) % len(x)
+    trained, parts = _trained(model, apart)
+    tracer = Tracer(trained, examples)
+    with torch.enable_grad(), seeded_generators(0, x.device), recorded(parts), _uncompiled(), tracer:
+        outputs = model(x[some])
+        with suppress(*RAISED):  # a loss of this very batch
+            loss(outputs, y[some.to(y.device)]).sum()
+    columns = {
+        part.name: tuple(tuple(is_column(value, examples) for value in call.tensors) for call in part.calls)
+        for part in parts
+    }
+    return _Noted(tracer.steps, columns, tracer.blamed)
+
+
+def _tried(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route, chunk_bytes: int
+) -> tuple[str, dict[str, str]]:
+    """Compare with plain training, and with the same where one example is another one; return what is wrong."""
+    trained, _ = _trained(model, ())
+
+    def plain() -> tuple[list[str], Vector]:
+        with seeded_generators(0, x.device), torch.enable_grad():
+            total = loss(model(x), y).sum()
+            hidden = hidden_parameters(total, trained)
+            return hidden, {} if hidden or not total.requires_grad else plain_gradient(total, trained)
+
+    try:
+        hidden, wanted = plain()
+    except RuntimeError as error:
+        return f"its backward pass fails ({first_line(error)})", {}
+    if hidden:
+        return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own", {}
+    with seeded_generators(0, x.device):
+        graph = _passed(model, loss, x, y, route)
+    if isinstance(graph, Entangled):
+        return graph.reason, {}
+    outside = _used_outside(model, graph)
+    if outside:
+        return "", dict.fromkeys(outside, "it is used by something else than a function of torch")
+    gradients = gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
+    if isinstance(gradients, Entangled):
+        return gradients.reason, {}
+    off = _other_sum(gradients, wanted, _tolerance(x))
+    if off and torch.equal(plain()[1][off], wanted[off]):
+        return f"gradients of {off} for each example do not add up to that of the batch", {}
+    return _problem_of_others(model, loss, x, y, route, chunk_bytes), {}
+
+
+def _used_outside(model: nn.Module, graph: Graph) -> list[str]:
+    """Names of parameters that the losses depend on in another way than was seen."""
+    nodes: dict[Node, Sequence[Node]] = {
+        use.edge.node: () if use.entry is None else (use.entry.node,) for use in graph.uses
+    }
+    calls = [call for part in graph.parts for call in part.calls]
+    nodes |= {output.edge.node: call.sources for call in calls for output in call.outputs}
+    leaves = reached(graph.total, nodes).leaves
     names = {id(value): name for name, value in model.named_parameters()}
-    sharing: dict[str, list[ModelPart]] = {}
-    for part in parts:
-        if part.ruled and part.name in errors and "weight" in part.trained:
-            sharing.setdefault(names[id(part.trained["weight"])], []).append(part)
-    both = {name: sorted(pair, key=lambda part: part.kind) for name, pair in sharing.items() if len(pair) == 2}
-    return {name: (table, layer) for name, (table, layer) in both.items()}
+    names |= {id(value): source.roots[0] for source, value in graph.stand_ins}
+    return [name for number, name in names.items() if number in leaves]
 
 
-def _tied(table: ModelPart, layer: ModelPart, looked_up: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    """The factors of a weight that an embedding and a Linear layer share, and of the Linear layer's bias."""
-    if not isinstance(table.module, nn.Embedding):
-        raise TypeError(f"{table} is no embedding")
-    dtype = layer.trained["weight"].dtype
-    indices, x = (part.call.tensors[0] for part in (table, layer))
-    looked_up, error = looked_up.to(dtype), error.to(dtype)
-    with full_precision(x.device):
-        made = {"weight": tied_weight(table.module, indices, looked_up, (x.to(dtype), error), memory)}
-        if "bias" in layer.trained:
-            made["bias"] = summed_positions(error.reshape(len(error), -1, error.shape[-1]), 1, memory)
-    return made
+def _other_sum(gradients: GhostGradients, wanted: Vector, tolerance: float) -> str:
+    """The first parameter whose gradients do not add up to the batch's, but for rounding; empty: there is none."""
+    sums = gradients.combine(gradients.norms().new_ones(gradients.examples))
+    rounding, whole = ROUNDINGS * torch.finfo(gradients.dtype).eps, float(gradients.norms().sum())
+    for name, value in wanted.items():
+        rounded = rounding * max(whole, float(gradients.magnitudes((name,)).sum()))
+        room = tolerance * float(gradients.norms((name,)).sum()) + rounded
+        if float(torch.linalg.vector_norm(sums[name] - value)) > room:
+            return name
+    return ""
 
 
-def _problem_of_part(part: ModelPart, used: ReachedNodes, examples: int, batch_first: bool) -> str:
-    """Why the gradients of a part do not follow from what was seen of it; empty if they do, or if it is not used."""
-    entered = any(output.edge.node in used.nodes for call in part.calls for output in call.outputs)
-    outside = any(id(value) in used.leaves for value in part.trained.values())
-    if not entered:
-        return f"the parameters of {part} are used outside of it" if outside else ""
-    if len(part.calls) != 1:
-        return f"{part} is called {len(part.calls)} times"
-    if part.ruled and outside:
-        return f"a parameter of {part} is also used outside of it"
-    if part.call.changed:
-        return f"the input of {part} is changed in place"
-    if part.ruled:
-        unclear = len(part.call.tensors) != 1 or is_ambiguous(part.module, part.call.tensors[0], examples)
-    else:
-        columns = [value for value in part.call.tensors if is_column(value, examples)]
-        usual = is_usual(part.module)
-        others = [value.shape[1:2] if usual else value.shape[1:] for value in columns]
-        # Whether the first axis of the only tensor counts the examples is seen with one example more.
-        known = len(part.call.tensors) == 1 or (usual and batch_first) or examples == 1
-        unclear = not columns or (not known and any(examples in shape for shape in others))
-    return f"the first axis of the input of {part} may not count the examples" if unclear else ""
+def _problem_of_others(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route, chunk_bytes: int) -> str:
+    """Why an axis of examples and positions may lie otherwise: another example changes others' gradients."""
+    if all(share == 1 for step in route.steps or () for _, share in step.axes):
+        return ""
+    some = torch.arange(max(3, len(x)), device=x.device) % len(x)
+    x, y = x[some], y[some.to(y.device)]
+    other, label = x.clone(), y.clone()
+    other[0], label[0] = x[-1].flip(*range(x.ndim - 1)) if x.ndim > 1 else x[-1], y[-1]
+    seen = []
+    for images, labels in ((x, y), (other, label)):
+        with seeded_generators(0, x.device):
+            gradients = ghost_gradients(model, loss, images, labels, chunk_bytes, route=route)
+        if isinstance(gradients, Entangled):
+            return gradients.reason
+        generator = torch.Generator().manual_seed(0)
+        vector = {name: torch.randn(shape, generator=generator) for name, shape in gradients.shapes.items()}
+        vector = {name: value.to(gradients.device, gradients.dtype) for name, value in vector.items()}
+        seen.append(torch.stack([gradients.norms(), gradients.dot(vector)])[:, 1:])
+    first, again = seen
+    return "" if repeats(again, first, _tolerance(x)) else "an axis may not count the examples first"
 
 
-def _backward(parts: Sequence[ModelPart], total: Tensor) -> tuple[dict[str, list[Errors]], Vector]:
-    """Return gradients of the parts' outputs, as far as the loss depends on them, and of the subtrees' parameters."""
-    outputs = [(part, output) for part in parts if len(part.calls) == 1 for output in part.call.outputs]
-    subtrees = [part for part in parts if not part.ruled]
-    parameters = {part.full(local): value for part in subtrees for local, value in part.trained.items()}
-    wanted = [output.edge for _, output in outputs] + [get_gradient_edge(value) for value in parameters.values()]
-    if not wanted or not total.requires_grad:
-        return {}, {}
-    gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-    errors: dict[str, list[Errors]] = {}
-    for (part, output), values in zip(outputs, gradients, strict=False):
-        if values is not None:
-            errors.setdefault(part.name, []).append(Errors(output, values))
-    sums = zip(parameters, gradients[len(outputs) :], strict=True)
-    return errors, {name: value for name, value in sums if value is not None}
+def _trained(model: nn.Module, apart: Iterable[str]) -> tuple[dict[str, Tensor], list[ModelPart]]:
+    """The trained parameters outside of modules that are dense, and these."""
+    parts = [_part(model, name) for name in apart]
+    inside = {id(value) for part in parts for value in part.trained.values()}
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return {name: value for name, value in trained.items() if id(value) not in inside}, parts
 
 
-def _ruled(part: ModelPart, errors: list[Errors], memory: Memory) -> Made:
-    rule = rule_of(part.module)
-    if rule is None:
-        raise TypeError(f"{part} has no rule")
-    dtype = next(iter(part.trained.values())).dtype
-    x, error = part.call.tensors[0], errors[0].values
-    x = x.to(dtype) if x.is_floating_point() else x
-    with full_precision(x.device):
-        return Made(rule(part.module, x, error.to(dtype), memory), f"ghost: {part.kind}")
+def problem_of_model(model: nn.Module) -> str:
+    """Why a model cannot be taken apart, before it runs; empty if it may be."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"{name or 'the model'} ({type(module).__name__}) is compiled by TorchScript"
+    hooked = [name for name, value in model.named_parameters() if value.requires_grad and value._backward_hooks]
+    return f"{hooked[0]} has a hook on its gradient" if hooked else ""

@@ -22,7 +22,7 @@ from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.core.threads import cpu_threads
 from fedpriv.gradients.calls import hidden_parameters, plain_gradient, reached
 from fedpriv.gradients.dense import FactoredGradients, Loss
-from fedpriv.gradients.factors import Factor
+from fedpriv.gradients.factors import Factor, Sizes
 from fedpriv.gradients.operator import GradientOperator
 from fedpriv.gradients.per_example import (
     Route,
@@ -369,6 +369,8 @@ def _alike(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, Sizes):
+        return True  # it follows from the rest
     if isinstance(one, Factor):
         return vars(one).keys() == vars(other).keys() and all(map(_alike, vars(one).values(), vars(other).values()))
     if hasattr(one, "shape"):  # inputs that are computed where they are asked for
@@ -406,7 +408,7 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
-        leaves = reached(total, ()).leaves
+        leaves = reached(total, {}).leaves
         hidden = hidden_parameters(total, {name: value for name, value in originals.items() if value.requires_grad})
     if hidden or any(id(value) in leaves for value in originals.values()):
         raise InputError(

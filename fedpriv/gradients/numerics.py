@@ -6,6 +6,7 @@ would let through more than the bound. Neither may a number be lost because its 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +40,14 @@ def lengths(rows: Tensor) -> Tensor:
     for chunk in doubtful.split(max(1, AT_ONCE // rows[0].nbytes)):
         norms[chunk] = scaled_norms(rows[chunk])
     return norms
+
+
+def lengths_of(sides: Sequence[Tensor]) -> list[Tensor]:
+    """Return what :func:`lengths` says of each of some rows (B, n), B and the type the same, without extremes."""
+    norms, limits = torch.stack([row_norms(side) for side in sides]), torch.finfo(sides[0].dtype)
+    if norms.numel() and within(norms, math.sqrt(limits.tiny / limits.eps), LARGEST_SIDE[norms.dtype]):
+        return list(norms)
+    return [without_extremes(lengths(side)) for side in sides]
 
 
 def scaled_norms(rows: Tensor) -> Tensor:

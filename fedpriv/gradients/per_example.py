@@ -1,7 +1,6 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -10,10 +9,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
-from fedpriv.gradients.calls import coupled_layers, find_parts
+from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
-from fedpriv.gradients.factors import Memory
-from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, gradients_of_parts, problem_of_model
+from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, traced_route
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES
 
 __all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
@@ -24,29 +22,7 @@ def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_byte
 
     The arguments are those of :func:`per_example_gradients`.
     """
-    if not len(x):
-        return Route()
-    route = _tried(model, loss, x, y, chunk_bytes)
-    if not route.dense:
-        return route
-    # With one example more the axis that grows is the one that counts them.
-    more = _tried(model, loss, torch.cat([x, x[:1]]), torch.cat([y, y[:1]]), chunk_bytes)
-    if more.dense:
-        return route
-    known = replace(more, batch_first=True)
-    again = ghost_gradients(model, loss, x, y, chunk_bytes, route=known)
-    return Route(again.reason) if isinstance(again, Entangled) else known
-
-
-def _tried(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes: int) -> Route:
-    parts = list(find_parts(model))
-    problem = problem_of_model(model, parts)
-    if problem:
-        return Route(problem)
-    gradients = gradients_of_parts(model, parts, loss, x, y, Memory(chunk_bytes), None)
-    if isinstance(gradients, Entangled):
-        return Route(gradients.reason)
-    return Route(shared=tuple(part.name for part in parts if part.spread))
+    return traced_route(model, loss, x, y, chunk_bytes) if len(x) else Route()
 
 
 def per_example_gradients(

@@ -1,15 +1,18 @@
-"""Rules: per-example gradients from a layer's input and its output's gradient, one rule for each kind of layer."""
+"""Rules: per-example gradients of a layer's parameters from its input and its output's gradient.
+
+A layer is a function of torch, whatever module calls it. What one call adds to a parameter's gradients is a
+contribution; those of all calls together make the parameter's factor.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from typing_extensions import TypeIs
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
@@ -20,26 +23,314 @@ from fedpriv.gradients.factors import (
     Memory,
     Outer,
     Rows,
+    Sizes,
     Stacked,
     Tied,
     rows_are_cheaper,
     slices,
 )
 from fedpriv.gradients.numerics import lengths, without_extremes
+from fedpriv.gradients.operator import total
+
+Contributions = Mapping[str, Callable[[], "Contribution"]]
+"""The role of a parameter -> what a call adds to its gradients."""
+
+Rule = Callable[[Tensor, Tensor, int, Memory], Contributions]
+"""(input, gradient of the output, B, memory) -> contributions."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of a layer, and how the gradients of its parameters follow from its output's."""
+
+    input: Tensor
+    parameters: Mapping[str, Tensor | None]  # by their roles
+    rule: Rule
+    own_axes: int | None  # how many last axes of the input are not positions; None: all but the first
+
+    def allows(self, axis: int) -> bool:
+        """Tell whether an axis of the input may count the examples."""
+        return axis == 0 if self.own_axes is None else axis < self.input.ndim - self.own_axes
+
+    def detached(self) -> "Operation":
+        """Return the same without autograd's graph, and without the parameters."""
+        return replace(self, input=self.input.detach(), parameters={})
+
+    def contributions(
+        self, error: Tensor, examples: int, place: int, memory: Memory, dtype: torch.dtype
+    ) -> Contributions:
+        """Return what follows for the parameters from the gradient of the output; ``place`` counts the examples."""
+        x, error = self.input, error.to(dtype)
+        x = x.to(dtype) if x.is_floating_point() else x
+        if self.own_axes is not None:
+            first = x.ndim - self.own_axes
+            x, error = (v.movedim(place, 0).reshape(examples, -1, *v.shape[first:]) for v in (x, error))
+        return self.rule(x, error, examples, memory)
+
+
+# ---- what calls add to a parameter's gradients ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Products:
+    """Of a weight matrix: sums over positions of outer products of errors (B, T, out) and inputs (B, T, in)."""
+
+    x: Tensor
+    error: Tensor
+    side: Rows | None = None  # the errors of an only position, which are the bias's gradients, too
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Of a table: errors (B, T, width) of what was looked up at indices (B, T)."""
+
+    indices: Tensor
+    error: Tensor
+
+
+Contribution = Products | Lookups | Factor
+
+
+def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) -> Factor:
+    """Return the factor of a parameter from what all calls add to its gradients, at least one."""
+    products = [part for part in parts if isinstance(part, Products)]
+    lookups = [part for part in parts if isinstance(part, Lookups)]
+    made = [part for part in parts if isinstance(part, Factor)]
+    if lookups and products and not made:
+        return _tied(_looked_up(lookups, shape, memory), _together(products), memory)
+    if products:
+        made.append(_multiplied(_together(products), memory))
+    if lookups:
+        made.append(_looked_up(lookups, shape, memory))
+    if len(made) == 1:
+        return made[0]
+    examples = made[0].examples
+    bounds = total(part.magnitudes() for part in made)
+    return Rows(total(part.rows(0, examples) for part in made), memory.scratch, Sizes.known(bounds))
+
+
+def _together(parts: Sequence[Products]) -> Products:
+    if len(parts) == 1:
+        return parts[0]
+    return Products(torch.cat([part.x for part in parts], dim=1), torch.cat([part.error for part in parts], dim=1))
+
+
+def _multiplied(given: Products, memory: Memory) -> Factor:
+    x, error = given.x, given.error
+    if x.shape[1] == 1:
+        side = Rows(error[:, 0], memory.scratch, side=True) if given.side is None else given.side
+        return Dyads(x[:, 0], side, memory.scratch)
+    shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
+    if _write_out(x.shape, error, memory):
+        return Rows(torch.bmm(error.mT, x), memory.scratch, sizes)
+    return Outer(x, error, shape, memory.scratch, sizes)
+
+
+def _looked_up(parts: Sequence[Lookups], shape: torch.Size, memory: Memory) -> EmbeddingRows:
+    indices, error = (torch.cat(values, dim=1) for values in zip(*((p.indices, p.error) for p in parts), strict=True))
+    return EmbeddingRows.of(indices, error, shape, memory.scratch)
+
+
+def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
+    """A table that is looked up and multiplied with."""
+    x, error = given.x, given.error
+    shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
+    if _write_out(x.shape, error, memory):
+        rows = torch.bmm(error.mT, x).add_(table.rows(0, len(x)))
+        return Rows(rows, memory.scratch, Sizes.known(table.magnitudes() + sizes()))
+    multiplied = Outer(x, error, shape, memory.scratch, sizes)
+    return Tied(table, multiplied, (*shape, x.shape[1], table.positions), len(x), memory.scratch)
+
+
+def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
+    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits."""
+    examples, positions, wide = inputs
+    tall = error.numel() // max(1, examples * positions)
+    cheaper = groups > 1 or rows_are_cheaper(examples // memory.models, positions, wide, tall)
+    return cheaper and memory.reserve(max(0, examples * wide * tall - error.numel()), error)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operation | None:
+    return Operation(input, {"weight": weight, "bias": bias}, _product, 1) if weight.ndim == 2 else None
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Operation | None:
+    if input.ndim != 1 or (beta, alpha) != (1, 1):
+        return None
+    return Operation(mat1, {"weight": mat2, "bias": input}, _turned_product, 1)
+
+
+def _matmul(input: Tensor, other: Tensor) -> Operation | None:
+    return Operation(input, {"weight": other}, _turned_product, 1) if other.ndim == 2 and input.ndim > 1 else None
+
+
+def _product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
+    if error.shape[1] == 1:
+        side = Rows(error[:, 0], memory.scratch, side=True)
+        return {"weight": lambda: Products(x, error, side), "bias": lambda: side}
+    return {"weight": lambda: Products(x, error), "bias": lambda: _added(error, memory)}
+
+
+def _turned_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
+    """Of a weight that lies the other way round, (in, out)."""
+    return {"weight": lambda: Products(error, x), "bias": lambda: _added(error, memory)}
+
+
+def _added(error: Tensor, memory: Memory) -> Rows:
+    """Of what is added at all positions, from the error (B, T, ...)."""
+    return Rows(error.sum(dim=1), memory.scratch, Sizes(math.sqrt(error.shape[1]), error))
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Operation | None:
+    if max_norm is not None or scale_grad_by_freq:
+        return None
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    return Operation(input, {"weight": weight}, partial(_lookup, padding=padding), 0)
+
+
+def _lookup(x: Tensor, error: Tensor, examples: int, memory: Memory, padding: int | None) -> Contributions:
+    if padding is not None:
+        error = error.masked_fill((x == padding)[:, :, None], 0)
+    return {"weight": lambda: Lookups(x, error)}
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Operation:
+    normal = partial(functional.layer_norm, normalized_shape=list(normalized_shape), eps=eps)
+    return Operation(input, {"weight": weight, "bias": bias}, partial(_norm, normal=normal), len(normalized_shape))
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Operation:
+    normal = partial(functional.rms_norm, normalized_shape=list(normalized_shape), eps=eps)
+    return Operation(input, {"weight": weight}, partial(_norm, normal=normal), len(normalized_shape))
+
+
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Operation:
+    normal = partial(functional.group_norm, num_groups=num_groups, eps=eps)
+    return Operation(input, {"weight": weight, "bias": bias}, partial(_channels_norm, normal=normal), None)
+
+
+Normal = Callable[[Tensor], Tensor]
+
+
+def _norm(x: Tensor, error: Tensor, examples: int, memory: Memory, normal: Normal) -> Contributions:
+    return {"weight": lambda: _scaled(x, error, normal, (1,), memory), "bias": lambda: _added(error, memory)}
+
+
+def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, normal: Normal) -> Contributions:
+    x, error = (side.reshape(examples, -1, side.shape[1], side[0, 0].numel()) for side in (x, error))
+    positions = math.sqrt(error.shape[1] * error.shape[3])
+    return {
+        "weight": lambda: _scaled(x, error, lambda some: normal(some.flatten(0, 1)).view_as(some), (1, 3), memory),
+        "bias": lambda: Rows(error.sum(dim=(1, 3)), memory.scratch, Sizes(positions, error)),
+    }
+
+
+def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: Sequence[int], memory: Memory) -> Rows:
+    """Of a factor of what is normalised, from x and error (B, ...), with the axes of positions."""
+    parts, sizes = [], []
+    for chunk in slices(0, len(x), max(1, memory.scratch // (2 * max(1, x[0].nbytes)))):
+        products = normal(x[chunk]).mul_(error[chunk])
+        sizes.append(without_extremes(lengths(products.flatten(1))))
+        parts.append(products.sum(dim=tuple(positions)))
+    uses = math.prod(x.shape[axis] for axis in positions)
+    rows, bound = (parts[0], sizes[0]) if len(parts) == 1 else (torch.cat(parts), torch.cat(sizes))
+    return Rows(rows, memory.scratch, Sizes.known(math.sqrt(uses) * bound))
+
+
+# ---- convolutions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How the kernel of a convolution moves over its input."""
+
+    shape: torch.Size  # of the weight, (out, in / groups, *size)
+    stride: Sequence[int]
+    dilation: Sequence[int]
+    sides: Sequence[int]  # zeros around the input, as torch's ``pad`` takes them
+    groups: int
+
+    @property
+    def kernel_size(self) -> Sequence[int]:
+        """Its size along each axis."""
+        return self.shape[2:]
+
+    @property
+    def uses(self) -> int:
+        """How often a number of the input is in its patches, at most.
+
+        Along an axis a number is under ceil(k gcd(s, d) / s) places of a kernel of size k with stride s and dilation d.
+        """
+        axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        return math.prod(-(-size * math.gcd(stride, dilation) // stride) for size, stride, dilation in axes)
+
+
+class Moved(Protocol):
+    """What moves over an input: a kernel, or a layer that has one."""
+
+    @property
+    def kernel_size(self) -> Sequence[int]:
+        """Its size along each axis."""
+
+    @property
+    def stride(self) -> Sequence[int]:
+        """How far it moves."""
+
+    @property
+    def dilation(self) -> Sequence[int]:
+        """How far apart its numbers are."""
 
 
 class Patches:
-    """The patches of x (B, in, *size) as rows of a matrix, copied out for the examples that are asked for."""
+    """The patches of x (B T, in, *size) as rows of a matrix, copied out for the examples that are asked for."""
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, positions: int, group: int) -> None:
-        self._layer = layer
-        self._x = x.chunk(layer.groups, dim=1)[group]
-        self.shape = torch.Size((len(x), positions, layer.weight[0].numel()))
+    def __init__(self, kernel: Kernel, x: Tensor, shape: torch.Size, group: int) -> None:
+        self._kernel = kernel
+        self._x = x.chunk(kernel.groups, dim=1)[group]
+        self.shape = shape  # (B, positions, in / groups * kernel)
 
     def __getitem__(self, examples: slice) -> Tensor:
         """Return the patches of some examples, (n, T, in / groups * kernel)."""
-        x = self._x[examples]
-        return patches(self._layer, padded(self._layer, x).contiguous()).reshape(len(x), *self.shape[:0:-1]).mT
+        share = len(self._x) // self.shape[0]
+        x = functional.pad(self._x[share * examples.start : share * examples.stop], self._kernel.sides)
+        columns = patches(self._kernel, x.contiguous()).reshape(len(x), self.shape[2], -1).mT
+        return columns if share == 1 else columns.reshape(-1, *self.shape[1:])
+
+
+def patches(kernel: Moved, x: Tensor) -> Tensor:
+    """Return the patches of some padded input (n, channels, *size), (n, channels, *kernel, *positions): a view."""
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(kernel.dilation, kernel.kernel_size, strict=True)]
+    sizes = zip(x.shape[2:], extents, kernel.stride, strict=True)
+    positions = [(size - extent) // stride + 1 for size, extent, stride in sizes]
+    steps = x.stride()[2:]
+    inside = [dilation * step for dilation, step in zip(kernel.dilation, steps, strict=True)]
+    between = [stride * step for stride, step in zip(kernel.stride, steps, strict=True)]
+    shape = (*x.shape[:2], *kernel.kernel_size, *positions)
+    return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
@@ -55,363 +346,124 @@ def padded_sides(layer: nn.Conv1d | nn.Conv2d) -> list[int]:
     return [side for width in reversed(layer.padding) for side in (width, width)]
 
 
-def patches(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the patches of some padded input (n, channels, *size), (n, channels, *kernel, *positions): a view."""
-    extents = [dilation * (size - 1) + 1 for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
-    lengths = zip(x.shape[2:], extents, layer.stride, strict=True)
-    positions = [(length - extent) // stride + 1 for length, extent, stride in lengths]
-    steps = x.stride()[2:]
-    inside = [dilation * step for dilation, step in zip(layer.dilation, steps, strict=True)]
-    between = [stride * step for stride, step in zip(layer.stride, steps, strict=True)]
-    shape = (*x.shape[:2], *layer.kernel_size, *positions)
-    return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Operation | None:
+    if input.ndim != weight.ndim:
+        return None
+    size = weight.shape[2:]
+    strides, dilations = (_each(value, len(size)) for value in (stride, dilation))
+    if isinstance(padding, str):
+        widths = [d * (k - 1) if padding == "same" else 0 for k, d in zip(size, dilations, strict=True)]
+        pairs = [(width // 2, width - width // 2) for width in widths]
+    else:
+        pairs = [(width, width) for width in _each(padding, len(size))]
+    sides = [side for pair in reversed(pairs) for side in pair]
+    kernel = Kernel(weight.shape, strides, dilations, sides, groups)
+    return Operation(input, {"weight": weight, "bias": bias}, partial(_patched, kernel=kernel), None)
 
 
-def most_uses(layer: nn.Conv1d | nn.Conv2d) -> int:
-    """Return how often a number of a convolution's input is in its patches, at most.
-
-    Along an axis a number is under ceil(k gcd(s, d) / s) places of a kernel of size k with stride s and dilation d, and
-    padding that repeats the input uses it once more for each place that is padded.
-    """
-    axes = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
-    uses = math.prod(-(-size * math.gcd(stride, dilation) // stride) for size, stride, dilation in axes)
-    if layer.padding_mode == "zeros":
-        return uses
-    sides = layer._reversed_padding_repeated_twice
-    return uses * math.prod(1 + left + right for left, right in zip(sides[::2], sides[1::2], strict=True))
+def _each(value: int | Sequence[int], axes: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * axes if len(values) == 1 else values
 
 
-Rule = Callable[[Any, Tensor, Tensor, Memory], dict[str, Factor]]
-"""(layer, input (B, ...), gradient of the output (B, ...), memory) -> the layer's own name of a parameter -> factor."""
-
-
-def has_rule(layer: nn.Module) -> bool:
-    """Tell whether a layer is of a kind with a rule and nothing is hung on it that its kind does not have."""
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if rule_of(layer) is None or any(hooks) or list(layer.children()) or "forward" in vars(layer):
-        return False
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
-        return False
-    return set(layer._parameters) <= {"weight", "bias"}
-
-
-def rule_of(layer: nn.Module) -> Rule | None:
-    """Return the rule of a layer's kind; ``None``: there is none."""
-    kind = type(layer)
-    return RULES.get(kind) or NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
-
-
-def is_ambiguous(layer: nn.Module, x: Tensor, examples: int) -> bool:
-    """Tell whether the first axis of a layer's input cannot be that of the examples."""
-    if x.ndim < 1 or len(x) != examples or not x.numel():
-        return True
-    if isinstance(layer, nn.Conv1d | nn.Conv2d):
-        return x.ndim != layer.weight.ndim
-    own = {nn.Embedding: 0, nn.GroupNorm: x.ndim - 1}
-    trailing = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else own.get(type(layer), 1)
-    return x.ndim <= trailing
-
-
-def _linear(layer: nn.Linear, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    x = x.reshape(len(x), -1, layer.in_features)
-    error = error.reshape(len(error), -1, layer.out_features)
-    if error.shape[1] == 1:
-        bias = Rows(error[:, 0], memory.scratch, side=True)
-        return {"weight": Dyads(x[:, 0], bias, memory.scratch), "bias": bias}
-    return {"weight": of_products(x, error, memory), "bias": summed_positions(error, 1, memory)}
-
-
-def _turned_linear(layer: Any, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    """A Linear layer whose weight lies the other way round, (in, out)."""
-    x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in (x, error))
-    return {"weight": of_products(error, x, memory), "bias": summed_positions(error, 1, memory)}
-
-
-def of_products(x: Tensor, error: Tensor, memory: Memory) -> Factor:
-    """The gradients of a weight matrix that is applied at several positions: x (B, T, in), error (B, T, out)."""
-    if _write_out(x.shape, error, memory):
-        return Rows(torch.bmm(error.mT, x), memory.scratch, _sizes(error) * _sizes(x))
-    return outer(x, error, memory)
-
-
-def outer(x: Tensor, error: Tensor, memory: Memory) -> Outer:
-    """The same, not multiplied out."""
-    shape = torch.Size((error.shape[2], x.shape[2]))
-    return Outer(x, error, shape, memory.scratch, _sizes(error) * _sizes(x))
-
-
-def tied_weight(
-    table: nn.Embedding, indices: Tensor, looked_up: Tensor, given: tuple[Tensor, Tensor], memory: Memory
-) -> Factor:
-    """Return the gradients of a weight that an embedding and a Linear layer share, from inputs and errors."""
-    first = _embedding(table, indices, looked_up, memory)["weight"]
-    x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in given)
-    if not isinstance(first, EmbeddingRows) or _write_out(x.shape, error, memory):
-        rows = torch.bmm(error.mT, x).add_(first.rows(0, len(x)))
-        return Rows(rows, memory.scratch, first.magnitudes() + _sizes(error) * _sizes(x))
-    sizes = (*table.weight.shape, x.shape[1], indices[0].numel())
-    return Tied(first, outer(x, error, memory), sizes, len(x), memory.scratch)
-
-
-def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
+def _patched(x: Tensor, error: Tensor, examples: int, memory: Memory, kernel: Kernel) -> Contributions:
     """A convolution is its weight matrix applied to each patch; per group with groups."""
     error = error.flatten(2)
-    errors = _group_sizes(error, layer.groups)
-    magnitudes = math.sqrt(most_uses(layer)) * errors * _group_sizes(x, layer.groups)
-    bias = Rows(error.sum(dim=2), memory.scratch, math.sqrt(error.shape[2]) * _together(errors))
-    if _write_out((len(x), error.shape[2], layer.weight[0].numel()), error, memory, layer.groups):
-        rows = _written_convolution(layer, x, error)
-        return {"weight": Rows(rows, memory.scratch, _together(magnitudes)), "bias": bias}
+    if len(error) != examples:  # positions of an example come one after the other
+        error = error.reshape(examples, -1, *error.shape[1:]).transpose(1, 2).flatten(2)
+    return {
+        "weight": lambda: _kernels(x, error, memory, kernel),
+        "bias": lambda: Rows(error.sum(dim=2), memory.scratch, Sizes(math.sqrt(error.shape[2]), error)),
+    }
+
+
+def _kernels(x: Tensor, error: Tensor, memory: Memory, kernel: Kernel) -> Factor:
+    """The gradients of a convolution's weight, from x (B T, in, *size) and error (B, out, positions)."""
+    examples, positions, wide = len(error), error.shape[2], kernel.shape[1:].numel()
+    if _write_out((examples, positions, wide), error, memory, kernel.groups):
+        sizes = Sizes(math.sqrt(kernel.uses), error, x.reshape(examples, -1))
+        return Rows(_written(kernel, x, error), memory.scratch, sizes)
     parts = []
-    for group, group_error in enumerate(error.chunk(layer.groups, dim=1)):
-        columns: Inputs = Patches(layer, x, error.shape[2], group)
-        if error.shape[2] == 1 or memory.reserve(columns.shape.numel(), x):
-            columns = columns[:]
-        shape = layer.weight[: group_error.shape[1]].shape
-        parts.append(Outer(columns, group_error.mT, shape, memory.scratch, magnitudes[:, group]))
-    weight = parts[0] if len(parts) == 1 else Stacked(parts, len(x), layer.weight.shape, memory.scratch)
-    return {"weight": weight, "bias": bias}
+    for group, group_error in enumerate(error.chunk(kernel.groups, dim=1)):
+        columns: Inputs = Patches(kernel, x, torch.Size((examples, positions, wide)), group)
+        if positions == 1 or memory.reserve(columns.shape.numel(), x):
+            columns = columns[0:examples]
+        shape = torch.Size((group_error.shape[1], *kernel.shape[1:]))
+        channels = x.chunk(kernel.groups, dim=1)[group].reshape(examples, -1)
+        sizes = Sizes(math.sqrt(kernel.uses), group_error, channels)
+        parts.append(Outer(columns, group_error.mT, shape, memory.scratch, sizes))
+    return parts[0] if len(parts) == 1 else Stacked(parts, examples, kernel.shape, memory.scratch)
 
 
-def _written_convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> Tensor:
-    """The gradients (B, *shape) of a convolution's weight, from error (B, out, T); channels last, twice as fast."""
-    if layer.groups > 1:
-        return _written_groups(layer, x, error)
-    kernel, positions = layer.kernel_size, error.shape[2]
-    rows = error.new_empty(len(x), layer.out_channels, *kernel, layer.in_channels)
-    axes = range(2, 2 + 2 * len(kernel))
-    for chunk in slices(0, len(x), max(1, CACHE_BYTES // (rows[0, 0].nbytes * positions))):
-        last = padded(layer, x[chunk]).movedim(1, -1).contiguous().movedim(-1, 1)
-        columns = patches(layer, last).permute(0, *axes[len(kernel) :], *axes[: len(kernel)], 1)
+def _written(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
+    """The gradients (B, *shape) of a convolution's weight, from x (B T, in, *size) and error (B, out, positions)."""
+    if kernel.groups > 1 or len(x) != len(error):
+        return _written_groups(kernel, x, error)
+    # With channels last it takes half the time.
+    size, positions = kernel.kernel_size, error.shape[2]
+    rows = error.new_empty(len(x), kernel.shape[0], *size, kernel.shape[1])
+    axes = range(2, 2 + 2 * len(size))
+    for chunk in slices(0, len(x), max(1, CACHE_BYTES // max(1, rows[0, 0].nbytes * positions))):
+        last = functional.pad(x[chunk], kernel.sides).movedim(1, -1).contiguous().movedim(-1, 1)
+        columns = patches(kernel, last).permute(0, *axes[len(size) :], *axes[: len(size)], 1)
         torch.bmm(error[chunk], columns.reshape(-1, positions, rows[0, 0].numel()), out=rows[chunk].flatten(2))
     return rows.movedim(-1, 2)
 
 
-def _written_groups(layer: nn.Conv1d | nn.Conv2d, x: Tensor, error: Tensor) -> Tensor:
+def _written_groups(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     """The same for groups, whose channels are too few for long runs; in the usual order."""
-    groups, wide, positions = layer.groups, layer.weight[0].numel(), error.shape[2]
-    tall = layer.out_channels // groups
-    step = max(1, CACHE_BYTES // (groups * wide * positions * x.element_size()))
-    rows = error.new_empty(len(x), *layer.weight.shape)
-    for chunk in slices(0, len(x), step):
-        columns = patches(layer, padded(layer, x[chunk]).contiguous()).reshape(-1, wide, positions)
+    groups, wide, (examples, out, positions) = kernel.groups, kernel.shape[1:].numel(), error.shape
+    tall, share = out // groups, len(x) // examples
+    step = max(1, CACHE_BYTES // max(1, groups * wide * positions * x.element_size()))
+    rows = error.new_empty(examples, *kernel.shape)
+    for chunk in slices(0, examples, step):
+        some = functional.pad(x[share * chunk.start : share * chunk.stop], kernel.sides).contiguous()
+        columns = patches(kernel, some).reshape(len(some), groups * wide, -1)
+        if share > 1:
+            columns = columns.unflatten(0, (-1, share)).transpose(1, 2)
+        columns = columns.reshape(-1, wide, positions)
         torch.bmm(error[chunk].reshape(-1, tall, positions), columns.mT, out=rows[chunk].view(-1, tall, wide))
     return rows
 
 
-def _embedding(layer: nn.Embedding, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    indices, error = x.reshape(len(x), -1), error.reshape(len(x), -1, layer.embedding_dim)
-    if layer.padding_idx is not None:
-        error = error.masked_fill((indices == layer.padding_idx)[:, :, None], 0)
-    return {"weight": EmbeddingRows.of(indices, error, layer.weight.shape, memory.scratch)}
-
-
-def _layer_norm(layer: nn.LayerNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    axes = len(layer.normalized_shape)
-    normal = partial(functional.layer_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
-    return {"weight": _scale(normal, x, error, axes, memory), "bias": summed_positions(error, axes, memory)}
-
-
-def _rms_norm(layer: nn.RMSNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    normal = partial(functional.rms_norm, normalized_shape=layer.normalized_shape, eps=layer.eps)
-    return {"weight": _scale(normal, x, error, len(layer.normalized_shape), memory)}
-
-
-def _group_norm(layer: nn.GroupNorm, x: Tensor, error: Tensor, memory: Memory) -> dict[str, Factor]:
-    parts, sizes = [], []
-    for chunk in slices(0, len(x), _step(x, memory)):
-        products = functional.group_norm(x[chunk], layer.num_groups, eps=layer.eps).mul_(error[chunk])
-        sizes.append(_sizes(products))
-        parts.append(products.reshape(len(products), layer.num_channels, -1).sum(dim=2))
-    bias = error.reshape(len(x), layer.num_channels, -1)
-    positions = math.sqrt(bias.shape[2])
-    return {
-        "weight": Rows(torch.cat(parts), memory.scratch, positions * torch.cat(sizes)),
-        "bias": Rows(bias.sum(dim=2), memory.scratch, positions * _sizes(error)),
-    }
-
-
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Embedding: _embedding,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Linear: _linear,
-    nn.RMSNorm: _rms_norm,
-}
-
-# Layers of libraries that are not imported for it.
-NAMED_RULES: dict[str, Rule] = {
-    "transformers.pytorch_utils.Conv1D": _turned_linear,  # GPT-2's
+OPERATIONS: dict[Any, Callable[..., Operation | None]] = {
+    functional.linear: _linear,
+    torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.mm: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+    Tensor.mm: _matmul,
+    functional.conv1d: _convolution,
+    functional.conv2d: _convolution,
+    functional.embedding: _embedding,
+    functional.layer_norm: _layer_norm,
+    functional.rms_norm: _rms_norm,
+    functional.group_norm: _group_norm,
 }
 
 
-def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
-    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits."""
-    examples, positions, wide = inputs
-    tall = error.numel() // max(1, examples * positions)
-    cheaper = groups > 1 or rows_are_cheaper(examples // memory.models, positions, wide, tall)
-    return cheaper and memory.reserve(max(0, examples * wide * tall - error.numel()), error)
+# Layers, as operations of what they are given.
+LAYERS: dict[type[nn.Module], Callable[[Any, Tensor], Operation | None]] = {
+    nn.Linear: lambda layer, x: _linear(x, layer.weight, layer.bias),
+    nn.Conv1d: lambda layer, x: _of_layer(layer, x),
+    nn.Conv2d: lambda layer, x: _of_layer(layer, x),
+    nn.GroupNorm: lambda layer, x: _group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps),
+    nn.LayerNorm: lambda layer, x: _layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps),
+}
 
 
-def _scale(normal: Callable[[Tensor], Tensor], x: Tensor, error: Tensor, axes: int, memory: Memory) -> Rows:
-    """The gradients of a factor of what is normalised."""
-    parts, sizes = [], []
-    for chunk in slices(0, len(x), _step(x, memory)):
-        products = normal(x[chunk]).mul_(error[chunk])
-        sizes.append(_sizes(products))
-        parts.append(_total(products, axes))
-    return Rows(torch.cat(parts), memory.scratch, math.sqrt(_positions(x, axes)) * torch.cat(sizes))
-
-
-def summed_positions(error: Tensor, axes: int, memory: Memory) -> Rows:
-    """The gradients of what is added at all positions: of an error (B, ..., out) with so many last axes of its own."""
-    return Rows(_total(error, axes), memory.scratch, math.sqrt(_positions(error, axes)) * _sizes(error))
-
-
-def _sizes(values: Tensor) -> Tensor:
-    """The norms (B,) of all of an example's numbers: products of two bound sums over positions (Cauchy, Schwarz)."""
-    return _group_sizes(values, 1)[:, 0]
-
-
-def _group_sizes(values: Tensor, groups: int) -> Tensor:
-    """The same for groups of channels, (B, G), of values (B, channels, ...)."""
-    rows = values.reshape(len(values) * groups, -1)
-    return without_extremes(lengths(rows)).view(-1, groups)
-
-
-def _together(sizes: Tensor) -> Tensor:
-    """The norms, (B,), of all groups from those of each, (B, G)."""
-    return sizes[:, 0] if sizes.shape[1] == 1 else lengths(sizes)
-
-
-def _step(x: Tensor, memory: Memory) -> int:
-    """How many examples of an input are handled at once, two tensors as large."""
-    return max(1, memory.scratch // (2 * max(1, x[0].nbytes)))
-
-
-def _total(values: Tensor, axes: int) -> Tensor:
-    """Sum over all axes between the first and the last ``axes``."""
-    return values.reshape(len(values), _positions(values, axes), *values.shape[values.ndim - axes :]).sum(dim=1)
-
-
-def _positions(values: Tensor, axes: int) -> int:
-    """How many positions an example has: of all axes between the first and the last ``axes``."""
-    return math.prod(values.shape[1 : values.ndim - axes])
-
-
-# Torch's multi-head attention: its projections are Linear layers, whose gradients need never be written out.
-#
-# The module calls no layers of its own, so what lies between its projections is computed once more: from the recorded
-# input to the projected queries, keys and values, from these to what the heads attend to, and one backward pass between
-# the two.
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What an attention module computed."""
-
-    inputs: tuple[Tensor, Tensor, Tensor]  # of these projections, (B, T, width) each; the same where they are one
-    projected: tuple[Tensor, Tensor, Tensor]  # queries, keys and values, (B, T, width) each, leaves of autograd's graph
-    heads: Tensor  # what the heads attend to, (B, T, width), a function of projected: the output projection's input
-    output: Tensor  # (B, T, width)
-
-
-def is_usual(module: nn.Module) -> TypeIs[nn.MultiheadAttention]:
-    """Tell whether an attention has examples first, equal widths, all projections trained, and nothing added."""
-    if type(module) is not nn.MultiheadAttention or module.in_proj_weight is None or not module.batch_first:
-        return False
-    hooks = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    extras = module.bias_k is not None or module.bias_v is not None or module.add_zero_attn
-    drops = module.training and module.dropout > 0
-    return not (extras or drops or any(hooks) or "forward" in vars(module)) and _is_trained(module)
-
-
-def _is_trained(module: nn.MultiheadAttention) -> bool:
-    return all(value.requires_grad for value in module.parameters())
-
-
-def attend(
-    module: nn.MultiheadAttention,
-    query: Tensor,  # (B, T, width)
-    key: Tensor,  # (B, S, width)
-    value: Tensor,  # (B, S, width)
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,  # (T, S) or (B heads, T, S); as key_padding_mask
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> Attended:
-    """Compute what the module computes (Vaswani et al. 2017), with everything between its projections at hand."""
-    dtype = module.in_proj_weight.dtype
-    inputs = tuple(given.to(dtype) for given in (query, key, value))
-    weights = module.in_proj_weight.detach().chunk(3)
-    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
-    layers = zip(inputs, weights, biases, strict=True)
-    q, k, v = (functional.linear(x, weight, bias).requires_grad_() for x, weight, bias in layers)
-    mask = _mask(module, q, k, key_padding_mask, attn_mask)
-    with torch.enable_grad():
-        split = [part.unflatten(2, (module.num_heads, -1)).transpose(1, 2) for part in (q, k, v)]
-        attended = functional.scaled_dot_product_attention(split[0], split[1], split[2], attn_mask=mask)
-        heads = attended.transpose(1, 2).flatten(2)
-    bias = None if module.out_proj.bias is None else module.out_proj.bias.detach()
-    output = functional.linear(heads.detach(), module.out_proj.weight.detach(), bias)
-    return Attended((inputs[0], inputs[1], inputs[2]), (q, k, v), heads, output)
-
-
-def _mask(
-    module: nn.MultiheadAttention, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None
-) -> Tensor | None:
-    """What is added to the scores (B, heads, T, S), in a shape that extends to that; ``None``: nothing."""
-    total: Tensor | None = None
-    if mask is not None:
-        total = _added(mask, q.dtype)
-        if mask.ndim == 3:
-            total = total.view(len(q), module.num_heads, q.shape[1], k.shape[1])
-    if padding is not None:
-        added = _added(padding, q.dtype)[:, None, None, :]
-        total = added if total is None else total + added
-    return total
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -torch.inf)
-
-
-def attention_factors(
-    module: nn.MultiheadAttention, attended: Attended, error: Tensor, memory: Memory
-) -> dict[str, Factor]:
-    """Return the factors of the parameters by their names in the module, from its output's gradients (B, T, width)."""
-    error = error.to(attended.output.dtype)
-    factors = {"out_proj.weight": of_products(attended.heads.detach(), error, memory)}
-    if module.out_proj.bias is not None:
-        factors["out_proj.bias"] = summed_positions(error, 1, memory)
-    inner = torch.autograd.grad(attended.heads, attended.projected, error @ module.out_proj.weight.detach())
-    factors["in_proj_weight"] = _projections(attended.inputs, inner, memory)
-    if module.in_proj_bias is not None:
-        # Laid side by side at the longest of the three lengths: what is added sums over positions.
-        factors["in_proj_bias"] = summed_positions(_side_by_side(inner), 1, memory)
-    return factors
-
-
-def _projections(inputs: tuple[Tensor, ...], errors: tuple[Tensor, ...], memory: Memory) -> Factor:
-    """The gradients of the three projections' weights in one: one matrix where all have the same input."""
-    query, key, value = inputs
-    if _is_same(query, key) and _is_same(query, value):
-        return of_products(query, torch.cat(errors, dim=2), memory)
-    parts = [outer(x, error, memory) for x, error in zip(inputs, errors, strict=True)]
-    shape = torch.Size((3 * query.shape[2], query.shape[2]))
-    return Stacked(parts, len(query), shape, memory.scratch)
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
-
-
-def _side_by_side(errors: tuple[Tensor, ...]) -> Tensor:
-    longest = max(error.shape[1] for error in errors)
-    padded = [functional.pad(error, (0, 0, 0, longest - error.shape[1])) for error in errors]
-    return torch.cat(padded, dim=2)
+def _of_layer(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Operation | None:
+    """The operation of a convolution, which puts something else than zeros around its input itself."""
+    padding: Any = layer.padding
+    if layer.padding_mode != "zeros":
+        x, padding = padded(layer, x), 0
+    return _convolution(x, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)

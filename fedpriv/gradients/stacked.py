@@ -19,13 +19,14 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, NoiseStreams
-from fedpriv.gradients.calls import ModelPart, coupled_layers, dropout_layers, find_parts
-from fedpriv.gradients.dense import DenseGradients, FactoredGradients, Loss
+from fedpriv.gradients.calls import coupled_layers, dropout_layers
+from fedpriv.gradients.dense import DenseGradients, FactoredGradients, Loss, check_losses
 from fedpriv.gradients.factors import Memory
-from fedpriv.gradients.ghost import Entangled, Route, gradients_of_parts, problem_of_model
+from fedpriv.gradients.ghost import Entangled, Graph, Route, gradients_of, problem_of_model
 from fedpriv.gradients.normal import fill_normal
 from fedpriv.gradients.operator import Block, GradientOperator, Vector
-from fedpriv.gradients.rules import padded, patches
+from fedpriv.gradients.rules import LAYERS, padded, patches
+from fedpriv.gradients.tracing import Source, Use
 
 Convolution = nn.Conv1d | nn.Conv2d
 Layer = Callable[[Any, Tensor, Vector], Tensor]
@@ -218,15 +219,19 @@ class _LinearCall(NamedTuple):
 class StackedModel:
     """A network whose numbers are given with every call, for M models at once; made by :func:`stacked_model`."""
 
-    def __init__(self, model: nn.Module, parts: Sequence[ModelPart]) -> None:
-        self._model, self._parts = model, tuple(parts)
+    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+        self._model = model
         self._numbers: Vector = {}
         self._generators: tuple[torch.Generator, ...] = ()
         self._calls: list[_LinearCall] | None = None
-        others = (part for part in self._parts if type(part.module) is not nn.Linear)
-        self._others = [name for part in others for name in _names(part).values()]
-        for part in self._parts:
-            _replace(part.module, partial(self._layer, part, _names(part)))
+        self._uses: list[Use] | None = None
+        self._sources = {name: Source(value, (name,)) for name, value in model.named_parameters()}
+        self._others: list[str] = []
+        for place, layer in layers.items():
+            trained = [own for own, value in layer.named_parameters() if value.requires_grad]
+            names = {own: f"{place}.{own}" if place else own for own in trained}
+            _replace(layer, partial(self._layer, layer, names))
+            self._others += names.values() if type(layer) is not nn.Linear else ()
         dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout) and layer.p > 0]
         for layer in dropouts:
             _replace(layer, partial(self._dropout, layer))
@@ -304,13 +309,18 @@ class StackedModel:
         generators: Sequence[torch.Generator] = (),
     ) -> StackedGradients | Entangled:
         """Return the per-example gradients of all models, for a mechanism, or why they cannot be computed so."""
-        for part in self._parts:
-            part.calls.clear()
         # Autograd follows outputs of layers only from numbers that have gradients; those are not computed.
-        self._numbers = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-        self._generators = tuple(generators)
-        memory = Memory(chunk_bytes, len(x))
-        flat = gradients_of_parts(self._model, self._parts, loss, x.flatten(0, 1), y.flatten(), memory, Route())
+        numbers = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        uses: list[Use] = []
+        self._uses = uses
+        try:
+            with torch.enable_grad():
+                losses = loss(self.outputs(numbers, x, generators), y.flatten())
+        finally:
+            self._uses = None
+        check_losses(losses, y.numel())
+        graph = Graph(losses.sum(), uses)
+        flat = gradients_of(self._model, graph, y.numel(), Memory(chunk_bytes, len(x)), Route())
         return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
 
     def operators(
@@ -322,16 +332,20 @@ class StackedModel:
             raise InputError(gradients.reason)
         return gradients.each(sizes)
 
-    def _layer(self, part: ModelPart, names: Mapping[str, str], x: Tensor) -> Tensor:
+    def _layer(self, layer: nn.Module, names: Mapping[str, str], x: Tensor) -> Tensor:
         own = {local: self._numbers[name] for local, name in names.items()}
-        if len(own) < len(part.module._parameters):
+        if len(own) < len(layer._parameters):
             models = len(next(iter(own.values())))
-            frozen = ((local, value) for local, value in part.module.named_parameters() if local not in own)
+            frozen = ((local, value) for local, value in layer.named_parameters() if local not in own)
             own |= {local: value.expand(models, *value.shape) for local, value in frozen}
-        value = STACKED_LAYERS[type(part.module)](part.module, x, own)
-        if self._calls is not None and type(part.module) is nn.Linear:
+        value = STACKED_LAYERS[type(layer)](layer, x, own)
+        if self._calls is not None and type(layer) is nn.Linear:
             value = value if value.requires_grad else value.requires_grad_()
             self._calls.append(_LinearCall(names, x.detach(), get_gradient_edge(value)))
+        if self._uses is not None and (operation := LAYERS[type(layer)](layer, x)) is not None:
+            sources = {local: self._sources[name] for local, name in names.items()}
+            edge = get_gradient_edge(value)
+            self._uses.append(Use(operation.detached(), sources, edge, None, 0, operation.input._version))
         return value
 
     def _dropout(self, layer: nn.Dropout, x: Tensor) -> Tensor:
@@ -423,11 +437,27 @@ def stacked_model(model: nn.Module) -> StackedModel | Entangled:
         if names:
             return Entangled(f"{names[0]} {what}")
     base = copy.deepcopy(model)
-    parts = tuple(find_parts(base))
-    if problem := problem_of_model(base, parts):
+    layers = {name: layer for name, layer in base.named_modules() if _holds_trained(layer)}
+    names = [name for name, value in base.named_parameters(remove_duplicate=False) if value.requires_grad]
+    if problem := problem_of_model(base):
         return Entangled(problem)
-    unknown = [part for part in parts if not (part.ruled and type(part.module) in STACKED_LAYERS)]
-    return Entangled(f"{unknown[0]} has no rule for many models") if unknown else StackedModel(base, parts)
+    if len(names) > len([value for value in base.parameters() if value.requires_grad]):
+        return Entangled("layers share a parameter")
+    unknown = [name for name, layer in layers.items() if not _is_plain(layer)]
+    if unknown:
+        kind = type(layers[unknown[0]]).__name__
+        return Entangled(f"{unknown[0] or 'the model'} ({kind}) has no rule for many models")
+    return StackedModel(base, layers)
+
+
+def _holds_trained(layer: nn.Module) -> bool:
+    return any(value is not None and value.requires_grad for value in layer._parameters.values())
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Tell whether a layer is of a kind that is known here, and nothing is hung on it that its kind does not have."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) in STACKED_LAYERS and not any(hooks) and "forward" not in vars(layer)
 
 
 def _is_dropout(model: nn.Module, name: str) -> bool:
@@ -446,11 +476,6 @@ def _laid_out(x: Tensor) -> Tensor:
 def _replace(layer: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
     """Have a layer compute something else; hooks see what it is given and returns."""
     object.__setattr__(layer, "forward", forward)
-
-
-def _names(part: ModelPart) -> dict[str, str]:
-    """The names in the model of a layer's trained parameters."""
-    return {local: part.full(local) for local in part.trained}
 
 
 def _no_gradients(like: GradientOperator) -> DenseGradients:

@@ -131,7 +131,7 @@ class Functional(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(x.flatten(1)))
-        return self.last(hidden) + 0.1 * (hidden @ self.first.weight).square().mean(dim=1, keepdim=True)
+        return self.last(hidden) + 0.1 * (hidden @ self.first.weight).square()[:, :CLASSES]
 
 
 class Bare(nn.Module):
@@ -221,14 +221,14 @@ class Deciding(nn.Module):
 
 
 VMAP: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "twice": (Twice, "called 2 times"),
-    "functional": (Functional, "outside"),
-    "bare": (Bare, "holds parameters itself"),
-    "temperature": (Temperature, "holds parameters itself"),
-    "changed": (Changed, "in place"),
+    "twice": (Twice, "do not follow"),
+    "functional": (Functional, "do not follow"),
+    "bare": (Bare, "no rule"),
+    "temperature": (Temperature, "no rule"),
+    "changed": (Changed, "inplace operation"),
     "mixing": (Mixing, "alone"),
     "normalised": (Normalised, "norm mixes"),
-    "deciding": (Deciding, "outside"),
+    "deciding": (Deciding, "do not follow"),
     "other kind": (lambda: nn.Sequential(nn.Flatten(), OtherKind(144, CLASSES)), "no rule"),
     "transposed": (
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.LazyLinear(CLASSES)),

@@ -203,7 +203,7 @@ def test_no_example_decides_how_the_others_are_computed(tmp_path: Path, monkeypa
         world = build_world(settings(tmp_path, "approximate", MECHANISMS["gaussian"], blank=blank))
         for number in (1, 2):
             local_upload(world, 0, world.initial, number)
-    assert [gradients.routes["0"] for gradients in seen] == ["dense: Approximate"] * 4
+    assert [gradients.routes["0"] for gradients in seen] == ["ghost: Approximate"] * 4
 
 
 def test_without_a_mechanism_the_error_stays(tmp_path: Path) -> None:

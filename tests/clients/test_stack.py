@@ -124,7 +124,7 @@ def test_whatever_the_optimiser_and_the_loss(mechanism: str, training: dict[str,
         ("mlp", {"sampling": "poisson"}, "different sizes"),
         ("mixing", {}, "1 mixes the examples of a batch"),
         ("drawing", {}, "computes otherwise with the examples of several models"),
-        ("held", {}, "Held holds parameters itself"),
+        ("held", {}, "the model (Held) has no rule for many models"),
     ],
 )
 def test_what_cannot_be_stacked_says_why(

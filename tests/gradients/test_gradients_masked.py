@@ -113,7 +113,7 @@ def _parts(factor: Factor) -> Sequence[Factor]:
 
 def _positions(factor: Outer) -> Tensor:
     """The sums over the positions of the products of the norms of both sides, (B,)."""
-    inputs = factor._inputs[0 : factor._examples]
+    inputs = factor._inputs[0 : factor.examples]
     return (inputs.norm(dim=2) * factor._errors.norm(dim=2)).sum(dim=1)
 
 

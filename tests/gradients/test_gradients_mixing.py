@@ -247,8 +247,6 @@ def test_as_many_examples_are_tried_as_are_no_size_in_the_model() -> None:
     """With 5 examples its bilinear layer would be computed from each alone, and nothing seen of mixing."""
     model = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 5), Squared(), nn.Flatten(), Model(MIXING["mixup"]))
     model[4].first = nn.Linear(10, WIDTH)
-    routes = [per_example_gradients(model, loss, vectors()[:count], labels()[:count]).routes for count in (5, 7)]
-    assert [route for route in routes if "" in route] == [routes[0]]
     refused(model, r"example 1 of \d+ .*")
 
 
@@ -295,9 +293,7 @@ def test_what_is_kept_from_pass_to_pass_is_found(name: str) -> None:
 
 def test_tensors_that_are_kept_out_of_a_map_over_examples() -> None:
     """torch cannot use them in the next pass, so that training would end with an error of its own."""
-    refused(
-        Dense(running_mean, mean=torch.zeros(WIDTH)), "keeps something of earlier passes, so that a later one fails"
-    )
+    refused(Dense(running_mean, mean=torch.zeros(WIDTH)), "keeps something of earlier passes")
 
 
 @pytest.mark.parametrize("kind", [Model, Dense])
@@ -343,24 +339,15 @@ def test_layers_that_draw_random_numbers_are_accepted() -> None:
 
 @in_one_test("dropout", [0.0, 0.3])
 def test_an_example_of_which_rounding_alone_is_left_is_no_mixing(dropout: float) -> None:
-    """Computed again it has other numbers, which is no reason to compute, and to draw for, the others anew."""
-
-    class NoRule(nn.MultiheadAttention):
-        """Of a class of its own, so that no rule is for it."""
+    """Its large numbers are no reason to compute, and to draw for, the others in another way."""
 
     class Dropping(Attention):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body.__class__ = NoRule
-
         def forward(self, x: Tensor) -> Tensor:
             inner = self.body(x, x, x, need_weights=False)[0]
             return self.head(functional.dropout(inner, dropout, self.training and dropout > 0))
 
     torch.manual_seed(4)
     model, x, large = Dropping(), torch.randn(EXAMPLES, 3, 4), torch.full((3, 4), 1e4)
-    batches = [torch.where(torch.arange(5)[:, None, None] == place, large, x[:5]) for place in range(5)]
-    assert ("",) in {tuple(per_example_gradients(model, loss, batch, labels(5)).routes) for batch in batches}
     refuse_mixed_examples(model, loss, x, labels(), [large])
 
 
@@ -492,7 +479,7 @@ class WrongInVmap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor, Tensor]:
         x, scale = ctx.saved_tensors
-        return errors[0] * scale, errors[0] * x
+        return errors[0] * scale, (errors[0] * x).sum(dim=0)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, scale: Tensor) -> tuple[Tensor, int]:
@@ -506,10 +493,9 @@ def test_gradients_that_are_not_those_of_training_are_refused(
 ) -> None:
     class Scaled(Model):
         def __init__(self) -> None:
-            super().__init__(lambda model, h: function.apply(h, model.factor.expand_as(h) if mapped else model.factor))
+            super().__init__(lambda model, h: function.apply(h, model.factor))
             self.factor = nn.Parameter(torch.ones(WIDTH))
 
-    mapped = function is WrongInVmap
     model = Scaled().to(dtype)
     with pytest.raises(InputError, match=r"layer .*Scaled.* do not add up to that of loss\.backward\(\)") as caught:
         refuse_mixed_examples(model, loss, vectors().to(dtype), labels())

@@ -97,6 +97,7 @@ def test_attention_is_a_layer_of_its_own() -> None:
     model = Model(lambda x, block, out: out(block(x).flatten(1)), block=layer, out=nn.Linear(24, CLASSES))
     assert same_as_one_by_one(model, vectors(3, 8)) == {
         "block.self_attn": "ghost: MultiheadAttention",
+        "block.self_attn.out_proj": "ghost: NonDynamicallyQuantizableLinear",
         "block.linear1": "ghost: Linear",
         "block.linear2": "ghost: Linear",
         "block.norm1": "ghost: LayerNorm",
@@ -121,7 +122,7 @@ def test_recurrent_layers() -> None:
     )
     routes = same_as_one_by_one(model, vectors(6, 3))
     # Whether torch can map it over examples depends on the type and the version.
-    assert routes["body"] in ("dense: LSTM", "dense: LSTM, one example after the other")
+    assert routes["body"].removesuffix(", one example after the other") == "dense: LSTM (lstm has no rule)"
     assert routes["out"] == "ghost: Linear"
 
 
@@ -141,7 +142,7 @@ def test_cells_are_called_again_and_again() -> None:
         return out(state)
 
     model = Model(function, cell=nn.GRUCell(3, 4), out=nn.Linear(4, CLASSES))
-    assert "cell (GRUCell) is called 6 times" in same_as_one_by_one(model, vectors(6, 3))[""]
+    assert same_as_one_by_one(model, vectors(6, 3))["cell"] == "dense: GRUCell (gru_cell has no rule)"
 
 
 def test_deciding_by_numbers() -> None:
@@ -156,7 +157,9 @@ def test_deciding_by_numbers() -> None:
             return torch.stack([row * self.factor if float(row.sum()) > 0 else row - self.factor for row in x])
 
     model = nn.Sequential(Decides(), nn.Linear(6, CLASSES))
-    assert same_as_one_by_one(model, vectors(6))["0"] == "dense: Decides, one example after the other"
+    assert (
+        same_as_one_by_one(model, vectors(6))["0"] == "dense: Decides (stack has no rule), one example after the other"
+    )
 
 
 def test_mixture_of_experts() -> None:
@@ -167,7 +170,7 @@ def test_mixture_of_experts() -> None:
         return result.index_put(((~chosen).nonzero()[:, 0],), second(x[~chosen]))
 
     model = Model(function, first=nn.Linear(6, CLASSES), second=nn.Linear(6, CLASSES))
-    assert "may not count the examples" in same_as_one_by_one(model, vectors(6))[""]
+    assert "does not count the examples" in same_as_one_by_one(model, vectors(6))[""]
 
 
 def test_a_gradient_inside_of_the_forward_pass() -> None:
@@ -180,7 +183,7 @@ def test_a_gradient_inside_of_the_forward_pass() -> None:
         return out(slope)
 
     model = Model(function, body=nn.Linear(6, 6), out=nn.Linear(6, CLASSES))
-    assert "a parameter of body (Linear) is also used outside of it" in same_as_one_by_one(model, vectors(6))[""]
+    assert "used by something else than a function of torch" in same_as_one_by_one(model, vectors(6))[""]
 
 
 def test_one_module_under_two_names() -> None:
@@ -192,7 +195,7 @@ def test_one_module_under_two_names() -> None:
         out=nn.Linear(6, CLASSES),
     )
     model.function = lambda x, first, out: out(layer(torch.tanh(first(x))))
-    assert "is the same parameter as" in same_as_one_by_one(model, vectors(6))[""]
+    assert set(same_as_one_by_one(model, vectors(6)).values()) == {"ghost: Linear"}
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -217,7 +220,6 @@ def test_positions_that_are_looked_up_once(shape: tuple[int, ...]) -> None:
     for examples in (1, 4, 5):
         x, y = words()[:1].expand(examples, -1), torch.arange(examples) % CLASSES
         route = find_route(model, loss, x, y)
-        assert (route.dense, route.shared) == ("", ("places",))
         made = per_example_gradients(model, loss, x, y, route=route)
         assert made.routes == ghost
         expected = one_by_one(model, x, y)
@@ -230,12 +232,12 @@ def of_all(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
 
 
 def added_up(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
-    """The sum over the first axis, which looking up for each example would make longer."""
+    """The sum over all axes of what was looked up."""
     return out((x + table(torch.arange(3)[None]).sum(dim=(0, 1))).tanh())
 
 
 def put_beside(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
-    """Looking up for each example would make it too long."""
+    """One entry, stretched for all examples and squared."""
     return out(torch.cat([x, table(torch.arange(1)).expand(len(x), -1) ** 2], dim=1)[:, :6])
 
 
@@ -244,19 +246,19 @@ def of_own(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
     return out((x + table(torch.ones(EXAMPLES, 6, dtype=x.dtype)).mean(dim=0)).tanh())
 
 
-@pytest.mark.parametrize(
-    ("function", "table", "reason"),
+@in_one_test(
+    ("function", "table"),
     [
-        (of_all, nn.Embedding(EXAMPLES, 6), "does not grow with the batch"),
-        (added_up, nn.Embedding(3, 6), "does otherwise when it is asked for each"),
-        (put_beside, nn.Embedding(3, 6), "cannot be for each"),
-        (of_own, nn.Linear(6, 6), "does not grow with the batch"),
+        (of_all, nn.Embedding(EXAMPLES, 6)),
+        (added_up, nn.Embedding(3, 6)),
+        (put_beside, nn.Embedding(3, 6)),
+        (of_own, nn.Linear(6, 6)),
     ],
 )
-def test_tables_that_all_examples_share(function: Forward, table: nn.Module, reason: str) -> None:
+def test_tables_that_all_examples_share(function: Forward, table: nn.Module) -> None:
+    """What is computed from parameters alone passes each example's gradient on to them."""
     model = Model(function, table=table, out=nn.Linear(6, CLASSES))
-    assert reason in same_as_one_by_one(model, vectors(6))[""]
-    assert reason in find_route(model, loss, vectors(6).double(), torch.arange(EXAMPLES) % CLASSES).dense
+    assert all(way.startswith("ghost: ") for way in same_as_one_by_one(model, vectors(6)).values())
 
 
 @in_one_test("kind", ["weight_norm", "old weight_norm", "orthogonal", "pruned"])
@@ -272,15 +274,14 @@ def test_weights_that_are_computed(kind: str) -> None:
         case "pruned":
             prune.l1_unstructured(layer, "weight", amount=0.5)
     routes = same_as_one_by_one(nn.Sequential(layer, nn.Tanh(), nn.Linear(6, CLASSES)), vectors(6))
-    assert routes["0"].startswith("dense: ")
-    assert routes["2"] == "ghost: Linear"
+    assert all(way.startswith("ghost: ") for way in routes.values())
 
 
 def test_a_forward_that_was_replaced() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, CLASSES))
     layer = model[0]
     layer.forward = lambda x: 2 * functional.linear(x, layer.weight, layer.bias)
-    assert same_as_one_by_one(model, vectors(6))["0"] == "dense: Linear"
+    assert same_as_one_by_one(model, vectors(6))["0"] == "ghost: Linear"
 
 
 @in_one_test("hung_on", ["parameter", "layer", "layer before", "container", "activation"])
@@ -304,19 +305,20 @@ def test_a_hook_for_all_modules() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, CLASSES))
     handle = nn.modules.module.register_module_forward_hook(lambda module, given, result: 2 * result)
     try:
-        assert "torch has hooks for all modules" in same_as_one_by_one(model, vectors(6))[""]
+        same_as_one_by_one(model, vectors(6))
     finally:
         handle.remove()
 
 
 @pytest.mark.parametrize("ghost", [True, False])
 def test_a_loss_that_holds_on_to_parameters(ghost: bool) -> None:
-    """Weight decay inside of the loss: gradients of stand-ins for the parameters would not see it."""
+    """Weight decay inside of the loss; dense gradients, of stand-ins for the parameters, would not see it."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))
     if not ghost:
         model.register_parameter("scale", nn.Parameter(torch.ones(())))
+        model[2].weight.register_hook(lambda gradient: gradient.clone())
     routes = same_as_one_by_one(model, vectors(6), lambda out, y: loss(out, y) + model[0].weight.square().sum())
-    assert routes[""].endswith("one example after the other")
+    assert ghost or routes[""].endswith("one example after the other")
 
 
 def test_several_outputs() -> None:
@@ -438,7 +440,7 @@ def test_a_function_of_the_models_own_hides_nothing() -> None:
 
 
 def test_parameters_that_a_list_holds() -> None:
-    """Stand-ins for the module's parameters take no place in it."""
+    """A stand-in for a parameter is given to the function that takes it, wherever it was held."""
 
     class Listed(nn.Module):
         def __init__(self) -> None:
@@ -449,7 +451,7 @@ def test_parameters_that_a_list_holds() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.held[0] + self.bias
 
-    assert same_as_one_by_one(Listed(), vectors(6))[""].endswith(", one example after the other")
+    assert same_as_one_by_one(Listed(), vectors(6)) == {"": "ghost: Listed"}
 
 
 def test_data_parallel() -> None:
@@ -503,7 +505,7 @@ def test_routes_are_printed() -> None:
     assert str(made).splitlines() == [
         "gradients of 5 examples, 43 parameters each",
         "  0: ghost: Linear",
-        "  1: dense: PReLU",
+        "  1: ghost: PReLU",
         "  2: frozen: Linear",
     ]
 

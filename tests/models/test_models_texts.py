@@ -59,7 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], SequenceShape]] = {
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs_stories) if "llama" in n else n for n in CASES])
 def test_gradients_are_those_of_one_example_at_a_time(name: str) -> None:
     settings, sequences = CASES[name]
-    made = compared_with_autograd(network(settings, sequences).double(), sequences, Route(batch_first=True))
+    made = compared_with_autograd(network(settings, sequences).double(), sequences)
     assert not [route for route in made.routes.values() if route.startswith("dense")]
 
 

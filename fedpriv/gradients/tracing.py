@@ -1,0 +1,372 @@
+"""Where a forward pass uses its trained parameters, seen from the functions of torch that it calls.
+
+A parameter, or what is computed from parameters alone, meets the examples in one of two ways. A layer (a product with a
+matrix, a convolution, a table, a norm) is recorded: its input, and the edge of autograd's graph at its output. In an
+operation that lays its tensors over one another (a sum, a product of numbers, a mask), a copy for each example takes
+the parameter's place, so that autograd itself returns a gradient for each. Which axis counts the examples is seen in
+passes with other numbers of them.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedpriv.gradients.rules import OPERATIONS, Operation
+
+# Operations that lay their tensors over one another, by their names in torch without underscores.
+OVERLAID = re.compile(
+    "[ri]?(add|sub|mul|div|truediv|pow)|addcmul|addcdiv|lerp|where|maximum|minimum|matmul|scaled_dot_product_attention"
+)
+STRETCHED = frozenset(("expand", "expand_as", "broadcast_to", "repeat"))
+
+# What is asked of a tensor, whatever it was computed from.
+ASKED = frozenset(("__get__", "__set__", "__len__", "detach", "size", "dim", "numel", "is_floating_point"))
+
+
+class Step(NamedTuple):
+    """What happens in a call that is given a parameter, or what is computed from parameters alone."""
+
+    function: str
+    way: str  # "alone": without the examples; "layer", "overlaid", "stretched"; else why gradients do not follow
+    axes: tuple[tuple[int, int], ...] = ()  # that may count the examples, and how many entries an example has
+    dimensions: int = 0  # of the tensor that these are axes of
+
+    @property
+    def ruled(self) -> bool:
+        """Whether gradients follow."""
+        return self.way in ("alone", "layer", "overlaid", "stretched")
+
+    def common(self, other: "Step") -> "Step | None":
+        """Return what is true of both; ``None``: nothing is."""
+        axes = tuple(axis for axis in self.axes if axis in other.axes)
+        same = self._replace(axes=axes) == other._replace(axes=axes) and (axes or not self.axes)
+        return self._replace(axes=axes[:1]) if same else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parameter, or a tensor that is computed from parameters alone."""
+
+    value: Tensor
+    roots: tuple[str, ...]  # names of the parameters
+    operation: Operation | None = None  # that made it of parameters
+
+
+@dataclass(frozen=True)
+class Use:
+    """A layer that was applied to the examples."""
+
+    operation: Operation  # its input detached
+    sources: Mapping[str, Source]  # by their roles in the operation
+    edge: GradientEdge  # of its output
+    entry: GradientEdge | None  # of its input
+    place: int  # the axis of the input that counts the examples
+    version: int  # of the input; it counts changes in place
+
+
+class Otherwise(Exception):
+    """A model calls other functions than those that were planned."""
+
+
+class Tracer(TorchFunctionMode):
+    """Notes what happens to parameters inside the block, or does what a plan says.
+
+    Attributes:
+        steps: without a plan: what happened.
+        blamed: without a plan: names of parameters whose gradients do not follow -> why.
+        uses: with a plan: the layers that were applied to the examples.
+        copies: with a plan: of sources, for each example, (B, *shape), leaves of autograd's graph.
+        stand_ins: with a plan: what layers were given in place of sources, leaves of autograd's graph.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], examples: int, plan: Sequence[Step] | None = None) -> None:
+        super().__init__()
+        self._sources = {id(value): Source(value, (name,)) for name, value in parameters.items()}
+        self._examples = examples
+        self._plan = plan
+        self._number = 0
+        self.steps: list[Step] = []
+        self.blamed: dict[str, str] = {}
+        self.uses: list[Use] = []
+        self.copies: dict[int, tuple[Source, Tensor]] = {}
+        self.stand_ins: list[tuple[Source, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = self._has_source(args) or (kwargs and self._has_source(kwargs.values()))
+        if not found or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if func in REWRITTEN and (rewritten := REWRITTEN[func](*args, **kwargs)) is not None:
+            with self:
+                return rewritten()
+        if func.__name__ in ASKED:
+            return self._followed(func(*args, **kwargs), args, kwargs, None)
+        return (self._noted if self._plan is None else self._planned)(func, args, kwargs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was planned has happened."""
+        return self._plan is None or self._number == len(self._plan)
+
+    def _has_source(self, values: Iterable[Any]) -> bool:
+        sources = self._sources
+        for value in values:
+            if id(value) in sources:
+                return True
+            if type(value) in (list, tuple) and self._has_source(value):
+                return True
+        return False
+
+    def _given(self, args: Any, kwargs: Any) -> list[Source]:
+        return [self._sources[id(value)] for value in tree_leaves((args, kwargs)) if id(value) in self._sources]
+
+    def _followed(self, made: Any, args: Any, kwargs: Any, operation: Operation | None) -> Any:
+        """Remember what was computed from parameters alone, and return it."""
+        for value in tree_leaves(made):
+            if isinstance(value, Tensor) and value.requires_grad and id(value) not in self._sources:
+                roots = _roots(self._given(args, kwargs))
+                self._sources[id(value)] = Source(value, roots, operation)
+        return made
+
+    # ---- without a plan ---------------------------------------------------------------------------------------------
+
+    def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operation = _operation(func, args, kwargs)
+        made = func(*args, **kwargs)
+        results = [value for value in tree_leaves(made) if isinstance(value, Tensor) and value.requires_grad]
+        step = self._step(func.__name__, args, kwargs, results, operation)
+        self.steps.append(step)
+        if step.way == "alone":
+            return self._followed(made, args, kwargs, operation)
+        if not step.ruled:
+            self.blamed |= dict.fromkeys(_roots(self._given(args, kwargs)), step.way)
+        return made
+
+    def _step(self, name: str, args: Any, kwargs: Any, results: Sequence[Tensor], operation: Operation | None) -> Step:
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        others = [value for value in given if id(value) not in self._sources]
+        if not any(map(self._axes, results)):
+            apart = not results or not any(map(self._axes, others))
+            return Step(name, "alone" if apart else f"{name} is computed of all examples")
+        if operation is not None and id(operation.input) not in self._sources and self._takes_sources(operation):
+            axes = [axis for axis in self._axes(operation.input) if operation.allows(axis[0])]
+            if axes:
+                return Step(name, "layer", tuple(axes), operation.input.ndim)
+        plain = name.strip("_")
+        if len(results) == 1 and (OVERLAID.fullmatch(plain) or name in STRETCHED):
+            like = args[0] if plain == "scaled_dot_product_attention" else results[0]
+            inner = 2 if plain in ("matmul", "scaled_dot_product_attention") else 0
+            sources = [source.value for source in self._given(args, kwargs)]
+            axes = [axis for axis in self._axes(like) if all(_fits(value, like, axis[0], inner) for value in sources)]
+            if name == "repeat":
+                axes = [axis for axis in axes if _is_stretched(sources[0], like, axis[0])]
+            if axes:
+                return Step(name, "stretched" if name in STRETCHED else "overlaid", tuple(axes), like.ndim)
+        return Step(name, f"{name} has no rule")
+
+    def _takes_sources(self, operation: Operation) -> bool:
+        trained = [value for value in operation.parameters.values() if value is not None and value.requires_grad]
+        return all(id(value) in self._sources for value in trained)
+
+    def _axes(self, value: Tensor) -> list[tuple[int, int]]:
+        """The axes of a tensor that may count the examples, and how many entries an example has."""
+        sizes = enumerate(value.shape)
+        return [(axis, size // self._examples) for axis, size in sizes if size and size % self._examples == 0]
+
+    # ---- with a plan ------------------------------------------------------------------------------------------------
+
+    def _planned(self, func: Any, args: Any, kwargs: Any) -> Any:
+        plan = self._plan or ()
+        step = plan[self._number] if self._number < len(plan) else None
+        self._number += 1
+        if step is None or step.function != func.__name__:
+            raise Otherwise(f"it calls {func.__name__}")
+        if step.way == "alone":
+            operation = _operation(func, args, kwargs)
+            return self._followed(func(*args, **kwargs), args, kwargs, operation)
+        if step.way == "layer":
+            return self._layer(step, func, args, kwargs)
+        if step.way == "stretched":
+            return self._laid_over(args[0], step).expand(func(*args, **kwargs).shape)
+        args, kwargs = tree_map(partial(self._laid_over, step=step), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _layer(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
+        operation = _operation(func, args, kwargs)
+        ((place, share),) = step.axes
+        if operation is None or operation.input.ndim != step.dimensions:
+            raise Otherwise(f"{func.__name__} is given something else")
+        given = operation.input
+        if given.shape[place] != share * self._examples:
+            raise Otherwise(f"the input of {func.__name__} does not grow with the batch")
+        roles = operation.parameters.items()
+        sources = {role: self._sources[id(value)] for role, value in roles if id(value) in self._sources}
+        stand_ins = {id(source.value): source.value.detach().requires_grad_() for source in sources.values()}
+        self.stand_ins += [(source, stand_ins[id(source.value)]) for source in sources.values()]
+        made = func(
+            *[stand_ins.get(id(value), value) for value in args],
+            **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
+        )
+        entry = get_gradient_edge(given) if given.requires_grad else None
+        self.uses.append(Use(operation.detached(), sources, get_gradient_edge(made), entry, place, given._version))
+        return made
+
+    def _laid_over(self, value: Any, step: Step) -> Any:
+        """Return a copy of a source for each example, laid along the axis that counts the examples."""
+        source = self._sources.get(id(value))
+        if source is None:
+            return value
+        ((place, share),) = step.axes
+        if id(value) not in self.copies:
+            copy = source.value.detach().expand(self._examples, *source.value.shape).requires_grad_()
+            self.copies[id(value)] = source, copy
+        copy = self.copies[id(value)][1]
+        full = copy.reshape(self._examples, *(1,) * (step.dimensions - source.value.ndim), *source.value.shape)
+        if full.ndim != 1 + step.dimensions or full.shape[1 + place] != 1:
+            raise Otherwise(f"{step.function} is given something else")
+        laid = full.squeeze(1 + place).movedim(0, place)
+        if share == 1:
+            return laid
+        repeated = laid.unsqueeze(place + 1)
+        return repeated.expand(*laid.shape[: place + 1], share, *laid.shape[place + 1 :]).flatten(place, place + 1)
+
+
+def _roots(sources: Iterable[Source]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(root for source in sources for root in source.roots))
+
+
+def _operation(func: Any, args: Any, kwargs: Any) -> Operation | None:
+    """What a function computes if it is one of a layer."""
+    bound = OPERATIONS.get(func)
+    return None if bound is None else bound(*args, **kwargs)
+
+
+def _fits(value: Tensor, like: Tensor, axis: int, inner: int) -> bool:
+    """Tell whether a tensor that is laid over another one is the same along an axis before the ``inner`` last ones."""
+    if inner and (value.ndim < inner or axis >= like.ndim - inner):
+        return False
+    own = axis - (like.ndim - value.ndim)
+    return own < 0 or value.shape[own] == 1
+
+
+def _is_stretched(value: Tensor, like: Tensor, axis: int) -> bool:
+    """Tell whether a tensor came about by repeating axes of length 1, and perhaps the one that counts the examples."""
+    sizes = (1,) * (like.ndim - value.ndim) + tuple(value.shape)
+    pairs = enumerate(zip(sizes, like.shape, strict=True))
+    return all(size in (1, long) for place, (size, long) in pairs if place != axis)
+
+
+# Functions that are computed as several, in which parameters are seen one at a time.
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+    def rewritten() -> Tensor:
+        channels = weight.view(-1, *(1,) * (input.ndim - 2)) if input.ndim > 1 else weight
+        return torch.where(input > 0, input, channels * input)
+
+    return rewritten
+
+
+def _instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *others: Any,
+    **named: Any,
+) -> Callable[[], Tensor] | None:
+    def rewritten() -> Tensor:
+        values = functional.instance_norm(input, running_mean, running_var, None, None, *others, **named)
+        wide = (-1, *(1,) * (input.ndim - 2))
+        values = values if weight is None else values * weight.view(wide)
+        return values if bias is None else values + bias.view(wide)
+
+    return None if weight is None and bias is None else rewritten
+
+
+def _attention(
+    query: Tensor,  # (T, B, width)
+    key: Tensor,  # (S, B, width)
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,  # (T, S) or (B heads, T, S)
+    use_separate_proj_weight: bool = False,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+    **others: Any,
+) -> Callable[[], tuple[Tensor, Tensor | None]] | None:
+    """Torch's multi-head attention (Vaswani et al. 2017)."""
+    unusual = bias_k is not None or add_zero_attn or use_separate_proj_weight or any(map(_is_given, others.values()))
+    if in_proj_weight is None or unusual or query.ndim != 3:
+        return None
+    weight, bias = in_proj_weight, in_proj_bias
+
+    def projected() -> Sequence[Tensor]:
+        if query is key and key is value:
+            return functional.linear(query, weight, bias).chunk(3, dim=2)
+        weights, biases = weight.chunk(3), (None,) * 3 if bias is None else bias.chunk(3)
+        return [functional.linear(*each) for each in zip((query, key, value), weights, biases, strict=True)]
+
+    def rewritten() -> tuple[Tensor, Tensor | None]:
+        q, k, v = (part.unflatten(2, (num_heads, -1)).permute(1, 2, 0, 3) for part in projected())
+        mask, weights = _mask(attn_mask, key_padding_mask, q), None
+        drops = dropout_p if training else 0.0
+        if need_weights:
+            scores = (q * q.shape[3] ** -0.5) @ k.mT
+            weights = functional.dropout((scores if mask is None else scores + mask).softmax(dim=3), drops)
+            heads = weights @ v
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        else:
+            heads = functional.scaled_dot_product_attention(q, k, v, mask, drops)
+        return functional.linear(heads.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias), weights
+
+    return rewritten
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def _mask(mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
+    """What is added to the scores (B, heads, T, S), in a shape that extends to that."""
+    total = None
+    if mask is not None:
+        total = _added(mask, q)
+        total = total.view(len(q), -1, *mask.shape[1:]) if mask.ndim == 3 else total
+    if padding is not None:
+        added = _added(padding, q)[:, None, None, :]
+        total = added if total is None else total + added
+    return total
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.to(like.dtype) if mask.dtype != torch.bool else like.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
+
+
+REWRITTEN: dict[Any, Callable[..., Callable[[], Any] | None]] = {
+    functional.multi_head_attention_forward: _attention,
+    functional.instance_norm: _instance_norm,
+    functional.prelu: _prelu,
+}
