@@ -126,7 +126,7 @@ def _facts(found: "Diagnosis") -> Iterator[tuple[str, str]]:
                 "memory",
                 f"{cost.memory_times:.1f} x SGD ({cost.private_mib:.3g} MiB instead of {cost.sgd_mib:.3g} MiB at most)",
             )
-    if found.unmeasured:
+    if found.unmeasured and (found.way or found.layers):
         yield "", f"not measured: {found.unmeasured}"
     yield "attacks", ", ".join(trial.name for trial in found.attacks if trial.runs) or "none"
     refused: dict[str, list[str]] = {}
@@ -143,7 +143,7 @@ def _acceptance(found: "Acceptance") -> Iterator[tuple[str, str]]:
     noise = f"with mechanism.name = {found.mechanism!r}"
     yield "accepted", f"{noise}: {'yes' if found.accepted else f'no: {found.reason}'}"
     if found.mixing:
-        yield "mixing", f"{some_of(found.mixing, 4)}: statistics of a whole batch"
+        yield "mixing", f"{some_of(found.mixing)}: statistics of a whole batch"
     if found.instead:
         yield "instead", f"write {found.instead}"
 
@@ -154,7 +154,7 @@ def _way(found: "Diagnosis") -> str:
         return f"{found.way}: all {found.trained:,} numbers are written out for each example"
     dense = sum(group.parameters for group in found.layers if group.way == "dense")
     if not found.layers:
-        return "cannot be computed"
+        return f"cannot be computed: {found.unmeasured}"
     if not dense:
         return "ghost, layer by layer: never written out"
     return f"ghost, layer by layer; written out (dense) for {dense:,} of {found.trained + found.frozen:,} parameters"

@@ -24,7 +24,7 @@ Step = Callable[[], None]
 LEARNING_RATE = 1e-3
 
 # Both take steps in turns until so much CPU time is spent, in seconds, but at least and at most in so many rounds.
-SPENT, FEWEST, MOST = 4.0, 3, 15
+SPENT, FEWEST, MOST = 2.0, 3, 11
 
 _TRIM, _MAPPED = -1, -3  # of mallopt in glibc: from how many bytes freed memory goes back to the system
 _AT_ONCE, _USUAL = 1 << 16, 1 << 25  # the second as fedpriv.core.threads.keep_freed_memory has it

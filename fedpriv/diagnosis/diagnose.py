@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,9 +48,8 @@ def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, le
     They know the labels, which they would else infer by many gradients.
     """
     about = {"name": "text", "path": "random", "text": {"length": length, "task": "classify"}} if takes_texts else {}
-    attacks = [
-        each for each, kind in ATTACKS.items() if kind.is_text == takes_texts and not (kind.active() or kind.is_of_rows)
-    ]
+    listening = {each: kind for each, kind in ATTACKS.items() if not kind.active() and not kind.picks()}
+    attacks = [each for each, kind in listening.items() if kind.is_text == takes_texts and not kind.is_of_rows]
     tree: dict[str, Any] = {
         "data": about,
         "model": {"name": name},
@@ -130,7 +129,9 @@ def diagnose(experiment: Experiment, dataset: Dataset, batch: int, progress: Pro
 def _acceptance(experiment: Experiment, dataset: Dataset, model: nn.Module, progress: Progress) -> Acceptance:
     mechanism = experiment.mechanism.name
     progress.stage(f"trying whether it trains with mechanism {mechanism}: no example may reach another's gradient")
-    mixing = tuple(f"{name} ({type(model.get_submodule(name)).__name__})" for name in coupled_layers(model))
+    mixing = tuple(
+        f"{group.name} ({group.kind})" for group in _grouped(model, dict.fromkeys(coupled_layers(model), ""))
+    )
     instead = 'model.norm = "group"' if mixing else ""
     try:
         check_fitness(experiment, dataset, model)
@@ -174,7 +175,7 @@ def random_batch(dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
-def _grouped(model: nn.Module, routes: dict[str, str]) -> Iterator[LayerGroup]:
+def _grouped(model: nn.Module, routes: Mapping[str, str]) -> Iterator[LayerGroup]:
     """Fold layers of a kind whose gradients are computed alike, and whose parents differ in numbers only."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name, route in routes.items():
