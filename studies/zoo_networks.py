@@ -162,13 +162,10 @@ class Cut(nn.Module):
         return logits[:, self.virtual :]
 
 
-def adapters(
-    length: int, vocabulary: int, classes: int, kind: str, method: str, settings: Any = None, virtual: int = 0
-) -> Any:
-    """Return a small network of transformers with one of peft's adapters."""
+def prompted(length: int, vocabulary: int, classes: int, kind: str, virtual: int) -> nn.Module:
+    """Return a small network of transformers with prompts of peft, which gives logits of the texts alone."""
     import peft
 
-    task = "CAUSAL_LM" if classes == vocabulary else "SEQ_CLS"
-    config = getattr(peft, f"{method}Config")(task_type=task, **(settings or {}))
-    network = peft.get_peft_model(text_network(length, vocabulary, classes, kind), config)
-    return Cut(network, virtual) if virtual else network
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=virtual)
+    network: Any = peft.get_peft_model(text_network(length, vocabulary, classes, kind), config)
+    return Cut(network, virtual)
