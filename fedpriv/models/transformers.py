@@ -67,7 +67,8 @@ class TransformersSettings(LibraryModelSettings):
     def text_built(self, sequences: SequenceShape) -> Any:
         task = "CausalLM" if sequences.is_next else "SequenceClassification"
         network = self._built(task, {"vocab_size": sequences.vocabulary, "pad_token_id": PAD}, sequences.classes)
-        self.check_fits(sequences, getattr(network.config, "max_position_embeddings", None))
+        context = getattr(network.config, "max_position_embeddings", -1)  # XLNet says -1: any number of tokens
+        self.check_fits(sequences, context if context > 0 else None)
         if network.config.vocab_size != sequences.vocabulary:
             self._take_tokens(network, sequences)
         return network
