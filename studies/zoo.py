@@ -259,6 +259,8 @@ HEADS = (
 )  # fmt: skip
 EXACT = 1e-12
 _PARTICULAR = re.compile(r"\S*\.\d+\.\S*|\d+(?:[,x ]+\d+)*")  # numbers, and names of layers
+_LAYER = re.compile(r"(?:\w+\.)+\w+ \((\w+)\)")  # with its kind, which is kept
+_NEXT_ATTACK = re.compile(rf"; (?=(?:{'|'.join((*IMAGES, *TEXTS))}): )")
 
 
 _MEANING = (
@@ -307,9 +309,13 @@ def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     troubles = ((line["name"], trouble) for line in lines if (trouble := _trouble(line)))
     yield from markdown(("network", "reason"), "l", troubles)
     yield from ("", "## Why attacks refuse", "")
-    yield from _reasons(lines, lambda line: line["refused"].split("; "))
+    yield from _reasons(lines, _refusals)
     yield from ("", "## Why Opacus raises", "")
     yield from _reasons(lines, _opacus_raised)
+
+
+def _refusals(line: Mapping[str, str]) -> list[str]:
+    return [reason for reason in _NEXT_ATTACK.split(line["refused"]) if reason]
 
 
 def _opacus_raised(line: Mapping[str, str]) -> list[str]:
@@ -333,15 +339,14 @@ def _count(lines: Sequence[Mapping[str, str]], column: str) -> int:
 
 def _shown(line: Mapping[str, str]) -> list[str]:
     group = ", GN" if "model.norm=group" in line["given"] else ""
-    refused = [part.partition(":")[0] for part in line["refused"].split("; ") if part]
-    refused = [name for name in refused if name in (*IMAGES, *TEXTS)]
+    refused = [reason.partition(":")[0] for reason in _refusals(line)]
     numbers = int(line["trained"] or 0) + int(line["frozen"] or 0)
     return [
         line["name"].partition("/")[2],
         f"{numbers / 1e6:.2f}",
         ("yes" if line["accepted"] == "yes" else "no") + group,
         line["error"],
-        cut(line["way"], 60),
+        cut(_LAYER.sub(r"\1", line["way"]), 90),
         line["step"],
         line["memory"],
         "no" if line["opacus_hooks"].startswith("no") else line["opacus_hooks"],

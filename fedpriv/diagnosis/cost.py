@@ -81,13 +81,19 @@ def step_cost(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, mechanism: Mec
     while len(taken["sgd"]) < FEWEST or (len(taken["sgd"]) < MOST and sum(map(sum, taken.values())) < SPENT):
         for name, step in steps.items():
             taken[name].append(cpu_seconds(step))
+    plain, private = (1e3 * statistics.median(times) for times in taken.values())
     held = sum(value.nbytes for value in (x, y, *model.parameters(), *model.buffers())) / 2**20
-    with_memory = {name: held + extra for name, step in steps.items() if (extra := _added(model, step)) is not None}
+    added = [_added(model, step) for step in steps.values()]
+    sgd_mib, private_mib = (None if extra is None else held + extra for extra in added)
     return StepCost(
         batch=len(x),
         rounds=len(taken["sgd"]),
-        **{f"{name}_ms": 1e3 * statistics.median(times) for name, times in taken.items()},
-        **{f"{name}_mib": value for name, value in with_memory.items()},
+        times=private / plain,
+        sgd_ms=plain,
+        private_ms=private,
+        memory_times=private_mib / sgd_mib if sgd_mib and private_mib else None,
+        sgd_mib=sgd_mib,
+        private_mib=private_mib,
     )
 
 

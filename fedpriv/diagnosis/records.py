@@ -38,20 +38,12 @@ class StepCost(GrowingRecord):
 
     batch: int
     rounds: int  # in which both took a step
+    times: float  # CPU time of the private step over SGD's
     sgd_ms: float
     private_ms: float
-    sgd_mib: float | None = None  # parameters, batch and what a step adds at most; `None`: the system does not tell
-    private_mib: float | None = None
-
-    @property
-    def times(self) -> float:
-        """CPU time of the private step over SGD's."""
-        return self.private_ms / self.sgd_ms
-
-    @property
-    def memory_times(self) -> float | None:
-        """Memory of the private step over SGD's."""
-        return self.private_mib / self.sgd_mib if self.private_mib and self.sgd_mib else None
+    memory_times: float | None  # memory of the private step over SGD's; `None`: the system does not tell
+    sgd_mib: float | None  # parameters, batch and what a step adds at most
+    private_mib: float | None
 
 
 class AttackTrial(GrowingRecord):

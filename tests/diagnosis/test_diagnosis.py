@@ -93,7 +93,7 @@ def test_the_first_shape_that_a_network_takes_is_taken(here: Path) -> None:
         (("nothing",), "model.name = 'nothing'"),
         (("networks:nothing",), "module networks has no function 'nothing'"),
         (("networks:blocks", "--shape", "3,x"), "--shape 3,x: C,H,W such as 3,32,32, or tokens such as 16"),
-        (("networks:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5): RuntimeError"),
+        (("networks:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5)"),
         (("missing.toml",), "missing.toml: no such file"),
         (("missing.toml", "--classes", "3"), "--shape and --classes are those of the data in missing.toml"),
         (("lenet", "--set", "mechanism.nothing=1"), "mechanism.nothing"),
