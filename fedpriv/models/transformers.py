@@ -80,6 +80,7 @@ class TransformersSettings(LibraryModelSettings):
 
         with _quiet():
             config = self._configuration(transformers, {**sizes, "num_labels": classes})
+            config.architectures = config.architectures or []  # of None the library tries to choose one
             kind = getattr(transformers, f"AutoModelFor{task}")
             if type(config) not in kind._model_mapping:
                 raise self.refusal(f"transformers has no {config.model_type} for {task}")

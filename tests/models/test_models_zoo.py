@@ -1,21 +1,27 @@
 """Networks of torchvision, timm and transformers by name, and what the settings change of them."""
 
 import copy
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fedpriv.core.config.schema import describe
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab import start_run
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
 from fedpriv.gradients.calls import coupled_layers
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from tests.cases import in_one_test
+from tests.integration.small import experiment
 
 IMAGES, GREY = (3, 32, 32), (1, 32, 32)
 NEXT, LABELS = SequenceShape(8, 11, "byte", 11, True), SequenceShape(8, 11, "byte", 3, False)
@@ -49,6 +55,7 @@ def examples(inputs: Any) -> Tensor:
         pytest.param("timm:test_vit", IMAGES, {}, marks=needs("timm")),
         pytest.param("timm:test_resnet", GREY, {"norm": "group"}, marks=needs("timm")),
         pytest.param("transformers:vit", GREY, {"config": {**SMALL, "patch_size": 8}}, marks=needs("transformers")),
+        pytest.param("transformers:deit", IMAGES, {"config": {**SMALL, "patch_size": 8}}, marks=needs("transformers")),
         pytest.param("transformers:llama", NEXT, {"config": SMALL}, marks=needs("transformers")),
         pytest.param("transformers:bert", LABELS, {"config": SMALL}, marks=needs("transformers")),
     ],
@@ -312,3 +319,41 @@ def test_what_does_not_fit_is_told_in_one_line(name: str, inputs: Any, more: Any
     with pytest.raises(InputError, match=words) as told:
         built(name, inputs, **more)
     assert "\n" not in str(told.value)
+
+
+@in_one_test(("library", "missing"), [("timm", "timm"), ("transformers", "transformers"), ("torchvision", "peft")])
+def test_a_library_that_is_not_installed_has_an_extra(library: str, missing: str) -> None:
+    def absent(name: str) -> str:
+        if name == missing:
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpriv.models.machinery.library.version", absent)
+        with pytest.raises(InputError, match=rf"needs {missing}: pip install 'fedpriv\[zoo\]'"):
+            built(f"{library}:resnet18", peft={"peft_type": "LORA"})
+
+
+@pytest.mark.slow
+def test_a_run_says_what_was_changed_and_saves_adapters(tmp_path: Path) -> None:
+    """Its configuration builds the network again, for the attack and for another run."""
+    peft = pytest.importorskip("peft", reason="peft is not installed (fedpriv[zoo])")
+    adapters = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}
+    model = {"name": "transformers:vit", "config": {**SMALL, "patch_size": 4}, "peft": adapters, "freeze": ["*lora_A*"]}
+    settings = experiment(model=model, adversary={"attacks": ["iga"], "victims": 1, "iga": {"iterations": 2}})
+    summary = start_run(settings, tmp_path / "run", "", Silent())
+    assert summary.model.notes == ("frozen: *lora_A*", "adapters of peft: LORA")
+    assert "iga" in {result.attack for result in summary.attacks}
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.experiment().model == settings.model
+    assert ("model.peft.r", 2) in [(key, value) for key, value, _, _ in describe(settings)]
+    saved = load_file(tmp_path / "run/checkpoint/adapter/adapter_model.safetensors")
+    trained = folder.load_checkpoint().tensors  # type: ignore[union-attr]
+    ends = {"lora_B.weight": "lora_B.default.weight", "classifier.bias": "classifier.modules_to_save.default.bias"}
+    for end, here in ends.items():
+        (value,), (own,) = (
+            [each for name, each in held.items() if name.endswith(last)][:1]
+            for held, last in ((saved, end), (trained, here))
+        )
+        assert torch.equal(value, own)
+    assert peft.PeftConfig.from_pretrained(str(tmp_path / "run/checkpoint/adapter")).r == 2

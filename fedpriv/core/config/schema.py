@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedpriv.core.config.experiment import Experiment
+from fedpriv.core.settings import Table
 
 
 def json_schema(kind: type[BaseModel] = Experiment) -> dict[str, Any]:
@@ -35,7 +36,11 @@ def describe(settings: BaseModel) -> Iterator[tuple[str, Any, Any, str]]:
 def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
     for key, field in type(model).model_fields.items():
         value = getattr(model, key)
-        if isinstance(value, BaseModel):
+        if isinstance(value, Table):
+            yield from (
+                (f"{prefix}{key}.{name}", each, None, field.description or "") for name, each in value.plain().items()
+            )
+        elif isinstance(value, BaseModel):
             yield from _describe(value, f"{prefix}{key}.")
         else:
             usual = field.get_default(call_default_factory=True)

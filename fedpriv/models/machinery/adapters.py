@@ -1,6 +1,7 @@
 """Adapters of the library peft on a frozen network: any of its configurations, and the files that it saves."""
 
 import warnings
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,11 @@ def save_adapters(network: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / _WEIGHTS)
-    adapted.peft_config[adapted.active_adapter].save_pretrained(str(folder))
+    config = copy(adapted.peft_config[adapted.active_adapter])
+    for key, value in vars(config).items():
+        if isinstance(value, set):  # whose order another process would write otherwise
+            setattr(config, key, sorted(value))
+    config.save_pretrained(str(folder))
 
 
 def _saved(peft: Any, folder: Path) -> tuple[Any, dict[str, Tensor]]:
