@@ -4,7 +4,6 @@ The upload may be what autograd returns, what an optimiser changed, or what a Fl
 name, or in the order of the model's parameters. Flower itself is not needed.
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +34,7 @@ from fedpriv.core.randomness import generator_states, seeded_generators, torch_s
 from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import wrong_value
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
 Arrays = Mapping[str, Any] | Iterable[Any]
@@ -489,7 +489,7 @@ class OwnClient:
     def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
         """Train a copy of the model, which draws its own random numbers."""
         first = next(iter(parameters.values()))
-        model = copy.deepcopy(self._model).to(first.device, first.dtype)
+        model = copied(self._model).to(first.device, first.dtype)
         own = trained(model)
         with torch.no_grad():
             for name, value in own.items():

@@ -10,7 +10,6 @@ simulation has to reproduce an unprotected upload of the clients' own code, on r
 - It reproduces the first local step and not those after it (tag, lamp): only what is recovered counts.
 """
 
-import copy
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
 from fedpriv.mechanisms import mechanism_settings
 
 EXAMPLES, STEPS = 2, 3  # of an upload that is simulated, at most: what differs does so in few examples, too
@@ -195,7 +195,7 @@ class SimulationCheck:
         batches = _batches(settings, examples, labels.to(device))
         sent = self._client(before, batches, 0)
         observation = Observation(0, 0, before, sent.upload, settings)
-        model = copy.deepcopy(self._model).to(dtype)
+        model = copied(self._model).to(dtype)
         tried = _Tried(SimulationTrial(model, self._loss, observation, examples, labels.to(device)), batches, sent.drew)
         self._latest = dtype, parameters, tried
         return tried

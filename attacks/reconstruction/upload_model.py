@@ -7,7 +7,6 @@ before the round; for several steps, and for Adam, what dummies would send is co
 :func:`unrolled_update`).
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -32,7 +31,7 @@ from fedpriv.core.federated import upload_sign
 from fedpriv.core.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Block, Vector
-from fedpriv.gradients.calls import coupled_layers
+from fedpriv.gradients.calls import copied, coupled_layers
 from fedpriv.gradients.operator import first_line
 from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.machinery.base import BlockMechanism, Mechanism
@@ -441,7 +440,7 @@ def whole_numbers(model: nn.Module, shape: tuple[int, int, int]) -> str | None:
 
 def _moves(model: nn.Module, shape: tuple[int, int, int]) -> bool:
     """Whether what a network gives for an image moves with the image's values."""
-    still = copy.deepcopy(model).eval().requires_grad_(False)
+    still = copied(model).eval().requires_grad_(False)
     parameter = next(still.parameters())
     images = torch.zeros(1, *shape, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
     try:

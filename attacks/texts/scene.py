@@ -1,6 +1,5 @@
 """Scene of attacks on texts: the network as the adversary runs it, the public texts, and the results."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class TextScene:
     ) -> "TextScene":
         """Read the public settings; the network is copied."""
         names = tuple(name for name, value in model.named_parameters() if value.requires_grad)
-        still = copy.deepcopy(model).eval().requires_grad_(False)
+        still = copied(model).eval().requires_grad_(False)
         texts = None if public is None else public.flatten(1).long()
         return TextScene(still, names, form, shape[-1], classes, texts)
 
@@ -90,7 +90,7 @@ class TextScene:
 
     def with_parameters(self, parameters: Vector, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Return a copy of the network with the parameters that a client was sent, in the numbers asked for."""
-        network = copy.deepcopy(self.model).to(dtype)
+        network = copied(self.model).to(dtype)
         with torch.no_grad():
             places = dict(network.named_parameters())
             for name, value in parameters.items():

@@ -1,5 +1,6 @@
 """Recorded calls of modules, walks through autograd's graph, and backward passes as training does them."""
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -173,6 +174,17 @@ def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]
     with until_the_end(hooks):
         plain_gradient(total, trained, retain_graph=True)
     return [name for name, value in trained.items() if times[id(value)] > (id(value) in graph.leaves)]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a deep copy; of what layers keep of earlier passes, in autograd's graph, the numbers alone."""
+    return copy.deepcopy(model, kept_numbers(model))
+
+
+def kept_numbers(model: nn.Module) -> dict[int, Any]:
+    """Return copies of what layers keep of earlier passes by its ids, for ``copy.deepcopy``, which takes no graph."""
+    kept = (value for layer in model.modules() for value in tree_leaves(vars(layer)))
+    return {id(value): value.detach().clone() for value in kept if isinstance(value, Tensor) and not value.is_leaf}
 
 
 class RandomLayer(nn.Module):

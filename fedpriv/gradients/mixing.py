@@ -4,7 +4,6 @@ Noise on a sum of clipped gradients is made for what one example can change in i
 holds if an example changes its own gradient only: no other one of its batch, and none of a later batch.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.core.threads import cpu_threads
-from fedpriv.gradients.calls import hidden_parameters, plain_gradient, reached
+from fedpriv.gradients.calls import copied, hidden_parameters, plain_gradient, reached
 from fedpriv.gradients.dense import FactoredGradients, Loss
 from fedpriv.gradients.factors import Factor, Sizes
 from fedpriv.gradients.operator import GradientOperator
@@ -92,19 +91,21 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
         x, y = x[: first.examples], y[: first.examples]
         with _refused(f"{type(model).__name__} cannot compute gradients"):
             route = find_route(_copy(model), loss, x.clone(), y)
+        # Where each example is computed alone, it reaches those alone that are computed after it.
+        places = [0] if route.dense else _positions(x)
         alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
-        another = [_change("another image", *alike, position, x[1], y[1]) for position in _positions(x)]
+        another = [_change("another image", *alike, position, x[1], y[1]) for position in places]
         flat = _with_flat(x, blank)
-        beside_flat = [_change("another image", flat, y, position, x[1], y[1]) for position in _positions(x)]
+        beside_flat = [_change("another image", flat, y, position, x[1], y[1]) for position in places]
         tried = _copy(model)
         with _SlopesForEach() if first.slopes else nullcontext():
-            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank)), route)
+            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank, places)), route)
             _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat, route)
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
             _refuse_influence(model, partial(_copy, model), loss, *alike, another, route)
         tried = _copy(model)
         if _without_chance(tried, loss, x, y, route):
-            _refuse_other_numbers(tried, loss, x, y)
+            _refuse_other_numbers(tried, loss, x, y, route)
 
 
 # ---- one example is replaced ----------------------------------------------------------------------------------------
@@ -140,8 +141,8 @@ def _with_flat(x: Tensor, blank: Sequence[Tensor]) -> Tensor:
     return x
 
 
-def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor]) -> Iterator[_Change]:
-    for position in _positions(x):
+def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor], places: Sequence[int]) -> Iterator[_Change]:
+    for position in places:
         neighbour = (position + 1) % len(x)
         replaced = partial(_change, x=x, y=y, position=position, one_y=y[neighbour])
         yield replaced("a copy of another one", one_x=x[neighbour])
@@ -227,24 +228,22 @@ def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) ->
     return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1, route)))
 
 
-def _refuse_other_numbers(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+def _refuse_other_numbers(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> None:
     """Refuse if gradients in a batch are not those of single examples, or do not add up to what the batch trains with.
 
     In float64, which rounds least, or in the type of the model where it takes no other.
     """
     own = next(value.dtype for value in model.parameters() if value.requires_grad)
     try:
-        reason = _disagreement(model.double(), loss, x.double() if x.is_floating_point() else x, y)
+        reason = _disagreement(model.double(), loss, x.double() if x.is_floating_point() else x, y, route)
     except (InputError, RuntimeError, TypeError, ValueError):
-        reason = _disagreement(model.to(own), loss, x, y)
+        reason = _disagreement(model.to(own), loss, x, y, route)
     if reason:
         raise InputError(reason)
 
 
-def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str:
+def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> str:
     """Why gradients are not those of single examples, or do not add up; empty if they are and do."""
-    with seeded_generators(0, x.device):
-        route = find_route(model, loss, x.clone(), y)
     gradients = _pass(model, loss, x, y, 0, route).gradients
     rounding = _Rounding(model, loss, x, y, gradients, route)
     for row in _positions(x):
@@ -380,7 +379,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _copy(model: nn.Module) -> nn.Module:
     with _refused(f"{type(model).__name__} cannot be copied, and only a copy can be tried before training"):
-        return copy.deepcopy(model)
+        return copied(model)
 
 
 @contextmanager

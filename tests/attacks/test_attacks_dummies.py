@@ -145,6 +145,27 @@ def test_ghost_route_is_open(name: str) -> None:
     assert ghost_obstacle(Network(network(name)), torch.Size(SHAPE), CLASSES) == ""
 
 
+def test_a_network_that_keeps_what_it_computed_is_copied() -> None:
+    """As spiking networks keep their potentials, in autograd's graph, until the next pass."""
+
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(144, 6), nn.Linear(6, CLASSES)
+            self.states: dict[str, Tensor] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.states["potential"] = self.first(x.flatten(1)).tanh()
+            return self.last(self.states["potential"])
+
+    model, (images, labels) = seeded(Keeping), dummies(1)
+    wanted = plain(model, images[0], labels[0])
+    found = written_dummies(Network(model), trained(model), images[:1], labels[:1], each=False).rows()
+    assert model.states["potential"].grad_fn is not None
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key][0, 0], value, rtol=1e-9, atol=1e-13)
+
+
 @in_one_test("name", VMAP)
 def test_ghost_route_is_closed_and_says_why(name: str) -> None:
     """By what the network did: several of these have nothing but Linear layers."""

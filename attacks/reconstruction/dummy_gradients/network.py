@@ -24,7 +24,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patche
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyFactor, DummyGradients, DummyOuter, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import coupled_layers
+from fedpriv.gradients.calls import copied, coupled_layers
 from fedpriv.gradients.ghost import Entangled, ghost_gradients
 from fedpriv.gradients.operator import first_line
 
@@ -140,7 +140,7 @@ class Network:
         # Parameters that are not trained do not travel; they are part of the public architecture.
         self.names = tuple(name for name, value in model.named_parameters() if value.requires_grad)
         self.size = sum(value.numel() for value in model.parameters() if value.requires_grad)
-        frozen = copy.deepcopy(model).eval()
+        frozen = copied(model).eval()
         self.coupled = coupled_layers(frozen)  # names of the layers that mix the examples of a batch
         replace_all_batch_norm_modules_(frozen)
         self.trainable = copy.deepcopy(frozen)  # with parameters that ask for derivatives; not to be changed

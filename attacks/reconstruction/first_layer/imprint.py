@@ -9,7 +9,6 @@ Not in the paper: the brightness's weights differ a little from pixel to pixel, 
 coincide, and the first layer is small and the second large, so that clipping bounds the image rather than the rest.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
 
 PROBE = 20240409  # the seed of the images by which the layers are found; it decides nothing else
 COLUMN = 20240410  # the seed of the second layer's column
@@ -48,7 +48,7 @@ class ImprintLayers:
 
 def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> ImprintLayers:
     """Find the Linear layer that is given the image (C, H, W) itself, and the one behind its ReLU."""
-    network = copy.deepcopy(model).eval()
+    network = copied(model).eval()
     parameter = next(network.parameters())
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(3, *shape, generator=generator).to(parameter)

@@ -1,7 +1,6 @@
 """One attack's uploads spread over Ray tasks: for jobs that one core, device or machine is too small for."""
 
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -12,6 +11,7 @@ from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.threads import cpu_threads
 from fedpriv.engines.tasks import TaskEnded, TaskResources, run_tasks
+from fedpriv.gradients.calls import copied
 
 _POLL_SECONDS = 1.0
 _KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
@@ -35,7 +35,7 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     count = min(engine.attack_tasks, len(job.observations))
     if count < 2:
         return attack_each(job)
-    device, still = str(next(job.model.parameters()).device.type), deepcopy(job.model).cpu()
+    device, still = str(next(job.model.parameters()).device.type), copied(job.model).cpu()
     # Every count-th: the uploads of one kind follow each other, and some kinds take longer.
     numbers = [range(first, len(job.observations), count) for first in range(count)]
     shares = [tuple(job.observations[n] for n in mine) for mine in numbers]

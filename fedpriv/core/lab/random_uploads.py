@@ -16,6 +16,7 @@ from fedpriv.clients.training import unprotected_upload
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import State, World
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import kept_numbers
 
 
 def simulation_check(world: World) -> SimulationCheck:
@@ -42,7 +43,8 @@ class _RandomUploads:
             experiment = self._world.experiment
             precision = "float64" if dtype == torch.float64 else "float32"
             engine = experiment.engine.model_copy(update={"precision": precision})
-            model, noise = copy.deepcopy((self._world.model, self._world.forward_noise))
+            kept = kept_numbers(self._world.model)
+            model, noise = copy.deepcopy((self._world.model, self._world.forward_noise), kept)
             self._casts[dtype] = replace(
                 self._world,
                 experiment=experiment.model_copy(update={"engine": engine}),
