@@ -14,7 +14,7 @@ from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
 FILE = "fedpriv.toml"
 
 _ABSOLUTE = (
-    "allowed is an absolute path, such as /var/lib/my-app/privacy; any other is another folder for another process, "
+    "allowed is an absolute path, such as /var/lib/{}/privacy; any other is another folder for another process, "
     "user or version of the app, and a new ledger there gives the budget back"
 )
 
@@ -91,7 +91,7 @@ class PrivatiseSettings(Settings):
     def _is_one_place(cls, folder: Path | None) -> Path | None:
         """Where a process starts, who starts it, and where Flower unpacks the app must not begin a new ledger."""
         if folder is not None and not folder.is_absolute():
-            raise InputError(_ABSOLUTE)
+            raise InputError(_ABSOLUTE.format("my-app"))
         return folder
 
 
@@ -130,8 +130,6 @@ class FlowerSettings(Settings):
             raise InputError(
                 f"mechanism.{config.target.key} needs privatise.rounds: how often a client answers at most"
             )
-        if config.protects and self.privatise.folder is None:
-            raise InputError(f"privatise.folder is not set: {_ABSOLUTE}")
         return self
 
 
@@ -153,7 +151,16 @@ def read_settings(near: str | Path) -> FlowerSettings:
     path = found_settings(near)
     if path is None:
         raise InputError(f"{FILE} is neither in {Path(near).absolute().parent} nor in a folder above it")
-    return validated(FlowerSettings, read_toml(path), str(path))
+    settings = validated(FlowerSettings, read_toml(path), str(path))
+    if settings.mechanism.protects and settings.privatise.folder is None:
+        raise InputError(f"{path}: privatise.folder is not set: {_ABSOLUTE.format(_app_name(path))}")
+    return settings
+
+
+def _app_name(path: Path) -> str:
+    """The name of the app in the pyproject.toml beside its settings, so that each app has a folder of its own."""
+    project = path.parent / "pyproject.toml"
+    return str(read_toml(project).get("project", {}).get("name", "my-app")) if project.is_file() else "my-app"
 
 
 def found_settings(near: str | Path) -> Path | None:

@@ -113,6 +113,9 @@ class Privatiser:
                 "leave as they are, covered by nothing"
             )
         record = record_of(message.content, own.record)
+        reply_record = own.reply_record or REPLIES.get(record, record)
+        if reply_record in own.passed:
+            raise WrongAppError(f"privatise.pass names {reply_record}, the very record that is to be protected")
         before = arrays_of(message.content, record)
         layout = self._layout(client_of(context), before)
         before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
@@ -121,7 +124,6 @@ class Privatiser:
         first = line.participations == 1
         if first:
             self._forecast(ledger.plan, before, layout)
-        reply_record = own.reply_record or REPLIES.get(record, record)
 
         def answered() -> _Answer:
             with _watched(first, before, layout):

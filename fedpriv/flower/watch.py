@@ -5,21 +5,18 @@ learns the batch size, the steps and the learning rates, which an adversary is t
 apart, by which attacks are scored and which they never see.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.overrides import TorchFunctionMode
 
 from fedpriv.attacks.observation import in_order
 from fedpriv.core.records import LedgerLine
@@ -31,8 +28,9 @@ from fedpriv.mechanisms import MechanismSettings
 MOST_IMAGES = 512
 """Of so many images at most an upload is kept for scoring, and attacked."""
 
-_CLIPPING = "torch.nn.utils.clip_grad"
-_BATCHED_LOSSES = (F.cross_entropy, F.binary_cross_entropy_with_logits)
+# What computes cross-entropies, and what every clipping of gradients calls.
+_LOSSES = ((torch._C._nn, "cross_entropy_loss"), (torch, "binary_cross_entropy_with_logits"))
+_CLIPPING = "_group_tensors_by_device_and_dtype"
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Seen:
     _calls: int = 0  # of optimisers
     _pending: int = 0  # examples shown since the last step
     _moved: dict[int, tuple[Tensor, Rates]] = field(default_factory=dict)
-    _rows: set[bytes] = field(default_factory=set)
+    _rows: set[int] = field(default_factory=set)
     _matches: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
     _inside: nn.Module | None = None
 
@@ -169,7 +167,7 @@ class Seen:
         self.batch_sizes.append(len(images))
         self._pending += len(images)
         rows = images.contiguous().flatten(1).numpy() if len(images) and images.ndim > 1 else images.numpy()
-        self._rows |= {blake2b(row.tobytes(), digest_size=16).digest() for row in rows}
+        self._rows |= {hash(row.tobytes()) for row in rows}
         if sum(self.batch_sizes) <= MOST_IMAGES:
             self.images.append(images.clone())
 
@@ -189,30 +187,11 @@ class Seen:
                 _, first = self._moved.setdefault(id(parameter), (parameter, now))
                 self.changed = self.changed or first != now
 
-    def compute(self, function: Any, args: Any, given: Mapping[str, Any]) -> None:
-        """Note labels that a loss is given, and a clipped gradient."""
-        if function in _BATCHED_LOSSES and torch.is_grad_enabled() and sum(self.batch_sizes) <= MOST_IMAGES:
-            target = args[1] if len(args) > 1 else given.get("target")
-            if isinstance(target, Tensor) and _is_labels(target, function):
-                self.labels.append(target.detach().cpu().flatten().long())
-        elif getattr(function, "__name__", "") in ("_foreach_norm", "vector_norm", "_foreach_clamp_min_", "clamp_"):
-            self.clipped = self.clipped or any(caller == _CLIPPING for caller in _callers(6))
-
-
-def _is_labels(target: Tensor, function: Any) -> bool:
-    if function is F.cross_entropy:
-        return target.ndim == 1 and not target.is_floating_point()
-    return target.ndim in (1, 2) and target.numel() == len(target)
-
-
-def _callers(most: int) -> Iterator[str]:
-    """The modules of the functions that are running, from the inside."""
-    frame = sys._getframe(1)
-    for _ in range(most):
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
-        yield frame.f_globals.get("__name__", "")
+    def hear_labels(self, target: Any) -> None:
+        """Note labels that a loss is given."""
+        few = torch.is_grad_enabled() and sum(self.batch_sizes) <= MOST_IMAGES
+        if few and isinstance(target, Tensor) and target.ndim and target.numel() == len(target):
+            self.labels.append(target.detach().cpu().flatten().long())
 
 
 def names_in(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
@@ -280,7 +259,10 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     )
     token = _SEEN.set(seen)
     try:
-        with _Listening(seen):
+        with ExitStack() as stack:
+            for owner, name in _LOSSES:
+                stack.enter_context(_overheard(owner, name, lambda _, target, *rest: seen.hear_labels(target)))
+            stack.enter_context(_overheard(clip_grad, _CLIPPING, lambda *_: setattr(seen, "clipped", True)))
             yield seen
     finally:
         _SEEN.reset(token)
@@ -288,13 +270,20 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
             hook.remove()
 
 
-class _Listening(TorchFunctionMode):
-    """Hears what functions of PyTorch are given."""
+@contextmanager
+def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[None]:
+    """Have a function of PyTorch tell its arguments before it is computed, however an app has imported what calls it.
 
-    def __init__(self, seen: Seen) -> None:
-        super().__init__()
-        self._seen = seen
+    A TorchFunctionMode would hear all functions, and take longer than a small network's training.
+    """
+    function = getattr(owner, name)
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._seen.compute(function, args, kwargs or {})
-        return function(*args, **(kwargs or {}))
+    def overheard(*given: Any, **named: Any) -> Any:
+        told(*given, *named.values())
+        return function(*given, **named)
+
+    setattr(owner, name, overheard)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)

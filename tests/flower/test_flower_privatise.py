@@ -165,7 +165,7 @@ def test_ctrl_c_ends_the_process_and_no_answer_leaves(tmp_path: Path) -> None:
 TYPES = ("evaluate", "query", "query.times", "train.times")
 
 
-@pytest.mark.parametrize("passed", [(), ("evaluate",), ("query",), ("query.times", "train.times"), ("arrays",)])
+@pytest.mark.parametrize("passed", [(), ("evaluate",), ("query",), ("query.times", "train.times")])
 @pytest.mark.parametrize("kind", TYPES)
 def test_only_messages_that_are_named_pass_and_the_folder_says_so(
     kind: str, passed: tuple[str, ...], tmp_path: Path
@@ -189,6 +189,21 @@ def test_only_messages_that_are_named_pass_and_the_folder_says_so(
         with pytest.raises(error, match="none of the arrays" if category == "train" else rf'pass = \["{kind}"\]'):
             app(question(BEFORE, kind), context())
     assert asked(app) and all((note in " ".join(line(tmp_path)["notes"])) for note in passed)
+
+
+def test_the_record_that_is_protected_does_not_pass(tmp_path: Path) -> None:
+    with pytest.raises(WrongAppError, match="pass names arrays, the very record that is to be protected"):
+        asked(app_of(tmp_path, longer, 'pass = ["arrays"]'))
+    with pytest.raises(InputError, match="train is what privatise covers"):
+        app_of(tmp_path, longer, 'pass = ["train"]')
+
+
+def test_clients_without_a_partition_have_ledgers_of_their_own(tmp_path: Path) -> None:
+    for node in (11, 2**62 + 1, 11):
+        own = context()
+        own.node_config, own.node_id = {"dataset-path": f"/data/{node}"}, node
+        asked(app_of(tmp_path, longer), who=own)
+    assert [line(tmp_path, node)["participations"] for node in (11, 2**62 + 1)] == [2, 1]
 
 
 def test_records_of_a_reply_leave_only_if_they_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -635,6 +650,12 @@ def test_wrong_settings_are_one_line(text: str, expected: str, tmp_path: Path) -
     with pytest.raises(InputError, match=expected) as caught:
         privatise(settings(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_the_folder_that_is_proposed_bears_the_apps_name(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "hospital"\n')
+    with pytest.raises(InputError, match="such as /var/lib/hospital/privacy"):
+        privatise(settings(tmp_path, '[mechanism]\nname = "gaussian"\nsigma = 1.0'))
 
 
 def test_settings_are_looked_for_from_the_module_upwards(tmp_path: Path) -> None:

@@ -379,13 +379,15 @@ class Sending(InlineGrid):
         return super().push_messages(copies)
 
 
-def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("mods", ["tap", "privatise tap", "tap before"])
+def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(home: Path, mods: str) -> None:
     """The mod's own stages are all of type train: the tap after it hears the one that trains, and sums uploads."""
-    path = settings(home, f"[tap]\nshape = [1, 1, 2]\nclasses = 2\nbatch_size = 1\nlocal_steps = 1\n{_KNOWN}")
-    app = ClientApp(client_fn=lambda _: Old().to_client(), mods=[secaggplus_mod, tap(path)])
-    server = ServerApp()
+    noise = f'[mechanism]\nname = "gaussian"\nsigma = 1e-6\nclip_norm = 9.0\n[privatise]\nfolder = "{home / "p"}"\n'
+    path = settings(home, f"{noise}[tap]\nshape = [1, 1, 2]\nclasses = 2\nbatch_size = 1\nlocal_steps = 1\n{_KNOWN}")
+    after = [secaggplus_mod, *([privatise(path)] if "privatise" in mods else []), tap(path)]
+    order = [tap(path), secaggplus_mod] if mods == "tap before" else after
+    app = ClientApp(client_fn=lambda _: Old().to_client(), mods=order)
+    server, ended = ServerApp(), []
 
     @server.main()
     def main(grid: Any, own: Any) -> None:
@@ -393,12 +395,21 @@ def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(
         strategy = OldFedAvg(fraction_evaluate=0.0, initial_parameters=start)
         legacy = LegacyContext(context=own, config=ServerConfig(num_rounds=1), strategy=strategy)
         DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, legacy)
+        ended.append(own.state.array_records["parameters"]["0"].numpy())
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run_server(server, Sending(app, 3))
+    np.testing.assert_allclose(ended[0], 0.3, atol=5e-3)  # it is quantised
     exchanges = read_exchanges(home / "runs" / "tap-1")
-    assert [(each.client, each.summed, each.form) for each in exchanges] == [(k, True, "weights") for k in range(3)]
     attack = importlib.import_module("fedpriv.flower.attack")
+    if mods == "tap before":
+        assert {each.unattacked for each in exchanges} == {
+            "this is a stage of secure aggregation; a tap that comes after secaggplus_mod sees what is summed"
+        }
+        assert not attack._heard(home / "runs" / "tap-1", exchanges)
+        return
+    assert [(each.client, each.summed, each.form) for each in exchanges] == [(k, True, "weights") for k in range(3)]
     (upload,) = attack._heard(home / "runs" / "tap-1", exchanges)
     assert (upload.name, upload.observation.settings.batch_size) == ("1-sum", 3)
-    torch.testing.assert_close(upload.observation.upload["0"], torch.full((2, 2), 0.3))
+    assert (upload.line is not None) is ("privatise" in mods)
+    torch.testing.assert_close(upload.observation.upload["0"], torch.full((2, 2), 0.3), atol=1e-4, rtol=0)

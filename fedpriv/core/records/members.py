@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-_PART = re.compile(r"(0|[1-9]\d{0,17})(?:-([1-9]\d{0,17}))?")
+_PART = re.compile(r"(0|[1-9]\d{0,17})(?:-([1-9]\d{0,17}))?|([1-9]\d{18,19})")  # the last: Flower's number of a node
 
 
 def members_text(clients: Iterable[int]) -> str:
@@ -18,7 +18,7 @@ def member_ranges(text: str) -> tuple[range, ...]:
         match = _PART.fullmatch(part)
         if match is None:
             raise ValueError(f"{part[:40]!r} names no clients; 0-3, 5 names five")
-        first = int(match[1])
+        first = int(match[1] or match[3])
         members = range(first, int(match[2] or first) + 1)
         if not members or (ranges and first < ranges[-1].stop):
             raise ValueError(f"{part!r}: names of clients ascend")
