@@ -247,7 +247,7 @@ def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Rou
     gradients = _pass(model, loss, x, y, 0, route).gradients
     rounding = _Rounding(model, loss, x, y, gradients, route)
     for row in _positions(x):
-        alone = _pass(model, loss, x[[row]], y[[row]], 0, None, "cannot compute one example alone").gradients
+        alone = _pass(model, loss, x[[row]], y[[row]], 0, route, "cannot compute one example alone").gradients
         for name in gradients.shapes:
             off = _apart(gradients.rows(row, row + 1, (name,))[name], alone.rows(0, 1, (name,))[name])
             if not off <= rounding.share * rounding.longest and not off <= rounding.moves(name)[row]:
@@ -335,7 +335,7 @@ def _pass(
     x: Tensor,
     y: Tensor,
     seed: int,
-    route: Route | None,
+    route: Route,
     what: str = "cannot compute gradients",
 ) -> _Pass:
     with seeded_generators(seed, x.device), _refused(f"{type(model).__name__} {what}"):
