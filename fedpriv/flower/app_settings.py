@@ -46,6 +46,23 @@ class TapSettings(Settings):
     momentum: Momentum | None = Field(None, description="of the local SGD")
 
 
+class NumbersSettings(Settings):
+    """One of ``[[privatise.metrics]]``: numbers of a reply that leave with noise, and have a ledger, of their own."""
+
+    name: str = Field(description="key of a metric, or RECORD/ARRAY", pattern=r"^[^/]+(/[^/]+)?$")
+    type: str = Field(
+        "train", description="of the message whose reply has them: train, evaluate, query, with an action"
+    )
+    size: Count = Field(1, description="how many numbers; an answer with others counts as zeros")
+    whole: bool = Field(False, description="round what leaves to whole numbers, as counts are")
+    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(description="what bounds all of them, and adds noise")
+
+    @field_validator("mechanism", mode="before")
+    @classmethod
+    def _on_whole(cls, given: Any) -> Any:
+        return on_updates(given)
+
+
 class PrivatiseSettings(Settings):
     """The section ``[privatise]``."""
 
@@ -61,6 +78,7 @@ class PrivatiseSettings(Settings):
     statistics: Annotated[MechanismSettings, MECHANISM] | None = Field(
         None, description="mechanism of running statistics, with a ledger of its own; none: they leave as they came"
     )
+    metrics: tuple[NumbersSettings, ...] = Field((), description="numbers that leave with noise of their own")
     rounds: Count | None = Field(None, description="a client answers so often and then refuses; none: for ever")
     target_epsilon: Epsilon | None = Field(None, description="a client refuses once an answer would take it above")
     send: tuple[str, ...] = Field(
@@ -118,14 +136,17 @@ class FlowerSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> "FlowerSettings":
-        config, statistics = self.mechanism, self.privatise.statistics
-        for each in (config, statistics or config):
+        config, own = self.mechanism, self.privatise
+        others = [*([own.statistics] if own.statistics else []), *(each.mechanism for each in own.metrics)]
+        for each in (config, *others):
             _check(each)
-        if statistics is not None and (statistics.target or self.privatise.target_epsilon):
+        if any(not each.protects or each.noise is None for each in others) or (others and own.target_epsilon):
             raise InputError(
-                "privatise.statistics has a ledger of its own: set its noise itself, and privatise.rounds in place of "
-                "privatise.target_epsilon"
+                "privatise.statistics and privatise.metrics have ledgers of their own: give each a mechanism with the "
+                "noise itself, and privatise.rounds in place of privatise.target_epsilon"
             )
+        if len({each.name for each in own.metrics}) < len(own.metrics):
+            raise InputError("privatise.metrics: each name is allowed once")
         if config.target is not None and self.privatise.rounds is None:
             raise InputError(
                 f"mechanism.{config.target.key} needs privatise.rounds: how often a client answers at most"

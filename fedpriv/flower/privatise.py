@@ -87,6 +87,7 @@ class _Answer:
 
     update: Vector
     statistics: Vector
+    numbers: Vector  # by name, of those that have noise of their own
     sent: RecordDict  # what leaves as it is, since the settings say so
 
 
@@ -108,10 +109,7 @@ class Privatiser:
             self._note_passed(client_of(context), kind, context.run_id, round_of(message))
             return call_next(message, context)
         if not is_training(message):
-            raise RefusedError(
-                f"privatise covers replies to train, not to {kind}; privatise.pass = [{json.dumps(kind)}] lets them "
-                "leave as they are, covered by nothing"
-            )
+            return self._numbers_alone(message, context, call_next)
         record = record_of(message.content, own.record)
         reply_record = own.reply_record or REPLIES.get(record, record)
         if reply_record in own.passed:
@@ -139,11 +137,13 @@ class Privatiser:
         )
         if own.statistics is not None and layout.statistics:
             change = answer.statistics if answer else _zeros(before, layout.statistics)
-            release |= self._released_statistics(change, before, layout, context, message)
+            release |= self._released(own.statistics, change, "statistics", context, message)
         released = ReleasedUpdate(ledger.plan.config, line, own.reply)
         note_release(released)
         arrays = self._reply_arrays(before, release, layout)
-        reply = Message(self._content(reply_record, arrays, answer.sent if answer else RecordDict()), reply_to=message)
+        content = self._content(reply_record, arrays, answer.sent if answer else RecordDict())
+        self._add_numbers(content, answer.numbers if answer else {}, context, message)
+        reply = Message(content, reply_to=message)
         for call in later:
             call(reply, released)
         return reply
@@ -166,7 +166,56 @@ class Privatiser:
         if first:
             self._tell_kept(reply.content, record)
         statistics = update_of(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
-        return _Answer(update_of(before, after, layout.trained, own.reply), statistics, self._sent(reply.content))
+        numbers = self._numbers(reply.content, "train")
+        update = update_of(before, after, layout.trained, own.reply)
+        return _Answer(update, statistics, numbers, self._sent(reply.content))
+
+    def _numbers_alone(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer another message with the numbers that have a mechanism of their own, or refuse it."""
+        own, kind = self.settings.privatise, type_of(message)
+        if all(each.type != kind for each in own.metrics):
+            raise RefusedError(
+                f"privatise covers replies to train, not to {kind}; privatise.pass = [{json.dumps(kind)}] lets them "
+                "leave as they are, covered by nothing, and privatise.metrics gives numbers in them noise"
+            )
+        with releasing():
+            numbers = unless_raised(
+                lambda: self._numbers(call_next(message, context).content, kind), WrongAppError, level=logging.ERROR
+            )
+        content = RecordDict()
+        self._add_numbers(content, numbers or {}, context, message)
+        return Message(content, reply_to=message)
+
+    def _numbers(self, content: RecordDict, kind: str) -> Vector:
+        """What a reply has of the numbers that have noise of their own."""
+        found = {}
+        for own in self.settings.privatise.metrics:
+            record, _, array = own.name.partition("/")
+            values: list[Any] = [each[own.name] for each in content.metric_records.values() if own.name in each]
+            if array and record in content.array_records:
+                values = [arrays_of(content, record)[array]]
+            if own.type == kind and values:
+                numbers = torch.as_tensor(values[0], dtype=torch.float64).flatten()
+                found[own.name] = numbers if len(numbers) == own.size else torch.zeros(own.size)
+        return found
+
+    def _add_numbers(self, content: RecordDict, numbers: Vector, context: Context, message: Message) -> None:
+        """Release numbers, each of a ledger of its own; those that the app did not reply are zeros with noise."""
+        for own in self.settings.privatise.metrics:
+            if own.type != type_of(message):
+                continue
+            record, _, array = own.name.partition("/")
+            values = {"": numbers.get(own.name, torch.zeros(own.size)).float()}
+            part = own.name.replace("/", ".")
+            released = self._released(own.mechanism, values, part, context, message)[""].double()
+            released = released.round() if own.whole else released
+            if array:
+                content[record] = pack({**_kept(content, record), array: released})
+            else:
+                metrics = next(iter(content.metric_records), "metrics")
+                listed = [float(value) for value in released]
+                told: dict[str, Any] = dict(content.metric_records.get(metrics, {}))
+                content[metrics] = MetricRecord({**told, own.name: listed[0] if own.size == 1 else listed})
 
     def _layout(self, client: int, before: Vector) -> Layout:
         """Which arrays get noise: as in the client's ledger, or found now."""
@@ -190,15 +239,17 @@ class Privatiser:
     @cached_property
     def _notes(self) -> tuple[str, ...]:
         own = self.settings.privatise
-        notes = ["counted are the answers to training messages; all others are refused"]
+        notes = ["counted are the answers with this release; messages that nothing covers are refused"]
         if own.passed:
-            notes = [f"not covered, since they pass as they are: {', '.join(own.passed)}; all others are refused"]
+            notes = [f"not covered, since they pass as they are: {', '.join(own.passed)}; others are refused"]
         if own.send:
             notes.append(f"not covered, since they leave as they are: {', '.join(own.send)}")
         if own.seed is not None:
             notes.append("the noise follows from privatise.seed: whoever knows that can subtract it")
-        if own.statistics is not None:
-            notes.append("running statistics are released, too, and client-K-statistics.json is to be added to this")
+        parts = [*(["statistics"] if own.statistics else []), *(each.name.replace("/", ".") for each in own.metrics)]
+        if parts:
+            files = ", ".join(f"client-K-{part}.json" for part in parts)
+            notes.append(f"what a client answers is proven by all its ledgers together: client-K.json, {files}")
         return tuple(notes)
 
     def _noise(self, line: LedgerLine) -> Secret:
@@ -207,17 +258,17 @@ class Privatiser:
         secret = Secret.drawn() if seed is None else Secret.of_seed(seed)
         return secret.derived("flower answer", line.client, line.participations)
 
-    def _released_statistics(
-        self, change: Vector, before: Vector, layout: Layout, context: Context, message: Message
+    def _released(
+        self, config: MechanismSettings, values: Vector, part: str, context: Context, message: Message
     ) -> Vector:
-        """Running statistics with noise of their own, counted in a ledger of their own."""
-        own = self.settings.privatise
-        if own.statistics is None or own.folder is None:
-            return {}
-        plan = _plan(own.statistics, own.rounds, client_of(context), _sizes(before, layout.statistics))
-        ledger = AnswerLedger(own.folder, plan, own.rounds, None, layout, self._notes, "-statistics")
+        """Release a part of a reply with noise of its own, counted in a ledger of its own."""
+        own, sizes = self.settings.privatise, tuple(value.numel() for value in values.values())
+        if own.folder is None:
+            raise InputError("privatise.folder is not set")
+        plan = _plan(config, own.rounds, client_of(context), sizes)
+        ledger = AnswerLedger(own.folder, plan, own.rounds, None, Layout({}, ()), self._notes, f"-{part}")
         line = ledger.charge(context.run_id, round_of(message))
-        return plan.release_update(change, self._noise(line).stream("statistics"))
+        return plan.release_update(values, self._noise(line).stream(part))
 
     def _reply_arrays(self, before: Vector, release: Vector, layout: Layout) -> Vector:
         """What leaves: what came plus the release, in the form of the app's replies and in the first types."""
@@ -401,6 +452,10 @@ def _typed(value: Tensor, kind: str) -> Tensor:
     """The same in the type that it had at first: an average of whole numbers comes back as one of others."""
     wanted = getattr(torch, kind)
     return value.to(wanted) if wanted.is_floating_point else value.round().to(wanted)
+
+
+def _kept(content: RecordDict, record: str) -> Vector:
+    return arrays_of(content, record) if record in content.array_records else {}
 
 
 def _zeros(before: Vector, names: Iterable[str]) -> Vector:

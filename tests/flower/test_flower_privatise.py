@@ -417,7 +417,76 @@ def test_running_statistics_are_said_or_released_with_a_ledger_of_their_own(
         assert tensors(tmp_path, 3, "-statistics") == [40, 40]
         noise = mean - np.float32(1.5 / math.sqrt(80))
         assert 5e-7 < stats.chi2.cdf(float((noise**2).sum()) / (3.0 * 1.5) ** 2, 40) < 1 - 5e-7
-        assert any("client-K-statistics.json is to be added" in note for note in line(tmp_path)["notes"])
+        assert any("client-K.json, client-K-statistics.json" in note for note in line(tmp_path)["notes"])
+
+
+# ---- counts, histograms, survival curves ---------------------------------------------------------------------------
+
+HISTOGRAM = """
+[[privatise.metrics]]
+name = "survival/deaths"
+type = "query"
+size = 400
+whole = {whole}
+mechanism = {{ name = "{name}", {noise}, clip_norm = 50.0 }}
+"""
+MET = (
+    "[[privatise.metrics]]\nname = 'train_loss'\nmechanism = { name = 'laplace', scale = 0.5, clip_norm = 4.0 }\n"
+    "[[privatise.metrics]]\nname = 'arrays.more/x'\nsize = 2\nmechanism = { name = 'gaussian', sigma = 0.1 }"
+)
+
+
+def answering(folder: Path, deaths: Callable[[], np.ndarray], own: str) -> ClientApp:
+    app = ClientApp(mods=[mod_of(folder, own)])
+
+    @app.query()
+    @app.query("other")
+    def query(message: Message, _: Context) -> Message:
+        return Message(RecordDict({"survival": record({"deaths": deaths(), "T": np.ones(9)})}), reply_to=message)
+
+    return app
+
+
+def failed() -> np.ndarray:
+    raise ValueError("seven")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("name", "noise", "law"), [("gaussian", "sigma = 2.0", "norm"), ("laplace", "scale = 2.0", "laplace")]
+)
+@pytest.mark.parametrize(
+    ("deaths", "sent"),
+    [(lambda: np.full(400, 0.5), 0.0), (lambda: np.ones(7), 0.0), (failed, 0.0), (lambda: np.eye(400)[0] * 900, 50.0)],
+    ids=["long", "other size", "failed", "one cell"],
+)
+def test_numbers_of_queries_leave_with_noise_and_a_ledger_of_their_own(
+    deaths: Callable[[], np.ndarray], sent: float, name: str, noise: str, law: str, whole: bool, tmp_path: Path
+) -> None:
+    """All numbers together are bounded by clip_norm, then noise of its scale; Kolmogorov-Smirnov, false alarm 1e-6."""
+    own = HISTOGRAM.format(whole=str(whole).lower(), name=name, noise=noise)
+    reply = answering(tmp_path, deaths, own)(question({}, "query"), context()).content
+    assert [*reply] == ["survival"] and [*reply["survival"]] == ["deaths"]
+    left = reply["survival"]["deaths"].numpy()
+    assert left.shape == (400,) and bool((left == left.round()).all()) is whole
+    assert stats.kstest(left[1:], law, (0, 2.0 * 50)).pvalue > 1e-6
+    assert abs(left[0] - sent) < 100 * 20
+    told = json.loads((tmp_path / "privacy" / "client-3-survival.deaths.json").read_text())
+    assert (told["participations"], told["noise"]) == (1, 2.0) and not (tmp_path / "privacy" / "client-3.json").exists()
+    with pytest.raises(RefusedError, match=r"not to query\.other"):
+        answering(tmp_path, deaths, own)(question({}, "query.other"), context())
+
+
+def test_metrics_of_training_leave_with_noise_next_to_the_update(tmp_path: Path) -> None:
+    replies = [app_of(tmp_path, trained, MET)(question(BEFORE), context()) for trained in (longer, raising(Panic()))]
+    for reply in replies:
+        assert [*reply.content] == ["arrays", "metrics", "arrays.more"]
+        assert set(reply.content["metrics"]) == {"num-examples", "train_loss"}
+        assert reply.content["arrays.more"]["x"].numpy().shape == (2,)
+    assert [tensors(tmp_path, 3, part) for part in ("-train_loss", "-arrays.more.x")] == [[1], [2]]
+    assert any(
+        "client-K.json, client-K-train_loss.json, client-K-arrays.more.x.json" in n for n in line(tmp_path)["notes"]
+    )
 
 
 # ---- what is wrong with an app -------------------------------------------------------------------------------------
@@ -635,6 +704,11 @@ def test_a_ledger_is_of_one_mechanism(tmp_path: Path) -> None:
         ('[mechanism]\nname = "gaussian"\nepsilon = 0.0', "epsilon"),
         ('[mechanism]\nname = "gaussian"\ntarget_epsilon = 1.0', "target_epsilon needs privatise.rounds"),
         ('[mechanism]\nname = "gaussian"\nsigma = 1.0\n[privatise]\nround = 3', "unknown key privatise.round"),
+        (
+            '[mechanism]\nname = "gaussian"\nsigma = 1.0\n[[privatise.metrics]]\nname = "n"\n'
+            'mechanism = { name = "gaussian", target_epsilon = 1.0 }',
+            "privatise.metrics have ledgers of their own: give each a mechanism with the noise itself",
+        ),
         ('[mechanism]\nname = "hgm"\nsigma = 1.0', "'hgm' shares its noise out by a public model"),
         ('[mechanism]\nname = "gaussian"\nsigma = 1.0', "privatise.folder is not set: allowed is an absolute path"),
         *(
