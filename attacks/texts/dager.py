@@ -621,7 +621,9 @@ def read(
     _tell(progress, 3)
     tokens = padded(weighed.sentences, scene.length)
     note = "; ".join([_about(first[0]), found.how, _certificate(scene, weighed, noisy=first[0].noisy)])
-    return Reading((Sentences(tokens, torch.tensor(weighed.labels), weighed.unexplained, _STEPS),), note)
+    return Reading(
+        (Sentences(tokens, torch.tensor(weighed.labels, dtype=torch.int64), weighed.unexplained, _STEPS),), note
+    )
 
 
 def _tell(progress: Progress | None, step: int) -> None:
@@ -710,7 +712,7 @@ def _proven(
     """The same, if a gradient of the adversary's own, of one random sequence, has all its positions in such a span."""
     if isinstance(span, Unusable):
         return span
-    length = min(scene.length, max(2, min(span.dimensions, span.probe.rows) // 2))
+    length = min(scene.length, max(3, min(span.dimensions, span.probe.rows) // 2))
     stream = torch.Generator().manual_seed(_OWN)
     inner = torch.randint(END + 1, scene.format.vocabulary, (length - 1,), generator=stream)
     tokens = padded([[START, *inner.tolist()]], scene.length).to(scene.device)

@@ -60,8 +60,8 @@ def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
     layers = coupled_layers(model)
     if layers:
         raise experiment.model.refusal(
-            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; use "
-            f"GroupNorm, or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
+            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; write "
+            f"model.norm = 'group', or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
         )
 
 

@@ -14,6 +14,7 @@ from fedpriv.models.machinery.encoder import Encoder
 from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
+from fedpriv.models.machinery.transformer import last_tokens
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,
@@ -118,6 +119,23 @@ def test_adapters_whose_rank_is_above_the_positions(started: bool) -> None:
             if "lora_B" in name:
                 nn.init.normal_(value, std=0.05)
     assert read_off(attacked("dager", model, gradient(model, tokens, labels), 2)) == true(tokens, labels)
+
+
+class _Everywhere(Llama):
+    """As in transformers, the last layer gets every position, and the last one's logits are taken."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return last_tokens(self.lm_head(self.model(tokens)), tokens)
+
+
+def test_a_last_layer_of_labels_holds_no_sentence() -> None:
+    """Its gradient is of one position, and would refuse all sentences but those of two tokens."""
+    network_of_all = network("llama")
+    network_of_all.__class__ = _Everywhere
+    model = with_adapters(network_of_all, GptSettings(lora_rank=24), ("q_proj", "v_proj"), "lm_head")
+    model.get_submodule("base_model.model.lm_head").requires_grad_(True)
+    (reason,) = attacked("dager", model, mean_of(model, 1), 1).failures.values()
+    assert "no deeper layer tells which belong together" in reason
 
 
 def test_two_steps_on_the_same_sentences() -> None:
