@@ -46,7 +46,7 @@ from studies.markdown import markdown
 
 _NETWORKS = Path(__file__).with_suffix(".toml")
 LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")
-LEAST_MIB = 8  # of a step of SGD: below that, the process's own memory moves as much
+LEAST_MIB = 64  # of a step of SGD: with less, what noise is drawn in counts for most
 CONTEXT = "forkserver"
 IMAGES, TEXTS = ("iga", "dlg", "map"), ("tag", "lamp", "text_map", "dager")
 
@@ -98,6 +98,7 @@ def steps_of(row: Row) -> dict[str, Any]:
         "error": "" if same is None else f"{same.error:.1e}",
         "precision": "" if same is None else same.precision,
         "furthest": "" if same is None else same.layer,
+        "rounding": "" if same is None or same.rounding is None else f"{same.rounding:.1e}",
         "way": way_of(found),
         "step": "" if cost is None else f"{cost.times:.2f}",
         "sgd_ms": "" if cost is None else f"{cost.sgd_ms:.2f}",
@@ -146,8 +147,8 @@ def _times(network: Callable[[], nn.Module], way: Callable[..., Callable[[], Non
 PARTS: dict[str, Part] = {"steps": steps_of, "attacks": attacks_of, "opacus": opacus_of}
 CELLS: dict[str, tuple[str, ...]] = {
     "steps": (
-        "trained", "frozen", "accepted", "error", "precision", "furthest", "way", "step", "sgd_ms", "memory",
-        "unmeasured",
+        "trained", "frozen", "accepted", "error", "precision", "furthest", "rounding", "way", "step", "sgd_ms",
+        "memory", "unmeasured",
     ),
     "attacks": ("attacks", "refused"),
     "opacus": ("opacus_hooks", "opacus_ghost"),
@@ -199,7 +200,7 @@ def read(path: Path) -> dict[str, dict[str, str]]:
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
-        return {line["name"]: line for line in csv.DictReader(file)}
+        return {line["name"]: dict.fromkeys(COLUMNS, "") | line for line in csv.DictReader(file)}
 
 
 def write(path: Path, kept: Mapping[str, Mapping[str, str]]) -> None:
@@ -361,7 +362,8 @@ def _trouble(line: Mapping[str, str]) -> str:
     if line["unmeasured"]:
         return line["unmeasured"]
     if not line["error"] or float(line["error"]) > EXACT:
-        return f"off by {line['error']}, most in {line['furthest']} ({line['precision']})"
+        own = f"; with rounded weights autograd's own move by {line['rounding']}" if line["rounding"] else ""
+        return f"off by {line['error']}, most in {line['furthest']} ({line['precision']}){own}"
     return ""
 
 

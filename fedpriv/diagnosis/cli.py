@@ -109,10 +109,12 @@ def _facts(found: "Diagnosis") -> Iterator[tuple[str, str]]:
     yield from _acceptance(found.acceptance)
     yield "gradients", _way(found)
     if found.exactness is not None:
+        same = found.exactness
+        own = "" if same.rounding is None else f"; autograd's own move by {same.rounding:.0e} with rounded weights"
         yield (
             "exact to",
-            f"{found.exactness.error:.0e}, next to autograd one example at a time ({found.exactness.examples} random "
-            f"examples, {found.exactness.precision}; norms, products and sums; furthest off: {found.exactness.layer})",
+            f"{same.error:.0e}, next to autograd one example at a time ({same.examples} random examples, "
+            f"{same.precision}; norms, products and sums; furthest off: {same.layer}{own})",
         )
     if found.cost is not None:
         cost = found.cost
@@ -128,7 +130,8 @@ def _facts(found: "Diagnosis") -> Iterator[tuple[str, str]]:
             )
     if found.unmeasured and (found.way or found.layers):
         yield "", f"not measured: {found.unmeasured}"
-    yield "attacks", ", ".join(trial.name for trial in found.attacks if trial.runs) or "none"
+    if found.attacks:
+        yield "attacks", ", ".join(trial.name for trial in found.attacks if trial.runs) or "none"
     refused: dict[str, list[str]] = {}
     for trial in found.attacks:
         if not trial.runs:

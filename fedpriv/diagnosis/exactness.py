@@ -8,11 +8,21 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.randomness import generator_states, seeded_generators
+from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
 from fedpriv.diagnosis.records import Exactness
-from fedpriv.gradients import GradientOperator, Vector, find_route, per_example_gradients, plain_gradient
+from fedpriv.gradients import (
+    DenseGradients,
+    GradientOperator,
+    Vector,
+    find_route,
+    per_example_gradients,
+    plain_gradient,
+)
 from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.per_example import layer_of
+
+# From this error on it is compared with what rounding does to autograd's own gradients.
+TINY = 1e-12
 
 # Gradients of single examples that are held at once, at most.
 MOST_BYTES = 1 << 30
@@ -41,8 +51,30 @@ def _compared(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
     with _without_chance(model, x):
         route = find_route(model, loss, x, y)
         found = per_example_gradients(model, loss, x, y, route=route)
-        rows = [plain_gradient(_total(model, loss, x[[row]], y[[row]]), trained) for row in range(count)]
-    return _errors(model, found, rows)
+        rows = _one_by_one(model, loss, x, y)
+        error, layer = _error(model, found, rows)
+        rounding = None
+        if error > TINY:
+            _round_weights(model)
+            again = _one_by_one(model, loss, x, y)
+            stacked = {name: torch.stack([row[name] for row in again]) for name in trained}
+            rounding, _ = _error(model, DenseGradients(stacked), rows)
+    precision = str(found.dtype).removeprefix("torch.")
+    return Exactness(error=error, examples=count, precision=precision, layer=layer, rounding=rounding)
+
+
+def _one_by_one(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Vector]:
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    return [plain_gradient(_total(model, loss, x[[row]], y[[row]]), trained) for row in range(len(x))]
+
+
+def _round_weights(model: nn.Module) -> None:
+    """Change each weight by about a rounding, up or down."""
+    stream = torch_stream(0, "rounding")
+    with torch.no_grad():
+        for value in model.parameters():
+            signs = torch.randint(2, value.shape, generator=stream).mul_(2).sub_(1)
+            value.add_(value * signs, alpha=torch.finfo(value.dtype).eps)
 
 
 def _total(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +98,8 @@ def _without_chance(model: nn.Module, x: Tensor) -> Iterator[None]:
         yield
 
 
-def _errors(model: nn.Module, found: GradientOperator, rows: list[Vector]) -> Exactness:
+def _error(model: nn.Module, found: GradientOperator, rows: list[Vector]) -> tuple[float, str]:
+    """The largest relative error, and the layer whose sum is the furthest off."""
     names = list(rows[0])
     weights = torch.linspace(1.0, -0.5, len(rows), dtype=found.dtype)
     lengths = {name: torch.stack([torch.linalg.vector_norm(row[name]) for row in rows]) for name in names}
@@ -88,8 +121,7 @@ def _errors(model: nn.Module, found: GradientOperator, rows: list[Vector]) -> Ex
         sum(value**2 for value in off.values()) ** 0.5 / longest,
         off[worst] / scale[worst],
     )
-    precision = str(found.dtype).removeprefix("torch.")
-    return Exactness(error=error, examples=len(rows), precision=precision, layer=layer_of(worst, model))
+    return error, layer_of(worst, model)
 
 
 def _inner(one: Vector, other: Vector) -> Tensor:

@@ -31,6 +31,7 @@ class Exactness(GrowingRecord):
     examples: int
     precision: str  # float64, or float32 where the network takes no other
     layer: str  # whose sum is the furthest off
+    rounding: float | None = None  # the same for autograd with weights off by a rounding, where the error is not tiny
 
 
 class StepCost(GrowingRecord):

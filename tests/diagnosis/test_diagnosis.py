@@ -119,6 +119,7 @@ def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, monkeypatch: pytest.
     monkeypatch.setattr(comparing, "per_example_gradients", wrong)
     found = comparing.exactness(model, LOSS, x, y)
     assert 1e-7 < found.error < 5e-6 and found.layer.startswith(off.partition(".")[0])
+    assert found.rounding is not None and found.rounding < 1e-13
 
 
 def test_rounding_alone_is_no_gradient() -> None:
@@ -137,6 +138,26 @@ def test_rounding_alone_is_no_gradient() -> None:
 
     found = comparing.exactness(Attention(), LOSS, torch.randn(6, 5, 4), torch.arange(6) % 2)
     assert found.error < 1e-12
+
+
+@pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 1e-17, 1e-14), (1e9, 1e-9, 1e-3)])
+def test_rounding_counts_as_much_as_the_network_makes_of_it(
+    factor: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A phase that is large loses as many digits as it has before the point."""
+    monkeypatch.setattr(comparing, "TINY", -1.0)
+    torch.manual_seed(0)
+
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.output = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.output(torch.sin(factor * self.inner(x)) / factor)
+
+    found = comparing.exactness(Waves(), LOSS, torch.randn(6, 8), torch.arange(6) % 2)
+    assert found.rounding is not None and least < found.rounding < most
 
 
 def test_memory_counts_what_is_written_out() -> None:

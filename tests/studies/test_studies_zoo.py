@@ -11,7 +11,12 @@ from fedpriv.diagnosis import cost
 from studies import zoo
 from tests.docs import test_docs_pages as pages
 
-SMALL = ("torchvision/vit (small)", "timm/mixer (small)", "transformers/llama, label", "peft/lora, gpt2, next")
+SMALL = (
+    "torchvision/efficientnet_v2 (small)",
+    "timm/mixer (small)",
+    "transformers/llama, label",
+    "peft/lora, gpt2, next",
+)
 
 
 def row(name: str) -> zoo.Row:
