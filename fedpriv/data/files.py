@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpriv.core.columns import ColumnSpec, features_of
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, cut
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.data.tokenizers import TextFacts
 
@@ -123,7 +123,7 @@ def named_classes(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, .
     texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist()]
     twice = next((name for number, name in enumerate(texts) if name in texts[:number]), None)
     if twice is not None:
-        raise InputError(f"{path}: class_names has {twice!r} twice; each class has a name of its own")
+        raise InputError(f"{path}: class_names has {cut(twice)!r} twice; each class has a name of its own")
     return tuple(texts)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PUBLIC_SEED = 0  # the choice of test examples is part of the data set, the same for every experiment
 TEST_SHARE = 0.2
+_TWELVE_BITS = 4095  # as cameras and scanners have them, in 16
 _PIECE = 1 << 20  # numbers that are scaled at once
 
 
@@ -121,6 +122,11 @@ def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
     if not 0 <= low <= high <= top:
         allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
         raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; wanted is {allowed}")
+    if top == 0xFFFF and high <= _TWELVE_BITS:
+        raise InputError(
+            f"{what} is uint16 up to {high}, nearly black where 65535 is white; save uint8, or multiply by "
+            f"{top // max(int(high), 1)}"
+        )
     pixels = np.empty(values.shape, np.uint8)
     each = max(1, _PIECE // max(1, values[0].size))
     for start in range(0, len(values), each):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUES = 1000  # of a category that nobody has told
-_FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
+FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
 _MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
 _LEAST = 3  # different texts of a kind of its own
 _SHOWN = 2  # of what is wrong for the same reason
@@ -228,7 +228,7 @@ class Schema:
         if found.odd:
             advice.say("odd", f"{self._where(name, found.odd[0])}, column {name!r}: {cut(found.odd[0])!r} is no number")
             shown = some_of([repr(text) for text in found.odd], _MOST_ODD)
-            if config.kind is None and config.low is None and found.values <= _FEW:
+            if config.kind is None and config.low is None and found.values <= FEW:
                 advice.columns[name] = {"kind": "category"}
                 advice.remarks[name] = f"a category, by {shown}; or kind = 'number', and data.table.empty names {shown}"
                 self._check_category(config.model_copy(update={"kind": "category"}), found, advice)
@@ -295,13 +295,13 @@ class Schema:
         every = _in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
         rows = len(self.train) + len(self.test) - len(missing)
         is_own = 2 * len(every) > rows and len(every) > _LEAST
-        if not classes and (is_own or len(every) > _FEW) and _all_numbers(every):
+        if not classes and (is_own or len(every) > FEW) and all_numbers(every):
             advice.say(
                 "classes",
                 f"the label {name!r} holds numbers with many values ({len(every):,}); fedpriv classifies: write "
                 "ranges of them into the file, or name them in data.table.classes",
             )
-        elif not classes and is_own and len(every) > _FEW:
+        elif not classes and is_own and len(every) > FEW:
             advice.say("classes", f"the label {name!r} has {len(every):,} values in {rows:,} rows; fedpriv classifies")
         elif new := [text for text in every if text not in known]:
             told = "data.table.classes" if classes else "the training rows"
@@ -424,8 +424,11 @@ def schema_of(parts: Sequence[Cells], table: TableConfig, key: str) -> Schema:
 def _owners(cells: Cells, key: str) -> list[str]:
     """Whose each row is."""
     owners: list[str | None] = cells.column(key).to_pylist()
-    if None in owners:
-        raise cells.refused(owners.index(None), key, "the cell is empty, and data.key says whose a row is by it")
+    marks = MISSING_NUMBERS if cells.empty is None else ()
+    missing = next((row for row, owner in enumerate(owners) if owner is None or owner.strip() in marks), None)
+    if missing is not None:
+        what = repr(owners[missing]) if owners[missing] else "empty"
+        raise cells.refused(missing, key, f"the cell is {what}, and data.key says whose a row is by it")
     return [owner or "" for owner in owners]
 
 
@@ -486,7 +489,7 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
         what = "numbers the rows" if is_rows else "has no name" if name == "" else ""
         odd = tuple(texts.filter(pa.array(others)).to_pylist())
         return Contents("number", what, odd=odd, values=int((~marks).sum()), marks=marked, whole=whole)
-    is_own = len(texts) > _FEW and 2 * len(texts) > len(cells)
+    is_own = len(texts) > FEW and 2 * len(texts) > len(cells)
     what = f"has {len(texts):,} values in {len(cells):,} rows" if is_own else "has no name" if name == "" else ""
     return Contents("category", what, marks=marked)
 
@@ -527,10 +530,11 @@ def _values(cells: Cells, name: str) -> tuple[str, ...]:
 def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
     """Sorted, as numbers where all are."""
     found = sorted(texts)
-    return tuple(sorted(found, key=float) if _all_numbers(found) else found)
+    return tuple(sorted(found, key=float) if all_numbers(found) else found)
 
 
-def _all_numbers(texts: Sequence[str]) -> bool:
+def all_numbers(texts: Sequence[str]) -> bool:
+    """Whether there are texts, each of which is a number."""
     import pyarrow as pa
 
     return bool(texts) and bool(are_numbers(pa.array(texts, pa.string())).to_numpy(zero_copy_only=False).all())

@@ -195,6 +195,21 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) ->
     return Row(row[columns.text], label, key, row.get(columns.split))
 
 
+def check_words(words: Sequence[str], where: str) -> None:
+    """Refuse labels of one's own texts of which one says that there is none, or which are many numbers."""
+    from fedpriv.data.schema import FEW, all_numbers
+    from fedpriv.data.tables import MISSING_NUMBERS
+
+    missing = next((word for word in words if word.strip() in MISSING_NUMBERS), None)
+    if missing is not None:
+        raise InputError(f"{where}: the label {missing!r} says that there is none: take those texts out, or rename it")
+    if len(words) > FEW and all_numbers(words):
+        raise InputError(
+            f"{where}: the labels are numbers with many values ({len(words):,}); fedpriv classifies: write ranges of "
+            "them into the file, or leave data.text.label out"
+        )
+
+
 def check_splits(path: Path, rows: Sequence[Row]) -> None:
     """Refuse splits of one's own file that nobody would read."""
     given = any(row.split is not None for row in rows)

@@ -92,6 +92,10 @@ def test_a_column_of_a_table_says_whose_a_row_is(tmp_path: Path) -> None:
             {"key": "hospital", "cells": {4: ""}},
             r"patients\.csv: row 5, column 'hospital': the cell is empty, and data\.key",
         ),
+        (
+            {"key": "hospital", "cells": {4: "NA"}},
+            r"patients\.csv: row 5, column 'hospital': the cell is 'NA', and data\.key",
+        ),
         ({"key": ""}, r"data\.partition = 'key': data\.name = 'csv' does not say whose an example is; data\.key"),
         ({"name": "digits", "table": None}, r"'digits' does not read data\.key"),
     ],

@@ -98,7 +98,7 @@ LARGE = {
     "x_test": {"x_test": np.zeros((50_000, 8, 8), np.uint8), "y_test": np.zeros(50_000, np.uint8)},
     "y_train": {"x_train": np.zeros((200_000, 2, 2), np.uint8), "y_train": np.arange(200_000) % 4}
     | {"x_test": np.zeros((8, 2, 2), np.uint8)},
-    "class_names": {"class_names": np.array(["x" * 300] * 5_000)},
+    "class_names": {"class_names": np.array([f"{number:0300}" for number in range(5_000)])},
 }
 
 

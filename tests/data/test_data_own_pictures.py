@@ -645,3 +645,13 @@ def test_pictures_are_kept_and_never_stale(tmp_path: Path, monkeypatch: pytest.M
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))  # as cp -p or a careless tool leaves it
     assert again().digest != first.digest
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_sixteen_bits_that_would_be_black_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scan.npz"
+    drawn, labels = pixels(8, 6, 6).astype(np.uint16), np.arange(8) % 2
+    np.savez(path, x_train=drawn, y_train=labels, x_test=drawn, y_test=labels)
+
+    words = refusal("npz", path)
+
+    assert "x_train is uint16 up to 2" in words and "nearly black where 65535 is white" in words

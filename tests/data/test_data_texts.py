@@ -151,6 +151,12 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
         ("what,who\n", {}, "there is no text in it"),
         (ROWS, {"test_share": 0.01}, "5 training and 0 test texts"),
         ("", {}, "there is no column 'what'; there are none"),
+        (ROWS + "cid,hm,NA\n", {"label": "verdict"}, "the label 'NA' says that there is none"),
+        (
+            "who,what,verdict\n" + "".join(f"ann,text {number},{number / 7}\n" for number in range(40)),
+            {"label": "verdict"},
+            r"the labels are numbers with many values \(40\)",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dict[str, object], words: str) -> None:

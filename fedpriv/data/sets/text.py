@@ -10,7 +10,17 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
-from fedpriv.data.texts import Corpus, Row, TextColumns, TextSplit, arrays_of, check_splits, read_texts, split_by_key
+from fedpriv.data.texts import (
+    Corpus,
+    Row,
+    TextColumns,
+    TextSplit,
+    arrays_of,
+    check_splits,
+    check_words,
+    read_texts,
+    split_by_key,
+)
 
 _LABELS = "The names of the labels were read off the texts, and are taken as public."
 
@@ -40,6 +50,7 @@ class OwnTexts(Corpus):
         rows = read_texts(path, TextColumns(config.text, config.label, place.key))
         check_splits(path, rows)
         words = sorted({row.label for row in rows if row.label is not None})
+        check_words(words, f"{path}: column {config.label!r}")
         labels = {label: label for label in words}
         part = _split(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
         made = arrays_of(part, labels, config, place.root, place.path)
