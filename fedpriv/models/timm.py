@@ -29,7 +29,7 @@ class TimmSettings(LibraryModelSettings):
         self.check_library()
         import timm
 
-        self.check_name(timm.list_models())
+        self.check_name([*timm.list_models(), *timm.list_pretrained()])
         keywords = {"num_classes": classes, "in_chans": shape[0], **self.keywords}
         network = self.sized(timm.create_model, {"img_size": shape[1:]}, self.architecture, **keywords)
         self.load(network, classes)

@@ -85,10 +85,12 @@ class TransformersSettings(LibraryModelSettings):
             if type(config) not in kind._model_mapping:
                 raise self.refusal(f"transformers has no {config.model_type} for {task}")
             if self.weights is None:
-                network: PreTrainedModel = kind.from_config(config, dtype=torch.float32, **self.keywords)
+                network: PreTrainedModel = kind.from_config(
+                    config, dtype=torch.float32, trust_remote_code=False, **self.keywords
+                )
                 return network
             with torch.device("meta"):
-                network_class = type(kind.from_config(config))
+                network_class = type(kind.from_config(config, trust_remote_code=False))
             network, told = network_class.from_pretrained(
                 str(self.weights) if self.weights.is_dir() else None,
                 state_dict=None if self.weights.is_dir() else read_weights(self.weights),
@@ -106,7 +108,8 @@ class TransformersSettings(LibraryModelSettings):
         """Return the configuration of the folder or type, with the sizes of the data where no weights decide them."""
         given = {} if self.config is None else self.config.plain()
         if self.folder is not None:
-            load = partial(transformers.AutoConfig.from_pretrained, str(self.folder), local_files_only=True)
+            closed = {"local_files_only": True, "trust_remote_code": False}  # code in the folder is not run
+            load = partial(transformers.AutoConfig.from_pretrained, str(self.folder), **closed)
         else:
             self.check_name(list(transformers.CONFIG_MAPPING))
             load = partial(transformers.AutoConfig.for_model, self.architecture)

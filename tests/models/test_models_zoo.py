@@ -292,6 +292,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("torchvision:squeezenet1_1", NEXT, {}, "of torchvision take images, and the data are texts"),
         ("torchvision:squeezenet1_1", IMAGES, {"version": "0.1"}, "version = '0.1': torchvision .* is installed"),
         ("torchvision:squeezenet1_1", IMAGES, {"arguments": {"dropuot": 0}}, "unexpected keyword argument 'dropuot'"),
+        (
+            "torchvision:squeezenet1_1",
+            IMAGES,
+            {"arguments": {"weights": "DEFAULT"}},
+            "weights = 'DEFAULT': nothing is fetched",
+        ),
         ("torchvision:squeezenet1_1", (3, 16, 16), {}, "does not take images of 16x16, and takes 20x20"),
         ("torchvision:squeezenet1_1", IMAGES, {"freeze": ["features.0"]}, "freeze = 'features.0'.*features.0.\\*"),
         (

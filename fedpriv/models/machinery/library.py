@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_SUGGESTED = 3  # names
+_FETCHING = {"pretrained", "weights", "checkpoint_path", "trust_remote_code"}
 
 
 class LibraryModelSettings(OpenModelSettings):
@@ -48,8 +49,12 @@ class LibraryModelSettings(OpenModelSettings):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What is given to the library as it is."""
-        return {} if self.arguments is None else self.arguments.plain()
+        """What is given to the library as it is, but for what would have it fetch weights."""
+        given = {} if self.arguments is None else self.arguments.plain()
+        for key in sorted(_FETCHING & given.keys()):
+            raise InputError(key=f"model.arguments.{key}", given=given[key], allowed="nothing is fetched",
+                             hint="model.pretrained names a local file or folder")  # fmt: skip
+        return given
 
     def check_library(self) -> None:
         """Refuse a library that is not installed, or that is not the one of the run."""
