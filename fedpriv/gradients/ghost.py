@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -69,12 +69,14 @@ class Route:
         steps: what happens to the parameters in a forward pass; ``None``: it is found out on the batch.
         apart: names of modules of which all is dense -> why.
         columns: of these modules -> for each call which of the tensors that it is given have a row for each example.
+        ways: modules that hold parameters -> how their gradients are computed, for people; empty: it is found out.
     """
 
     dense: str = ""
     steps: tuple[Step, ...] | None = None
     apart: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, Columns] = field(default_factory=dict)
+    ways: Mapping[str, str] = field(default_factory=dict)
 
 
 class GhostGradients(FactoredGradients):
@@ -109,16 +111,20 @@ class Graph:
     """What a forward pass left behind."""
 
     total: Tensor  # the sum of the losses
+    trained: Mapping[str, Tensor]  # all parameters that are trained
     uses: list[Use]
     copies: Sequence[tuple[Source, Tensor]] = ()  # of sources, for each example, (B, *shape)
     stand_ins: Sequence[tuple[Source, Tensor]] = ()
     parts: Sequence[ModelPart] = ()  # that are dense
 
 
-def _passed(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> Graph | Entangled:
+def _passed(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route, with_stand_ins: bool = False
+) -> Graph | Entangled:
     """Run a model along a route."""
-    traced, parts = _trained(model, route.apart)
-    tracer = Tracer(traced, len(x), route.steps)
+    trained = _trained(model)
+    parts, traced = _taken_apart(model, trained, route.apart)
+    tracer = Tracer(traced, len(x), route.steps, with_stand_ins=with_stand_ins)
     try:
         with torch.enable_grad(), recorded(parts), _uncompiled(), tracer:
             losses = loss(model(x), y)
@@ -128,7 +134,7 @@ def _passed(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) ->
         return Entangled(str(error))
     if not tracer.complete:
         return Entangled("it does not use all parameters that it was seen to use")
-    return Graph(total, tracer.uses, list(tracer.copies.values()), tracer.stand_ins, parts)
+    return Graph(total, trained, tracer.uses, list(tracer.copies.values()), tracer.stand_ins, parts)
 
 
 def gradients_of(
@@ -144,12 +150,12 @@ def gradients_of(
     except RuntimeError as error:
         return Entangled(f"its backward pass fails ({first_line(error)})")
     graph.uses.clear()  # what they hold goes as the factors are made
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = graph.trained
     factors: dict[str, Factor] = {name: Zero(value.detach(), examples) for name, value in trained.items()}
     first = next(iter(trained.values()))
     with full_precision(first.device):
         made = _factors(given, trained, examples, memory)
-    routes = _routes(model, made, route.apart)
+    routes = dict(route.ways) or _routes(model, made, route.apart)
     factors |= made
     names = {id(value): name for name, value in trained.items()}
     for part in graph.parts:
@@ -158,7 +164,7 @@ def gradients_of(
             return rows
         own, way = rows
         factors |= {names[id(part.trained[local])]: factor for local, factor in own.items()}
-        routes[part.name] = f"dense: {part.kind} ({route.apart[part.name]}){way}"
+        routes.setdefault(part.name, f"dense: {part.kind} ({route.apart[part.name]}){way}")
     shapes = {name: value.shape for name, value in trained.items()}
     return GhostGradients(factors, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
 
@@ -234,6 +240,7 @@ class _Gathered:
         of_uses = (source for use, _ in given.uses for source in use.sources.values())
         self._open = Counter(id(source.value) for source in chain(of_uses, (source for source, _ in given.copies)))
         self._bounds: list[Sizes] = []
+        self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
         self._factors: dict[str, list[Factor]] = {}
 
@@ -248,10 +255,12 @@ class _Gathered:
         factor = factor_of(source.value.shape, self._found.pop(number), self._memory)
         for name, share in _passed_on(source, factor, self._trained, self._memory):
             self._factors.setdefault(name, []).append(share)
-            self._bounds += share.bounds()
-        if sum(bound.waits for bound in self._bounds) > CACHE_BYTES:
+            self._bounds += (own := share.bounds())
+            self._waiting += sum(bound.waits for bound in own)
+        if self._waiting > CACHE_BYTES:
             Sizes.compute(self._bounds)
             self._bounds.clear()
+            self._waiting = 0
 
     def finished(self) -> dict[str, Factor]:
         """Return the parameters' factors."""
@@ -392,9 +401,9 @@ def traced_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, chunk_bytes
         steps, columns, blamed = traced
         route = Route("", steps, dict(apart), columns)
         if not blamed:
-            problem, blamed = _tried(model, loss, x, y, route, chunk_bytes)
+            problem, blamed, ways = _tried(model, loss, x, y, route, chunk_bytes)
         if not problem and not blamed:
-            return route
+            return replace(route, ways=ways)
         known = set(apart)
         for name, reason in blamed.items():
             problem = problem or _set_apart(name, reason, apart, known)
@@ -446,7 +455,7 @@ class _Noted(NamedTuple):
 
 def _noted(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[str], examples: int) -> _Noted:
     some = torch.arange(examples, device=x.device) % len(x)
-    trained, parts = _trained(model, apart)
+    parts, trained = _taken_apart(model, _trained(model), apart)
     tracer = Tracer(trained, examples)
     with torch.enable_grad(), seeded_generators(0, x.device), recorded(parts), _uncompiled(), tracer:
         outputs = model(x[some])
@@ -461,9 +470,9 @@ def _noted(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[s
 
 def _tried(
     model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route, chunk_bytes: int
-) -> tuple[str, dict[str, str]]:
-    """Compare with plain training, and with the same where one example is another one; return what is wrong."""
-    trained, _ = _trained(model, ())
+) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Compare with plain training, and where one example is another one; return what is wrong, and all ways."""
+    trained = _trained(model)
 
     def plain() -> tuple[list[str], Vector]:
         with seeded_generators(0, x.device), torch.enable_grad():
@@ -474,23 +483,23 @@ def _tried(
     try:
         hidden, wanted = plain()
     except RuntimeError as error:
-        return f"its backward pass fails ({first_line(error)})", {}
+        return f"its backward pass fails ({first_line(error)})", {}, {}
     if hidden:
-        return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own", {}
+        return f"{hidden[0]} is used in a reentrant checkpoint or another backward pass of its own", {}, {}
     with seeded_generators(0, x.device):
-        graph = _passed(model, loss, x, y, route)
+        graph = _passed(model, loss, x, y, route, with_stand_ins=True)
     if isinstance(graph, Entangled):
-        return graph.reason, {}
+        return graph.reason, {}, {}
     outside = _used_outside(model, graph)
     if outside:
-        return "", dict.fromkeys(outside, "it is used by something else than a function of torch")
+        return "", dict.fromkeys(outside, "it is used by something else than a function of torch"), {}
     gradients = gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
     if isinstance(gradients, Entangled):
-        return gradients.reason, {}
+        return gradients.reason, {}, {}
     off = _other_sum(gradients, wanted, _tolerance(x))
     if off and torch.equal(plain()[1][off], wanted[off]):
-        return f"gradients of {off} for each example do not add up to that of the batch", {}
-    return _problem_of_others(model, loss, x, y, route, chunk_bytes), {}
+        return f"gradients of {off} for each example do not add up to that of the batch", {}, {}
+    return _problem_of_others(model, loss, x, y, route, chunk_bytes), {}, gradients.routes
 
 
 def _used_outside(model: nn.Module, graph: Graph) -> list[str]:
@@ -540,12 +549,17 @@ def _problem_of_others(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route
     return "" if repeats(again, first, _tolerance(x)) else "an axis may not count the examples first"
 
 
-def _trained(model: nn.Module, apart: Iterable[str]) -> tuple[dict[str, Tensor], list[ModelPart]]:
-    """The trained parameters outside of modules that are dense, and these."""
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def _taken_apart(
+    model: nn.Module, trained: dict[str, Tensor], apart: Iterable[str]
+) -> tuple[list[ModelPart], dict[str, Tensor]]:
+    """The modules that are dense, and the trained parameters outside of them."""
     parts = [_part(model, name) for name in apart]
     inside = {id(value) for part in parts for value in part.trained.values()}
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return {name: value for name, value in trained.items() if id(value) not in inside}, parts
+    return parts, {name: value for name, value in trained.items() if id(value) not in inside} if parts else trained
 
 
 def problem_of_model(model: nn.Module) -> str:

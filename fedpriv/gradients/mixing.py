@@ -401,9 +401,9 @@ class _First(NamedTuple):
 
 
 def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
-    refuse_coupled(model)
+    refuse_coupled(dict(model.named_modules()))
     tried, originals = _copy(model), dict(model.named_parameters())
-    before = versions(tried)
+    before = versions(dict(tried.named_modules()))
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()

@@ -1,15 +1,14 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
 from collections.abc import Mapping
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
-from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
 from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, traced_route
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES
@@ -58,13 +57,14 @@ def per_example_gradients(
             (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs; or it cannot be
             taken apart layer by layer on these examples, as the route asks.
     """
-    refuse_coupled(model)
+    modules = dict(model.named_modules())
+    refuse_coupled(modules)
     _refuse_parameters(model)
     if len(x) != len(y):
         raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
-    before, version = versions(model), x._version
+    before, version = versions(modules), x._version
     gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
@@ -103,23 +103,25 @@ def _refuse_parameters(model: nn.Module) -> None:
         )
 
 
-def versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Of all parameters and buffers: which tensor it is, and how often it was changed in place."""
+def versions(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place."""
     return {
-        f"{prefix}.{name}" if prefix else name: (id(value), value._version)
-        for prefix, layer in model.named_modules()
-        for name, value in chain(layer._parameters.items(), layer._buffers.items())
+        (prefix, name): (id(value), value._version)
+        for prefix, layer in modules.items()
+        for held in (layer._parameters, layer._buffers)
+        for name, value in held.items()
         if value is not None
     }
 
 
-def refuse_changes(model: nn.Module, before: Mapping[str, tuple[int, int]]) -> None:
+def refuse_changes(model: nn.Module, before: Mapping[tuple[str, str], tuple[int, int]]) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    changed = [name for name, state in versions(model).items() if before.get(name) != state]
+    changed = [name for name, state in versions(dict(model.named_modules())).items() if before.get(name) != state]
     if changed:
+        name = ".".join(filter(None, changed[0]))
         raise InputError(
-            f"layer {layer_of(changed[0], model)} changes {changed[0]} while it runs, and no noise protects what it "
-            "may keep there of the examples"
+            f"layer {layer_of(name, model)} changes {name} while it runs, and no noise protects what it keeps of the "
+            "examples"
         )
 
 
@@ -129,11 +131,11 @@ def layer_of(name: str, model: nn.Module) -> str:
     return f"{layer or '(the model)'} ({type(model.get_submodule(layer)).__name__})"
 
 
-def refuse_coupled(model: nn.Module) -> None:
+def refuse_coupled(modules: Mapping[str, nn.Module]) -> None:
     """Refuse layers that share statistics between examples."""
-    coupled = coupled_layers(model)
-    for name, layer in model.named_modules():
-        if name in coupled or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
+    for name, layer in modules.items():
+        tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
+        if tracks or (isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)):
             raise InputError(
                 f"layer {name or '(the model)'} ({type(layer).__name__}) shares statistics between the examples of a "
                 "batch, so that no example has a gradient of its own; use GroupNorm or LayerNorm"

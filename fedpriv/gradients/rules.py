@@ -6,9 +6,9 @@ contribution; those of all calls together make the parameter's factor.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,12 @@ Rule = Callable[[Tensor, Tensor, int, Memory], Contributions]
 """(input, gradient of the output, B, memory) -> contributions."""
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """A call of a layer, and how the gradients of its parameters follow from its output's."""
 
     input: Tensor
     parameters: Mapping[str, Tensor | None]  # by their roles
-    rule: Rule
+    rule: "Rule"
     own_axes: int | None  # how many last axes of the input are not positions; None: all but the first
 
     def allows(self, axis: int) -> bool:
@@ -54,25 +53,27 @@ class Operation:
 
     def detached(self) -> "Operation":
         """Return the same without autograd's graph, and without the parameters."""
-        return replace(self, input=self.input.detach(), parameters={})
+        return Operation(self.input.detach(), {}, self.rule, self.own_axes)
 
     def contributions(
         self, error: Tensor, examples: int, place: int, memory: Memory, dtype: torch.dtype
     ) -> Contributions:
         """Return what follows for the parameters from the gradient of the output; ``place`` counts the examples."""
-        x, error = self.input, error.to(dtype)
-        x = x.to(dtype) if x.is_floating_point() else x
+        x = self.input
+        if error.dtype != dtype or (x.dtype != dtype and x.is_floating_point()):
+            x, error = x.to(dtype) if x.is_floating_point() else x, error.to(dtype)
         if self.own_axes is not None:
             first = x.ndim - self.own_axes
-            x, error = (v.movedim(place, 0).reshape(examples, -1, *v.shape[first:]) for v in (x, error))
+            if place:
+                x, error = x.movedim(place, 0), error.movedim(place, 0)
+            x, error = (side.reshape(examples, -1, *side.shape[first:]) for side in (x, error))
         return self.rule(x, error, examples, memory)
 
 
 # ---- what calls add to a parameter's gradients ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Products:
+class Products(NamedTuple):
     """Of a weight matrix: sums over positions of outer products of errors (B, T, out) and inputs (B, T, in)."""
 
     x: Tensor
@@ -80,8 +81,7 @@ class Products:
     side: Rows | None = None  # the errors of an only position, which are the bias's gradients, too
 
 
-@dataclass(frozen=True)
-class Lookups:
+class Lookups(NamedTuple):
     """Of a table: errors (B, T, width) of what was looked up at indices (B, T)."""
 
     indices: Tensor
@@ -93,6 +93,8 @@ Contribution = Products | Lookups | Factor
 
 def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) -> Factor:
     """Return the factor of a parameter from what all calls add to its gradients, at least one."""
+    if len(parts) == 1 and isinstance(parts[0], Factor):
+        return parts[0]
     products = [part for part in parts if isinstance(part, Products)]
     lookups = [part for part in parts if isinstance(part, Lookups)]
     made = [part for part in parts if isinstance(part, Factor)]

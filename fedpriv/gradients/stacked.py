@@ -319,7 +319,8 @@ class StackedModel:
         finally:
             self._uses = None
         check_losses(losses, y.numel())
-        graph = Graph(losses.sum(), uses)
+        trained = {name: source.value for name, source in self._sources.items() if source.value.requires_grad}
+        graph = Graph(losses.sum(), trained, uses)
         flat = gradients_of(self._model, graph, y.numel(), Memory(chunk_bytes, len(x)), Route())
         return flat if isinstance(flat, Entangled) else StackedGradients(flat, len(x))
 

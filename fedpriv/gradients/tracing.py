@@ -9,8 +9,6 @@ passes with other numbers of them.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +16,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fedpriv.gradients.rules import OPERATIONS, Operation
 
@@ -52,8 +49,7 @@ class Step(NamedTuple):
         return self._replace(axes=axes[:1]) if same else None
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A parameter, or a tensor that is computed from parameters alone."""
 
     value: Tensor
@@ -61,11 +57,10 @@ class Source:
     operation: Operation | None = None  # that made it of parameters
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """A layer that was applied to the examples."""
 
-    operation: Operation  # its input detached
+    operation: Operation  # without autograd's graph
     sources: Mapping[str, Source]  # by their roles in the operation
     edge: GradientEdge  # of its output
     entry: GradientEdge | None  # of its input
@@ -85,11 +80,20 @@ class Tracer(TorchFunctionMode):
         blamed: without a plan: names of parameters whose gradients do not follow -> why.
         uses: with a plan: the layers that were applied to the examples.
         copies: with a plan: of sources, for each example, (B, *shape), leaves of autograd's graph.
-        stand_ins: with a plan: what layers were given in place of sources, leaves of autograd's graph.
+        stand_ins: what layers were given in place of sources, if asked for: leaves of autograd's graph that are reached
+            only where a parameter is used in another way than was seen.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], examples: int, plan: Sequence[Step] | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        examples: int,
+        plan: Sequence[Step] | None = None,
+        *,
+        with_stand_ins: bool = False,
+    ) -> None:
         super().__init__()
+        self._with_stand_ins = with_stand_ins
         self._sources = {id(value): Source(value, (name,)) for name, value in parameters.items()}
         self._examples = examples
         self._plan = plan
@@ -109,7 +113,8 @@ class Tracer(TorchFunctionMode):
             with self:
                 return rewritten()
         if func.__name__ in ASKED:
-            return self._followed(func(*args, **kwargs), args, kwargs, None)
+            made = func(*args, **kwargs)
+            return self._followed(made, args, kwargs, None) if isinstance(made, Tensor) else made
         return (self._noted if self._plan is None else self._planned)(func, args, kwargs)
 
     @property
@@ -127,11 +132,11 @@ class Tracer(TorchFunctionMode):
         return False
 
     def _given(self, args: Any, kwargs: Any) -> list[Source]:
-        return [self._sources[id(value)] for value in tree_leaves((args, kwargs)) if id(value) in self._sources]
+        return [self._sources[id(value)] for value in _leaves((args, kwargs)) if id(value) in self._sources]
 
     def _followed(self, made: Any, args: Any, kwargs: Any, operation: Operation | None) -> Any:
         """Remember what was computed from parameters alone, and return it."""
-        for value in tree_leaves(made):
+        for value in (made,) if isinstance(made, Tensor) else _leaves(made):
             if isinstance(value, Tensor) and value.requires_grad and id(value) not in self._sources:
                 roots = _roots(self._given(args, kwargs))
                 self._sources[id(value)] = Source(value, roots, operation)
@@ -142,7 +147,7 @@ class Tracer(TorchFunctionMode):
     def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
         operation = _operation(func, args, kwargs)
         made = func(*args, **kwargs)
-        results = [value for value in tree_leaves(made) if isinstance(value, Tensor) and value.requires_grad]
+        results = [value for value in _leaves(made) if isinstance(value, Tensor) and value.requires_grad]
         step = self._step(func.__name__, args, kwargs, results, operation)
         self.steps.append(step)
         if step.way == "alone":
@@ -152,7 +157,7 @@ class Tracer(TorchFunctionMode):
         return made
 
     def _step(self, name: str, args: Any, kwargs: Any, results: Sequence[Tensor], operation: Operation | None) -> Step:
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        given = [value for value in _leaves((args, kwargs)) if isinstance(value, Tensor)]
         others = [value for value in given if id(value) not in self._sources]
         if not any(map(self._axes, results)):
             apart = not results or not any(map(self._axes, others))
@@ -197,8 +202,10 @@ class Tracer(TorchFunctionMode):
             return self._layer(step, func, args, kwargs)
         if step.way == "stretched":
             return self._laid_over(args[0], step).expand(func(*args, **kwargs).shape)
-        args, kwargs = tree_map(partial(self._laid_over, step=step), (args, kwargs))
-        return func(*args, **kwargs)
+        return func(
+            *[self._laid_over(value, step) for value in args],
+            **{name: self._laid_over(value, step) for name, value in kwargs.items()},
+        )
 
     def _layer(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
         operation = _operation(func, args, kwargs)
@@ -210,15 +217,18 @@ class Tracer(TorchFunctionMode):
             raise Otherwise(f"the input of {func.__name__} does not grow with the batch")
         roles = operation.parameters.items()
         sources = {role: self._sources[id(value)] for role, value in roles if id(value) in self._sources}
-        stand_ins = {id(source.value): source.value.detach().requires_grad_() for source in sources.values()}
-        self.stand_ins += [(source, stand_ins[id(source.value)]) for source in sources.values()]
-        made = func(
-            *[stand_ins.get(id(value), value) for value in args],
-            **{name: stand_ins.get(id(value), value) for name, value in kwargs.items()},
-        )
+        if self._with_stand_ins:
+            args, kwargs = self._replaced(sources.values(), args, kwargs)
+        made = func(*args, **kwargs)
         entry = get_gradient_edge(given) if given.requires_grad else None
         self.uses.append(Use(operation.detached(), sources, get_gradient_edge(made), entry, place, given._version))
         return made
+
+    def _replaced(self, sources: Iterable[Source], args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+        stand_ins = {id(source.value): source.value.detach().requires_grad_() for source in sources}
+        self.stand_ins += [(source, stand_ins[id(source.value)]) for source in sources]
+        named = {name: stand_ins.get(id(value), value) for name, value in kwargs.items()}
+        return [stand_ins.get(id(value), value) for value in args], named
 
     def _laid_over(self, value: Any, step: Step) -> Any:
         """Return a copy of a source for each example, laid along the axis that counts the examples."""
@@ -238,6 +248,13 @@ class Tracer(TorchFunctionMode):
             return laid
         repeated = laid.unsqueeze(place + 1)
         return repeated.expand(*laid.shape[: place + 1], share, *laid.shape[place + 1 :]).flatten(place, place + 1)
+
+
+def _leaves(values: Any) -> list[Any]:
+    """What tuples, lists and dictionaries hold, laid end to end."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    return [leaf for value in values for leaf in _leaves(value)] if isinstance(values, tuple | list) else [values]
 
 
 def _roots(sources: Iterable[Source]) -> tuple[str, ...]:
