@@ -23,6 +23,7 @@ from fedpriv.gradients.operator import (
     GradientOperator,
     Vector,
     first_line,
+    flattened,
     full_precision,
     in_double,
 )
@@ -44,22 +45,24 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self.factors = dict(factors)
         self._magnitudes: dict[Block, Tensor] = {}
+        self._joined: dict[Block, Sequence[tuple[Block, Factor]]] = {}
 
     @override
     def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:
-        return in_double(self._sum(lambda name, factor: factor.grams(groups, precise), block))
+        return in_double(self._sum(lambda names, factor: factor.grams(groups, precise), block))
 
     @override
     def norms(self, block: Block | None = None) -> Tensor:
-        return self._sum(lambda name, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
+        return self._sum(lambda names, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
 
     @override
     def absolute_sums(self, block: Block | None = None) -> Tensor:
-        return self._sum(lambda name, factor: factor.absolute_sums(), block)
+        return self._sum(lambda names, factor: factor.absolute_sums(), block)
 
     @override
     def weighted_norms(self, weights: Vector, block: Block | None = None) -> Tensor:
-        return self._sum(lambda name, factor: factor.weighted_squares(weights[name]), block).clamp_(min=0).sqrt_()
+        squares = self._sum(lambda names, factor: factor.weighted_squares(_end_to_end(weights, names, 0)), block)
+        return squares.clamp_(min=0).sqrt_()
 
     @override
     def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
@@ -68,18 +71,21 @@ class FactoredGradients(GradientOperator):
 
     @override
     def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
-        return self._sum(lambda name, factor: factor.dots(vectors[name]), block)
+        return self._sum(lambda names, factor: factor.dots(_end_to_end(vectors, names, 1)), block)
 
     @override
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            return {name: self.factors[name].combine(weights) for name in self.names(block)}
+            return self._apart([(names, factor.combine(weights)) for names, factor in self._groups(block)], block)
 
     @override
     def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         with full_precision(self.device):
-            for name in self.names(block):
-                self.factors[name].add_to(vector[name], scale, weights)
+            for names, factor in self._groups(block):
+                if len(names) == 1:
+                    factor.add_to(vector[names[0]], scale, weights)
+                else:
+                    self._add(vector, scale, names, factor.combine(weights))
 
     @override
     def part(self, start: int, stop: int) -> "FactoredGradients":
@@ -91,13 +97,16 @@ class FactoredGradients(GradientOperator):
     def combine_each(self, weights: Tensor, block: Block | None = None) -> Vector:
         """Return the sums of the gradients of G groups with weights (G, B / G), in new tensors (G, *shape)."""
         with full_precision(self.device):
-            return {name: self.factors[name].combine_each(weights) for name in self.names(block)}
+            return self._apart([(names, factor.combine_each(weights)) for names, factor in self._groups(block)], block)
 
     def add_to_each(self, vectors: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         """Replace vectors (G, *shape) by ``scale`` times themselves plus those sums; they may have more names."""
         with full_precision(self.device):
-            for name in self.names(block):
-                self.factors[name].add_to_each(vectors[name], scale, weights)
+            for names, factor in self._groups(block):
+                if len(names) == 1:
+                    factor.add_to_each(vectors[names[0]], scale, weights)
+                else:
+                    self._add(vectors, scale, names, factor.combine_each(weights))
 
     @override
     def magnitudes(self, block: Block | None = None) -> Tensor:
@@ -127,14 +136,52 @@ class FactoredGradients(GradientOperator):
     def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
         return sum(self.factors[name].pair_products(precise) for name in self.names(block))
 
-    def _sum(self, product: Callable[[str, Factor], Tensor], block: Block | None) -> Tensor:
+    def _groups(self, block: Block | None) -> Sequence[tuple[Block, Factor]]:
+        """The block's parameters with their factors; those of few numbers that are written out are one, end to end."""
+        names = tuple(self.names(block))
+        if names not in self._joined:
+            few = tuple(name for name in names if self.factors[name].joins)
+            numbers = sum(self.shapes[name].numel() for name in few)
+            if len(few) < 2 or self.examples * numbers * self.dtype.itemsize > self.chunk_bytes // 8:
+                self._joined[names] = [((name,), self.factors[name]) for name in names]
+            else:
+                with full_precision(self.device):
+                    rows = [flattened(self.factors[name].rows(0, self.examples)) for name in few]
+                joint = Rows(torch.cat(rows, dim=1), self.chunk_bytes // 2)
+                others = set(names).difference(few)
+                self._joined[names] = [
+                    (few, joint),
+                    *(((name,), self.factors[name]) for name in names if name in others),
+                ]
+        return self._joined[names]
+
+    def _apart(self, sums: Sequence[tuple[Block, Tensor]], block: Block | None) -> Vector:
+        """Take apart what lies end to end."""
+        found: Vector = {}
+        for names, value in sums:
+            found |= {names[0]: value} if len(names) == 1 else self.vector(value, names)
+        return {name: found[name] for name in self.names(block)}
+
+    def _add(self, vector: Vector, scale: float, names: Block, added: Tensor) -> None:
+        totals = [vector[name] for name in names]
+        torch._foreach_mul_(totals, scale)
+        torch._foreach_add_(totals, list(self.vector(added, names).values()))
+
+    def _sum(self, product: Callable[[Block, Factor], Tensor], block: Block | None) -> Tensor:
         """Add up a product over the block's parameters."""
-        first, *others = self.names(block)
+        first, *others = self._groups(block)
         with full_precision(self.device):
-            total = product(first, self.factors[first])
-            for name in others:
-                total = total + product(name, self.factors[name])
+            total = product(*first)
+            for names, factor in others:
+                total = total + product(names, factor)
         return total
+
+
+def _end_to_end(vectors: Vector, names: Block, axes: int) -> Tensor:
+    """Lay tensors end to end behind their first axes; one is returned as it is."""
+    if len(names) == 1:
+        return vectors[names[0]]
+    return torch.cat([flattened(vectors[name], axes) for name in names], dim=axes)
 
 
 # Addressed to torch's developers, and about a kernel of attention that is as fast with it as without.

@@ -28,6 +28,9 @@ CACHE_BYTES = 1 << 20
 LARGE = 1 << 14
 QUICK = 4
 
+# Gradients of at most so many numbers are answered for together.
+FEW = 1 << 12
+
 # Rows of a symmetric product that are computed together.
 STRIP = 64
 
@@ -206,6 +209,7 @@ class Factor(ABC):
     """The gradients of B examples with respect to one parameter."""
 
     kept_as_sums: ClassVar[bool] = False  # whether terms are kept that may cancel when combined
+    joins: bool = False  # whether it is written out, of so few numbers that others are laid beside them for speed
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
         self.examples = examples
@@ -646,13 +650,18 @@ class Rows(Factor):
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
         super().__init__(len(rows), rows.shape[1:], scratch)
         # A new tensor from here on only where the rows have gaps.
-        strides = rows.stride()
-        self._order = sorted(range(rows.ndim - 1), key=lambda axis: -strides[axis + 1])
-        self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
+        self._order = list(range(rows.ndim - 1))
+        if rows.is_contiguous():
+            self._rows = rows.view(len(rows), self._shape.numel())
+        else:
+            strides = rows.stride()
+            self._order.sort(key=lambda axis: -strides[axis + 1])
+            self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
         self._sizes = sizes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
         self._norms: Tensor | None = None
+        self.joins = not side and self._rows.shape[1] <= FEW
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products."""

@@ -403,7 +403,8 @@ class _First(NamedTuple):
 def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
     refuse_coupled(dict(model.named_modules()))
     tried, originals = _copy(model), dict(model.named_parameters())
-    before = versions(dict(tried.named_modules()))
+    modules = dict(tried.named_modules())
+    before = versions(modules)
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
@@ -414,7 +415,7 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
             f"a copy of {type(model).__name__} uses the parameters of the original, so that it cannot be tried before "
             "training; TorchScript does that, and a function that holds on to a layer (let forward find it in self)"
         )
-    refuse_changes(tried, before)
+    refuse_changes(modules, before)
     taken = seen.sizes.union(x.shape[1:])
     examples = next((number for number in range(FEWEST, len(x)) if number not in taken), len(x))
     return _First(examples, not seen.functions.isdisjoint(RRELU))

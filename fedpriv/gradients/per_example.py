@@ -1,6 +1,7 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ def per_example_gradients(
     """
     modules = dict(model.named_modules())
     refuse_coupled(modules)
-    _refuse_parameters(model)
+    _refuse_parameters(model, modules)
     if len(x) != len(y):
         raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
     if not len(x):
@@ -68,7 +69,7 @@ def per_example_gradients(
     gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
-    refuse_changes(model, before)
+    refuse_changes(modules, before)
     if isinstance(gradients, Entangled) or x._version != version:
         raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
     return gradients
@@ -85,13 +86,16 @@ def _layer_by_layer(
     return gradients
 
 
-def _refuse_parameters(model: nn.Module) -> None:
+def _refuse_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
     trained = []
-    for name, value in model.named_parameters():
-        if is_lazy(value):
-            raise InputError(f"layer {layer_of(name, model)} has no shape yet: run the model once")
-        if value.requires_grad:
-            trained.append(value)
+    for prefix, layer in modules.items():
+        held: Mapping[str, Any] = layer._parameters
+        for name, value in held.items():
+            if is_lazy(value):
+                where = layer_of(f"{prefix}.{name}" if prefix else name, model)
+                raise InputError(f"layer {where} has no shape yet: run the model once")
+            if value is not None and value.requires_grad:
+                trained.append(value)
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
     kinds = sorted({f"{value.dtype} on {value.device}" for value in trained})
@@ -114,14 +118,14 @@ def versions(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[in
     }
 
 
-def refuse_changes(model: nn.Module, before: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+def refuse_changes(modules: Mapping[str, nn.Module], before: Mapping[tuple[str, str], tuple[int, int]]) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    changed = [name for name, state in versions(dict(model.named_modules())).items() if before.get(name) != state]
+    changed = [name for name, state in versions(modules).items() if before.get(name) != state]
     if changed:
         name = ".".join(filter(None, changed[0]))
         raise InputError(
-            f"layer {layer_of(name, model)} changes {name} while it runs, and no noise protects what it keeps of the "
-            "examples"
+            f"layer {layer_of(name, modules[''])} changes {name} while it runs, and no noise protects what it "
+            "keeps of the examples"
         )
 
 
