@@ -150,8 +150,11 @@ def _measured(
         x, y = inputs[:batch], labels[:batch]
         with seeded_generators(0, x.device):
             gradients = per_example_gradients(model, LOSS, x, y, route=find_route(model, LOSS, x, y))
-        layers = () if "" in gradients.routes else tuple(_grouped(model, gradients.routes))
-        found = found.model_copy(update={"way": gradients.routes.get("", ""), "layers": layers})
+        routes, whole = gradients.routes, gradients.routes.get("", "")
+        # One that holds parameters itself has a route as a layer among others.
+        is_dense = len(routes) == 1 and whole.startswith("dense")
+        layers = () if is_dense else tuple(_grouped(model, routes))
+        found = found.model_copy(update={"way": whole if is_dense else "", "layers": layers})
         progress.stage("comparing gradients with autograd, one example at a time")
         same = exactness(copy.deepcopy(model), LOSS, inputs[:EXACT], labels[:EXACT])
         found = found.model_copy(update={"exactness": same})
@@ -185,7 +188,7 @@ def _grouped(model: nn.Module, routes: Mapping[str, str]) -> Iterator[LayerGroup
         layers = [model.get_submodule(name) for name in names]
         way, _, about = route.partition(": ")
         yield LayerGroup(
-            name=_with_ranges(names),
+            name=_with_ranges(names) or "(the network)",
             kind=kind,
             count=len(names),
             parameters=sum(value.numel() for layer in layers for value in layer.parameters(recurse=way == "dense")),

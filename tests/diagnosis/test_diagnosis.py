@@ -36,6 +36,14 @@ def blocks(shape, classes, norm=nn.Identity):
 def mixing(shape, classes):
     return blocks(shape, classes, nn.BatchNorm2d)
 
+class Gated(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(4))
+        self.inner, self.output = nn.Linear(48, 4), nn.Linear(4, classes)
+    def forward(self, x):
+        return self.output(self.gate * torch.tanh(self.inner(x[:, :, :4, :4].flatten(1))))
+
 def small(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(48, classes))
 '''
@@ -65,6 +73,13 @@ def test_a_network_of_ones_own_is_told_layer_by_layer(here: Path) -> None:
     assert found.cost is not None and found.cost.batch == 4 and min(found.cost.sgd_ms, found.cost.private_ms) > 0
     assert [(trial.name, trial.runs) for trial in found.attacks] == [("iga", True), ("closed_form", False)]
     assert "Linear behind flattening" in found.attacks[1].reason
+
+
+def test_a_network_that_holds_a_parameter_itself_is_a_layer_among_others(here: Path) -> None:
+    found = told("networks:Gated", here)
+    layers = {layer.name: (layer.parameters, layer.way) for layer in found.layers}
+    assert layers == {"(the network)": (4, "ghost"), "inner": (196, "ghost"), "output": (50, "ghost")}
+    assert found.way == "" and found.exactness is not None and found.exactness.error < 1e-12
 
 
 def test_what_mixes_examples_is_named_with_what_to_write_instead(here: Path) -> None:
