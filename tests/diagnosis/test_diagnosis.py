@@ -78,7 +78,7 @@ def test_a_network_of_ones_own_is_told_layer_by_layer(here: Path) -> None:
 def test_a_network_that_holds_a_parameter_itself_is_a_layer_among_others(here: Path) -> None:
     found = told("networks:Gated", here)
     layers = {layer.name: (layer.parameters, layer.way) for layer in found.layers}
-    assert layers == {"(the network)": (4, "ghost"), "inner": (196, "ghost"), "output": (50, "ghost")}
+    assert layers == {"(the network)": (4, "ghost"), "(inner, output)": (246, "ghost")}
     assert found.way == "" and found.exactness is not None and found.exactness.error < 1e-12
 
 
