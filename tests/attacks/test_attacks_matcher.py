@@ -274,11 +274,23 @@ class Stubborn(nn.Module):
         return self.last(x.flatten(1) if x.sum().item() > 0 else -x.flatten(1))
 
 
-def test_networks_that_cannot_be_batched_are_refused() -> None:
-    images, labels = dummies(2, 1)
+@in_one_test("each", [True, False])
+@in_one_test("shared", [True, False])
+def test_networks_that_cannot_be_batched_are_run_one_batch_after_the_other(each: bool, shared: bool) -> None:
+    images, labels = dummies(3, 2)
     model = Stubborn().double()
-    with pytest.raises(AttackRefused, match="this network"):
-        Network(model).gradients(parameters_of(model), images, labels, shared=True, each=False)
+    own = parameters_of(model)
+    rows = [{name: (1 if shared else row + 1) * value for name, value in own.items()} for row in range(3)]
+    given = own if shared else {name: torch.stack([row[name] for row in rows]) for name in own}
+    found = Network(model).gradients(given, images, labels, shared=shared, each=each)
+    for row, parameters in enumerate(rows):
+        leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+        units = [slice(k, k + 1) for k in range(2)] if each else [slice(None)]
+        for place, unit in enumerate(units):
+            loss = F.cross_entropy(functional_call(model, leaves, (images[row, unit],)), labels[row, unit])
+            for name, value in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+                made = found[name][row, place] if each else found[name][row]
+                torch.testing.assert_close(made, value, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
