@@ -102,10 +102,9 @@ def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]
         if own.rpartition(".")[2] in ("running_mean", "running_var"):
             yield f"{name} is a mean or variance of what a layer was given."
         elif whole and len(flat) > 1:
-            yield (
-                f"{name} holds whole numbers that add up to {flat.sum():g}, as counts do; {int((flat == 1).sum())} of "
-                f"{len(flat)} are 1, which is about one example: {shown}."
-            )
+            alone = int((flat == 1).sum())
+            single = f"; {alone} of {len(flat)} are 1, which is about one example" if alone else ""
+            yield f"{name} leaves as it is, whole numbers that add up to {flat.sum():g}, as counts do{single}: {shown}."
         else:
             yield f"{name} is no update of what was sent, and leaves as it is: {shown}."
 

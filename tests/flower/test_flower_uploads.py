@@ -191,7 +191,9 @@ def times() -> tuple[RecordDict, ArrayRecord | None, str]:
 
 
 def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
-    said = "whole numbers that add up to 9, as counts do; 2 of 4 are 1, which is about one example"
+    said = (
+        "as it is, whole numbers that add up to 9, as counts do; 2 of 4 are 1, which is about one example: 1, 0, 7, 1"
+    )
     return RecordDict({"histogram": ArrayRecord([np.array([1, 0, 7, 1])])}), None, said
 
 
