@@ -284,9 +284,13 @@ _MEANING = (
 
 def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """The lines of docs/models.md."""
-    lines = [kept[row.name] for row in rows() if row.name in kept]
+    begun = [kept[row.name] for row in rows() if row.name in kept]
+    lines = [line for line in begun if line["accepted"] or line["failed"]]
     exact = [line for line in lines if line["error"] and float(line["error"]) <= EXACT]
     accepted = [line for line in lines if line["accepted"] == "yes"]
+    steps = sorted(float(line["step"]) for line in lines if line["step"])
+    most = f"{statistics.median(steps):.1f} times one of SGD in the median, {steps[-1]:.1f} at most" if steps else ""
+    cost = f"A private step takes {most}. " if most else ""
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     yield "# Models of the zoos"
     yield ""
@@ -294,7 +298,7 @@ def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         "After reading this page, you know which networks of torchvision, timm, transformers and peft train with "
         f"privacy, how exact their per-example gradients are, and what a private step costs. Of {len(lines)} networks "
         f"{len(accepted)} are accepted with Gaussian noise, and of {len(exact)} gradients equal autograd's to "
-        f"{EXACT:g}. Opacus' hooks take {_count(lines, 'opacus_hooks')}, its ghost clipping "
+        f"{EXACT:g}. {cost}Opacus' hooks take {_count(lines, 'opacus_hooks')}, its ghost clipping "
         f"{_count(lines, 'opacus_ghost')}. Made by `python -m studies.zoo` on {max(line['made'] for line in lines)}: "
         f"{libraries}; one CPU thread. Every row is what `fedpriv model` says, with the words in `studies/zoo.toml`."
     )
@@ -334,8 +338,9 @@ def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, st
     return markdown(("reason", "networks", "such as"), "lrl", ((why, str(len(who)), who[0]) for why, who in rows))
 
 
-def _count(lines: Sequence[Mapping[str, str]], column: str) -> int:
-    return sum(bool(line[column]) and not line[column].startswith("no") for line in lines)
+def _count(lines: Sequence[Mapping[str, str]], column: str) -> str:
+    tried = [line[column] for line in lines if line[column]]
+    return f"{sum(not cell.startswith('no') for cell in tried)} of {len(tried)} tried"
 
 
 def _shown(line: Mapping[str, str]) -> list[str]:
