@@ -17,6 +17,7 @@ from fedpriv.core.config import DataConfig
 from fedpriv.core.config.data import PartitionerConfig
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.randomness import numpy_stream
+from fedpriv.core.registry import DATASETS
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
@@ -207,20 +208,13 @@ def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
     return np.sort(indices)
 
 
-_KEYS = {
-    **dict.fromkeys(("csv", "hub", "object", "text"), "data.key names the column that does"),
-    "npz": "an array client does, or the one that data.key names",
-    "folder": "data.key = 'client' reads CLIENT/CLASS/PICTURE",
-}  # data sets -> where they may say it
-
-
 def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:
     if keys is None:
         raise InputError(
             key="data.partition",
             given="key",
             allowed=f"data.name = {name!r} does not say whose an example is",
-            hint=_KEYS.get(name, ""),
+            hint=DATASETS[name].key_hint,
         )
     counts = np.bincount(keys)
     if clients > np.count_nonzero(counts):

@@ -100,6 +100,7 @@ class Source(ABC):
     is_kept: ClassVar[bool] = False  # whether images that were read are kept on the disk
     # of the keys `key`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
     reads: ClassVar[tuple[str, ...]] = ()
+    key_hint: ClassVar[str] = ""  # where it may say whose an example is
 
     @classmethod
     @abstractmethod

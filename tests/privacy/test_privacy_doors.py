@@ -107,6 +107,7 @@ QUIET: dict[str, str] = {
     **dict.fromkeys((f"command: account {word}" for word in ("compare", "erm", "response", "votes")), _SETTINGS),
     **dict.fromkeys((f"command: config {word}" for word in ("check", "schema", "show")), _SETTINGS),
     **dict.fromkeys(("command: init", "command: attack list", "command: probe list"), _SETTINGS),
+    "command: model": "measures a network on random input; of an experiment's data it takes the shape",
     "command: attack tune": "tunes an attack on public images",
     **dict.fromkeys(
         (f"command: {word}" for word in ("attack DIR", "audit", "certify", "compare", "probe DIR", "report")), _READS

@@ -26,6 +26,7 @@ class OwnTable(OwnFile):
     title = "own table"
     needs_table = True
     reads = ("key",)
+    key_hint = "data.key names the column that does"
 
     @classmethod
     @override

@@ -36,6 +36,7 @@ class ImageFolder(OwnFile):
     title = "own pictures"
     is_kept = True
     reads = ("key", "size", "test_share")
+    key_hint = "data.key = 'client' reads CLIENT/CLASS/PICTURE"
 
     @classmethod
     @override

@@ -90,6 +90,7 @@ class HubTables(OwnFile):
     title = "own data set of the hub"
     is_kept = True
     reads = ("key", "label", "size", "test_share", "text", "table")
+    key_hint = "data.key names the column that does"
 
     @classmethod
     @override

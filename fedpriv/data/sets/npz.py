@@ -30,6 +30,7 @@ class OwnArrays(OwnFile):
     name = "npz"
     title = "own file"
     reads = ("key",)
+    key_hint = "an array client does, or the one that data.key names"
 
     @classmethod
     @override

@@ -33,6 +33,7 @@ class OwnTexts(Corpus):
     title = "own texts"
     needs_path = True
     reads = ("key",)
+    key_hint = "data.key names the column that does"
     file = ""
     columns = TextColumns("text")
 
