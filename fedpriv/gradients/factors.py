@@ -128,12 +128,14 @@ class Memory:
     Attributes:
         scratch: bytes for what is computed on the way.
         models: in how many ways the batch is cut; what is decided by its size is decided by one model's.
+        most: bytes that are kept at most, where that is less than half.
     """
 
-    def __init__(self, chunk_bytes: int, models: int = 1) -> None:
+    def __init__(self, chunk_bytes: int, models: int = 1, most: int | None = None) -> None:
         self.scratch = chunk_bytes // 2
         self.models = models
-        self._free = models * (chunk_bytes - self.scratch)
+        kept = chunk_bytes - self.scratch
+        self._free = models * (kept if most is None else min(kept, most))
 
     def reserve(self, numbers: int, like: Tensor) -> bool:
         """Tell whether so many numbers fit into what is still free to be kept, and count them as kept if they do."""

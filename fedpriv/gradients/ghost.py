@@ -43,6 +43,9 @@ AUTOCAST_TOLERANCE = 3e-2
 # Of what cancels, rounding is all that is left: so many roundings of the longest gradient, or of what is summed.
 ROUNDINGS = 64
 
+# Gradients are written out to be kept, where that is faster, in as many bytes as the parameters take, or in so many.
+LEAST_KEPT = 1 << 24
+
 # Numbers of examples in which a model is traced: two that divide no size of its parameters.
 TRIED = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 
@@ -100,7 +103,8 @@ def ghost_gradients(
     graph = _passed(model, loss, x, y, route)
     if isinstance(graph, Entangled):
         return graph
-    return gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
+    own = sum(value.nbytes for value in graph.trained.values())
+    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=max(LEAST_KEPT, own)), route)
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------
