@@ -158,7 +158,9 @@ def _private_loop(world: World, pool: Pool, references: Sequence[Reference]) -> 
         parameters = dict(model.named_parameters())
         for step in plan.steps(1):
             rows = torch.from_numpy(reference.shares[0][plan.batch(step)])
-            gradients = per_example_gradients(model, loss, pool.images[rows], pool.labels[rows], route=route)
+            gradients = per_example_gradients(
+                model, loss, pool.images[rows], pool.labels[rows], route=route, often=plan.asks_often
+            )
             with torch.no_grad():
                 for name, value in plan.release_gradient(
                     gradients, Secret.of_seed(plan.seed).stream("noise", 0, step)

@@ -27,7 +27,7 @@ from benchmarks.measure import in_own_process, medians, options, report, save
 from benchmarks.methods import LOSS, METHODS, MODELS, NetworkSetting, network, random_batch
 from fedpriv.core.randomness import Secret
 from fedpriv.diagnosis.cost import cpu_seconds, peak_mib, reset_peak
-from fedpriv.gradients import per_example_gradients
+from fedpriv.gradients import find_route, per_example_gradients
 from studies.arguments import whole
 
 BATCHES = (64, 256)
@@ -106,7 +106,8 @@ def median_ms(setting: NetworkSetting, batch: int, methods: Sequence[str], repea
 def floor_ms(setting: NetworkSetting, batch: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of what the directional mechanism cannot do without, each alone."""
     stream = Secret.of_seed(0).stream("benchmark")
-    compute = partial(per_example_gradients, network(setting), LOSS, *random_batch(setting, batch))
+    given = (network(setting), LOSS, *random_batch(setting, batch))
+    compute = partial(per_example_gradients, *given, route=find_route(*given), often=True)
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
     for _ in range(min(repeats, 20)):
         parts["gradients"].append(cpu_seconds(compute))

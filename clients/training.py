@@ -148,7 +148,9 @@ def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tenso
     route, memory = world.route, world.experiment.engine.gradient_bytes
     loss = partial(example_losses, forward=world.corrected)
     with _surroundings(world, plan, step):
-        return per_example_gradients(world.model, loss, images, labels, route=route, chunk_bytes=memory)
+        return per_example_gradients(
+            world.model, loss, images, labels, route=route, chunk_bytes=memory, often=plan.asks_often
+        )
 
 
 @contextmanager

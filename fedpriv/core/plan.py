@@ -66,6 +66,11 @@ class Plan:
         """The examples of one step, as positions in the client's partition."""
         return self.sampling.batch(self.seed, self.client, step)
 
+    @property
+    def asks_often(self) -> bool:
+        """Whether the mechanism asks more of a batch's gradients than norms and a sum."""
+        return self._mechanism.asks_often
+
     def release_gradient(self, gradients: GradientOperator, noise: NoiseStream) -> Vector:
         """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size."""
         return self._release(gradients, self.sampling.batch_size, noise)

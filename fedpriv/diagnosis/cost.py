@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,9 +39,8 @@ def sgd_step(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Step:
 def private_step(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, mechanism: Mechanism) -> Step:
     """Return what a client does in a step with a mechanism for examples."""
     noise, route = Secret.of_seed(0).stream("noise of a step"), find_route(model, loss, x, y)
-    return releasing(
-        model, lambda: mechanism.release(per_example_gradients(model, loss, x, y, route=route), len(x), noise)
-    )
+    compute = partial(per_example_gradients, model, loss, x, y, route=route, often=mechanism.asks_often)
+    return releasing(model, lambda: mechanism.release(compute(), len(x), noise))
 
 
 def releasing(model: nn.Module, release: Callable[[], Vector]) -> Step:

@@ -43,7 +43,8 @@ AUTOCAST_TOLERANCE = 3e-2
 # Of what cancels, rounding is all that is left: so many roundings of the longest gradient, or of what is summed.
 ROUNDINGS = 64
 
-# Gradients are written out to be kept, where that is faster, in as many bytes as the parameters take, or in so many.
+# Gradients are written out to be kept, where that is faster, in as many bytes as the parameters take, or in so many;
+# in all that there are where more is asked than norms and a sum.
 LEAST_KEPT = 1 << 24
 
 # Numbers of examples in which a model is traced: two that divide no size of its parameters.
@@ -94,6 +95,7 @@ def ghost_gradients(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     *,
     route: Route | None = None,
+    often: bool = False,  # whether more than norms and a sum will be asked for
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
     if route is None or route.steps is None:
@@ -104,7 +106,8 @@ def ghost_gradients(
     if isinstance(graph, Entangled):
         return graph
     own = sum(value.nbytes for value in graph.trained.values())
-    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=max(LEAST_KEPT, own)), route)
+    most = None if often else max(LEAST_KEPT, own)
+    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most), route)
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------
@@ -225,6 +228,8 @@ def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory:
     """The factors of all parameters that layers, or autograd, gave gradients."""
     gathered = _Gathered(given, trained, memory)
     dtype = next(iter(trained.values())).dtype
+    # What has several uses comes first: it gains most from being written out.
+    given.uses.sort(key=lambda pair: max(gathered.uses_left(source) for source in pair[0].sources.values()))
     while given.uses:  # what no factor needs is let go before the next layer's rows are written
         use, error = given.uses.pop()
         made = use.operation.contributions(error, examples, use.place, memory, dtype)
@@ -247,6 +252,10 @@ class _Gathered:
         self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
         self._factors: dict[str, list[Factor]] = {}
+
+    def uses_left(self, source: Source) -> int:
+        """How often it is still to be added."""
+        return self._open[id(source.value)]
 
     def add(self, source: Source, contribution: Contribution) -> None:
         """Take what a parameter, or what was computed from parameters, is given."""

@@ -33,6 +33,7 @@ def per_example_gradients(
     *,
     route: Route | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    often: bool = False,
 ) -> FactoredGradients:
     """Return the gradients of a batch's losses, one an example, as an operator.
 
@@ -51,6 +52,8 @@ def per_example_gradients(
             batch and beyond what is returned: work that takes more is cut into pieces, of at least one example or of
             one row of a weight matrix. Dense gradients, of the model or of a layer without a rule, are what is
             returned: B numbers a parameter are held, however many they are.
+        often: whether more than norms and a sum will be asked for. Of what is cheaper to compute once and keep, as
+            much is kept then as ``chunk_bytes`` allows; else as many bytes as the parameters take.
 
     Raises:
         InputError: the model has no parameter that is trained, has parameters of several types or devices or of
@@ -66,7 +69,7 @@ def per_example_gradients(
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
     before, version = versions(modules), x._version
-    gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes)
+    gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes, often)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
     refuse_changes(modules, before)
@@ -76,11 +79,11 @@ def per_example_gradients(
 
 
 def _layer_by_layer(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool
 ) -> FactoredGradients | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route)
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often)
     if route is not None and isinstance(gradients, Entangled):
         raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
     return gradients
