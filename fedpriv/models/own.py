@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
@@ -20,6 +20,8 @@ _LIBRARIES = ("torchvision", "timm", "transformers")  # whose networks have name
 @MODELS.register
 class OwnSettings(OpenModelSettings):
     """``function(shape=(C, H, W), classes=N)`` returns the network; for texts ``(length=, vocabulary=, classes=)``."""
+
+    is_code: ClassVar[bool] = True
 
     name: str = Field(
         MODEL.open_name,

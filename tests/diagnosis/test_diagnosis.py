@@ -51,7 +51,7 @@ def small(shape, classes):
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    (tmp_path / "networks.py").write_text(NETWORKS)
+    (tmp_path / "diagnosed.py").write_text(NETWORKS)
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def told(name: str, here: Path, *more: str) -> Diagnosis:
 
 
 def test_a_network_of_ones_own_is_told_layer_by_layer(here: Path) -> None:
-    found = told("networks:blocks", here, "--batch", "4")
+    found = told("diagnosed:blocks", here, "--batch", "4")
     assert found.acceptance.accepted and found.trained == 3 * 4 * 9 + 4 + 3 * (4 * 4 * 9 + 4 + 4 + 4 * 4 + 4) + 50
     layers = {(layer.name, layer.kind): layer for layer in found.layers}
     assert layers["{2-4}.0", "Conv2d"].count == 3 and layers["{2-4}.0", "Conv2d"].way == "ghost"
@@ -76,14 +76,14 @@ def test_a_network_of_ones_own_is_told_layer_by_layer(here: Path) -> None:
 
 
 def test_a_network_that_holds_a_parameter_itself_is_a_layer_among_others(here: Path) -> None:
-    found = told("networks:Gated", here)
+    found = told("diagnosed:Gated", here)
     layers = {layer.name: (layer.parameters, layer.way) for layer in found.layers}
     assert layers == {"(the network)": (4, "ghost"), "(inner, output)": (246, "ghost")}
     assert found.way == "" and found.exactness is not None and found.exactness.error < 1e-12
 
 
 def test_what_mixes_examples_is_named_with_what_to_write_instead(here: Path) -> None:
-    done = fedpriv("model", "networks:mixing", "-q", "--set", "adversary.attacks=[]", cwd=here, COLUMNS="80")
+    done = fedpriv("model", "diagnosed:mixing", "-q", "--set", "adversary.attacks=[]", cwd=here, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "accepted with mechanism.name = 'gaussian': no" in said and 'write model.norm = "group"' in said
@@ -106,9 +106,9 @@ def test_the_first_shape_that_a_network_takes_is_taken(here: Path) -> None:
     ("arguments", "words"),
     [
         (("nothing",), "model.name = 'nothing'"),
-        (("networks:nothing",), "module networks has no function 'nothing'"),
-        (("networks:blocks", "--shape", "3,x"), "--shape 3,x: C,H,W such as 3,32,32, or tokens such as 16"),
-        (("networks:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5)"),
+        (("diagnosed:nothing",), "module diagnosed has no function 'nothing'"),
+        (("diagnosed:blocks", "--shape", "3,x"), "--shape 3,x: C,H,W such as 3,32,32, or tokens such as 16"),
+        (("diagnosed:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5)"),
         (("missing.toml",), "missing.toml: no such file"),
         (("missing.toml", "--classes", "3"), "--shape and --classes are those of the data in missing.toml"),
         (("lenet", "--set", "mechanism.nothing=1"), "mechanism.nothing"),

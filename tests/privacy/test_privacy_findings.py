@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import NoiseStream, Secret, torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, _built
-from fedpriv.gradients import Block, GradientOperator, Route, per_example_gradients
+from fedpriv.gradients import Block, GradientOperator
 from fedpriv.gradients.dense import FactoredGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -312,11 +311,6 @@ def where_alone(compute: Callable[[Tensor], GradientOperator], examples: int) ->
     return None if found is None else Sound(found, sound)
 
 
-def any_route(*args: Any, route: Route, **options: Any) -> GradientOperator:
-    """As it was: the batch decided."""
-    return per_example_gradients(*args, **options)
-
-
 @dataclass(frozen=True)
 class ThirtyTwoBits:
     """As it was: noise that follows from 32 bits of a torch generator's seed."""
@@ -370,7 +364,6 @@ FIXES: dict[str, dict[str, object]] = {
     "5: recalibrated": {"fedpriv.core.lab.run.check_unchanged": lambda *_: None},
     "6: block longer than 1": CANCELLING,
     "6: gradient longer than clip_norm": CANCELLING,
-    "7: decided by one": {"fedpriv.clients.training.per_example_gradients": any_route},
 }
 
 

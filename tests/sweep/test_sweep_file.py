@@ -131,7 +131,8 @@ def test_every_trial_that_cannot_run_is_named(tmp_path: Path) -> None:
         sweep(tmp_path, list={"noise": noises})
     text = str(error.value)
     assert "4 trials of 10 cannot run, so none was started" in text
-    assert text.count("gaussian needs exactly one of epsilon, sigma or target_epsilon; none is set: trials 4 (") == 1
+    keys = "epsilon, sigma, target_epsilon or target_ceiling"
+    assert text.count(f"gaussian needs exactly one of {keys}; none is set: trials 4 (") == 1
     assert "9 (mechanism.name=gaussian)" in text
     assert "trials 5 (mechanism.name=laplace, mechanism.sigma=1.0), 10 (" in text
 
@@ -140,7 +141,7 @@ def test_every_trial_that_cannot_run_is_named(tmp_path: Path) -> None:
 def test_noise_is_not_set_twice_by_two_axes(tmp_path: Path, other: str) -> None:
     """One of them would win, and the table would still show both."""
     grid = {"mechanism": {"name": ["vmf"], "kappa": [5.0, 50.0], other: [2.0]}}
-    with pytest.raises(InputError, match=r"2 trials of 2 cannot run.*vmf needs exactly one of epsilon, kappa or"):
+    with pytest.raises(InputError, match=r"2 trials of 2 cannot run.*vmf needs exactly one of epsilon, kappa, "):
         sweep(tmp_path, seeds=[1], list=None, grid=grid)
 
 

@@ -43,7 +43,12 @@ def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceS
     else:
         blank = torch.zeros(2, *inputs)
     norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)] if settings.norm else []
-    returned, maps = _tried(settings, whole, blank, norms)
+    try:
+        returned, maps = _tried(settings, whole, blank, norms)
+    except NotTakenError:
+        if norms or settings.peft is not None or not settings.is_code:
+            raise
+        returned, maps = blank, {}  # it stays as it is: what trains it says what it needs
     if norms:
         _replace_norms(settings, network, maps)
     if not isinstance(returned, Tensor):

@@ -109,6 +109,8 @@ class ModelSettings(Settings):
 class OpenModelSettings(ModelSettings):
     """The section of a network that others have written: your own, or one of a library."""
 
+    is_code: ClassVar[bool] = False  # whether it is code of one's own
+
     arguments: Table | None = Field(
         None, exclude_if=absent, description="keyword arguments of the function or class that builds it"
     )
