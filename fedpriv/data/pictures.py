@@ -6,7 +6,11 @@ Nothing is unpacked before its size is known to fit into memory.
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING
 
 from fedpriv.core.errors import InputError, one_line
@@ -22,6 +26,9 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _TURNED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where a picture may say that it is turned
 _BYTES_OF_A_PIXEL = 8  # as unpacked, and as RGB
+_PNG = b"\x89PNG\r\n\x1a\n"
+_CHUNK = struct.Struct(">I4s")  # how long it is, and its kind
+_PLAIN = frozenset((b"IHDR", b"IDAT", b"IEND", b"sRGB", b"gAMA", b"pHYs", b"tIME"))  # chunks that change no pixel
 
 
 def read_pictures(
@@ -72,6 +79,10 @@ def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> n
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
+    if isinstance(content, bytes) and _has_opencv():
+        plain = _plain_png(name, content, size, memory)
+        if plain is not None:
+            return plain
     try:
         with _opened(content) as stream, Image.open(stream) as picture:
             check_memory(name, _BYTES_OF_A_PIXEL * picture.width * picture.height, memory)
@@ -85,6 +96,40 @@ def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> n
         raise InputError(f"{name}: not a picture, truncated or damaged: of no format that is known") from None
     except Exception as error:  # noqa: BLE001 (each format has a reader of its own, and each fails in its own way)
         raise InputError(f"{name}: not a picture, truncated or damaged: {one_line(error)}") from None
+
+
+@cache
+def _has_opencv() -> bool:
+    return find_spec("cv2") is not None
+
+
+def _plain_png(name: str, content: bytes, size: int | None, memory: int) -> np.ndarray | None:
+    """What OpenCV unpacks in a third of Pillow's time; ``None``: it is left to Pillow, which says what is wrong."""
+    import numpy as np
+
+    found = _plain_size(content)
+    if found is None or (size is not None and found != (size, size)):
+        return None
+    import cv2
+
+    check_memory(name, _BYTES_OF_A_PIXEL * found[0] * found[1], memory)
+    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    return pixels if pixels is None or pixels.ndim == 2 else pixels[:, :, ::-1]
+
+
+def _plain_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height of an undamaged PNG of 8-bit grey or RGB that nothing turns, moves or makes clear."""
+    if content[: len(_PNG)] != _PNG or content[24:26] not in (b"\x08\x00", b"\x08\x02"):
+        return None
+    view, place, kind = memoryview(content), len(_PNG), b""
+    while place + 12 <= len(content):
+        length, kind = _CHUNK.unpack_from(content, place)
+        end = place + 8 + length
+        if kind not in _PLAIN or content[end : end + 4] != zlib.crc32(view[place + 4 : end]).to_bytes(4, "big"):
+            return None
+        place = end + 4
+    width, height = struct.unpack_from(">II", content, 16)
+    return (width, height) if kind == b"IEND" and place == len(content) else None
 
 
 def _opened(content: str | bytes) -> IO[bytes]:

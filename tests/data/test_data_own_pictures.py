@@ -19,6 +19,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from pyarrow import parquet
 
 from fedpriv.core.config import DataConfig, validated
@@ -67,6 +68,56 @@ def images(dataset: Dataset) -> np.ndarray:
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
+
+
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+
+
+@pytest.mark.parametrize("mode", PNG_MODES)
+@pytest.mark.parametrize("text", ["none", "text", "turned", "clear"])
+@pytest.mark.parametrize("size", [None, 8, 5])
+def test_opencv_and_pillow_read_the_same_pixels(
+    mode: str, text: str, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = png(mode, text)
+    quick = decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here")
+    monkeypatch.setattr(decoding, "_has_opencv", lambda: False)
+
+    assert np.array_equal(quick, decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here"))
+    is_plain = mode in ("L", "RGB") and text == "none"
+    assert (decoding._plain_png("a", content, None, 1 << 30) is not None) == is_plain
+
+
+def png(mode: str, text: str) -> bytes:
+    """A PNG of 8 x 8 random pixels; where asked with a text, turned by EXIF, or with a colour that is clear."""
+    draw = np.random.default_rng(0)
+    colours = draw.integers(0, 256, (8, 8, 4)).astype(np.uint8)
+    deep = draw.integers(0, 2**16, (8, 8)).astype(np.uint16)
+    picture = Image.fromarray(deep) if mode == "I;16" else Image.fromarray(colours).convert(mode)
+    info, exif = PngInfo(), Image.Exif()
+    info.add_text("Software", "a camera")
+    exif[274] = 6
+    clear = {"transparency": (1, 2, 3) if mode == "RGB" else 1} if mode in ("L", "P", "RGB") else {}
+    options: dict[str, dict[str, Any]] = {
+        "none": {},
+        "text": {"pnginfo": info},
+        "turned": {"exif": exif},
+        "clear": clear,
+    }
+    stream = io.BytesIO()
+    picture.save(stream, "png", **options[text])
+    return stream.getvalue()
+
+
+def test_damaged_and_large_png_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    content = png("RGB", "none")
+
+    for damaged in (content[:20], content[:40], content[:-40], content[:50] + b"?" + content[51:]):
+        with pytest.raises(InputError, match="a: not a picture, truncated or damaged"):
+            decoding.read_pictures([("a", damaged)], 1, None, 1 << 30, "here")
+    with pytest.raises(InputError, match=r"data\.memory"):
+        decoding.read_pictures([("a", content)], 1, None, 0, "here")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("test", ["test", "val", "validation"])
