@@ -113,8 +113,9 @@ def _plain_png(name: str, content: bytes, size: int | None, memory: int) -> np.n
     import cv2
 
     check_memory(name, _BYTES_OF_A_PIXEL * found[0] * found[1], memory)
-    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-    return pixels if pixels is None or pixels.ndim == 2 else pixels[:, :, ::-1]
+    kind = cv2.IMREAD_GRAYSCALE if content[25] == 0 else cv2.IMREAD_COLOR_RGB
+    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), kind)
+    return pixels
 
 
 def _plain_size(content: bytes) -> tuple[int, int] | None:

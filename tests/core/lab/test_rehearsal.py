@@ -80,7 +80,7 @@ def own(name: str) -> dict[str, object]:
 )
 def test_a_network_that_cannot_be_trained_is_refused(name: str, reason: str, tmp_path: Path) -> None:
     settings = experiment(model=own(name))
-    with pytest.raises(InputError, match=rf"cannot take images of shape .* in training: {reason}$"):
+    with pytest.raises(InputError, match=rf"cannot be trained: {reason}$"):
         start_run(settings, tmp_path / "run", "", Silent())
     assert not (tmp_path / "run").exists()
 
