@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 from fedpriv.accounting.gaussian import gaussian_epsilon
@@ -97,6 +98,7 @@ class _Accountant:
     other: str = ""  # what it answers instead of the question
 
 
+@cache
 def truth(question: Question, neighbours: Neighbours) -> float | None:
     """Return the smallest epsilon that holds at delta, at most about 0.02 % too large; None: out of reach."""
     moved = 1.0 if neighbours == "add or remove" else 2.0
@@ -118,6 +120,7 @@ def truth(question: Question, neighbours: Neighbours) -> float | None:
     return max(epsilons) if len(epsilons) == len(found) else None
 
 
+@cache
 def ledger(question: Question, neighbours: Neighbours) -> float | None:
     """Return the figure of a run's ledger."""
     removes = neighbours == "add or remove"

@@ -182,6 +182,13 @@ def in_a_config() -> tuple[RecordDict, ArrayRecord | None, str]:
     return RecordDict({"model": ConfigRecord({"tree": tree([4.5])})}), None, "smallest leaf has the weight 1"
 
 
+def oblivious() -> tuple[RecordDict, ArrayRecord | None, str]:
+    """As CatBoost 1.2.10 writes trees."""
+    splits = [{"border": border, "float_feature_index": 0, "split_type": "FloatFeature"} for border in (-0.5, 2.25)]
+    told = json.dumps({"oblivious_trees": [{"splits": splits, "leaf_values": [0.1, 0.2, 0.3, 0.4]}]}).encode()
+    return RecordDict({"model": ConfigRecord({"tree": told})}), None, "trees with 2 thresholds, 2 of them distinct"
+
+
 def pickled() -> tuple[RecordDict, ArrayRecord | None, str]:
     return RecordDict({"model": ConfigRecord({"tree": b"\x80\x04K\x01."})}), None, "of a pickle, which is not opened"
 
@@ -197,7 +204,9 @@ def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
     return RecordDict({"histogram": ArrayRecord([np.array([1, 0, 7, 1])])}), None, said
 
 
-@pytest.mark.parametrize("case", [words, signs, few, sparse, still, boosted, in_a_config, pickled, times, counted])
+@pytest.mark.parametrize(
+    "case", [words, signs, few, sparse, still, boosted, oblivious, in_a_config, pickled, times, counted]
+)
 def test_what_a_reply_is_made_of_is_said(
     case: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
