@@ -5,17 +5,18 @@ selects the same clients, and an eavesdropper learns nothing from clients that a
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.accounting import Release, proven_epsilon, running_epsilon
+from fedpriv.accounting import Release, ceilings, proven_epsilon, running_epsilon
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import Plan, Schedule, kinds_of, participants
 from fedpriv.core.records import Stop, members_text
+from fedpriv.core.settings import enumerated
 
 
 @dataclass(eq=False)
@@ -25,6 +26,7 @@ class _Account:
     release: Release  # without participations
     kind: int  # the same number for accounts that differ in the rate only
     known: dict[int, float] = field(default_factory=dict)  # participations -> epsilon
+    known_ceilings: dict[int, float] = field(default_factory=dict)  # participations -> ceiling of the run's guess
 
     def epsilon(self, participations: int) -> float:
         """What is proven after so many participations; it grows with them."""
@@ -40,18 +42,26 @@ class _Account:
         self.known[participations] = min(figure, self.epsilon(participations))
         return True
 
-    def most(self, target: float, planned: int) -> int:
-        """The most participations, ``planned`` at most, whose epsilon is at most ``target``."""
-        within, above = 0, planned + 1
-        if self.epsilon(planned) <= target:
-            return planned
-        while above - within > 1:
-            middle = (within + above) // 2
-            if self.epsilon(middle) <= target:
-                within = middle
-            else:
-                above = middle
-        return within
+    def ceiling(self, participations: int, guess: float) -> float:
+        """How often any attack picks a record out after so many participations, as the final ledger has it."""
+        if participations not in self.known_ceilings:
+            (limit,) = ceilings(replace(self.release, participations=participations), [guess])
+            self.known_ceilings[participations] = 1.0 if limit.gamma is None else limit.gamma
+        return self.known_ceilings[participations]
+
+
+def _most_within(figure: Callable[[int], float], target: float, planned: int) -> int:
+    """The most participations, ``planned`` at most, whose figure, which grows with them, is at most ``target``."""
+    if figure(planned) <= target:
+        return planned
+    within, above = 0, planned
+    while above - within > 1:
+        middle = (within + above) // 2
+        if figure(middle) <= target:
+            within = middle
+        else:
+            above = middle
+    return within
 
 
 class Budget:
@@ -71,7 +81,8 @@ class Budget:
         self._accounts = _Accounts(plans, self._kinds)
         self._participations: dict[int, int] = {}
         self._last_round: dict[int, int] = {}
-        self._limits = None if experiment.federation.target_epsilon is None else _Limits(experiment, self._accounts)
+        self._limits = _Limits(experiment, self._accounts) if experiment.federation.targets else None
+        self._guess = experiment.mechanism.guess if experiment.federation.target_ceiling is not None else None
         self._left: Sequence[int] = range(len(plans))
         self._gone: set[int] = set()
         self._looked_at = 0
@@ -164,28 +175,39 @@ class Budget:
     def _stop(self, clients: Sequence[int], round_number: int) -> Stop:
         client = clients[0]
         account = self._accounts.of_client(client)
+        spent, after = self._participations.get(client, 0), self._after(client, round_number)
+        guess, most = self._guess, self._federation.target_ceiling
+        next_ceiling = None if guess is None else account.ceiling(after, guess)
         return Stop(
             client=client,
             round=self._last_round.get(client, 0),
-            epsilon=account.epsilon(self._participations.get(client, 0)),
-            next_epsilon=_finite(account.epsilon(self._after(client, round_number))),
+            epsilon=account.epsilon(spent),
+            next_epsilon=_finite(account.epsilon(after)),
             count=len(clients),
             members=members_text(clients),
+            ceiling=None if guess is None else account.ceiling(spent, guess),
+            next_ceiling=next_ceiling,
+            target="target_ceiling" if most is not None and (next_ceiling or 0.0) > most else "target_epsilon",
         )
 
     def _check_first_round(self) -> None:
         if not self.is_used_up(1):
             return
-        least = min(math.inf if stop.next_epsilon is None else stop.next_epsilon for stop in self._stops)
+        least = {
+            "epsilon": min(math.inf if stop.next_epsilon is None else stop.next_epsilon for stop in self._stops),
+            "ceiling": min(stop.next_ceiling or 0.0 for stop in self._stops),
+        }
+        targets = [f"federation.{key} = {target:g}" for key, target in self._federation.targets.items()]
+        figures = [f"{key.removeprefix('target_')} {least[key[7:]]:.4g}" for key in self._federation.targets]
         raise InputError(
-            f"federation.target_epsilon = {self._federation.target_epsilon:g} allows no round: the first would take "
-            f"{sum(stop.count for stop in self._stops)} of {len(self._plans)} clients above it, to epsilon {least:.4g} "
-            f"or more (min_clients = {self._federation.min_clients})"
+            f"{enumerated(targets, 'and')} {'allows' if len(targets) == 1 else 'allow'} no round: the first would take "
+            f"{sum(stop.count for stop in self._stops)} of {len(self._plans)} clients above it, to "
+            f"{enumerated(figures, 'and')} or more (min_clients = {self._federation.min_clients})"
         )
 
 
 def last_round(experiment: Experiment, plans: Sequence[Plan], latest: int) -> int:
-    """Return the last round, ``latest`` at most, that federation.target_epsilon leaves enough clients for."""
+    """Return the last round, ``latest`` at most, that the targets of federation leave enough clients for."""
     budget = Budget(experiment, plans)
     for number in range(1, latest + 1):
         if budget.is_used_up(number):
@@ -218,7 +240,7 @@ class _Accounts:
 
 
 class _Limits:
-    """How many participations federation.target_epsilon allows; computed once for all clients that are alike."""
+    """How many participations the targets of federation allow; computed once for all clients that are alike."""
 
     def __init__(self, experiment: Experiment, accounts: _Accounts) -> None:
         self._experiment, self._accounts = experiment, accounts
@@ -244,14 +266,23 @@ class _Limits:
 
 
 def _most(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int]) -> int:
+    """How many participations the targets of federation allow."""
+    most = experiment.federation.rounds * plan.steps_per_round
+    ceiling, guess = experiment.federation.target_ceiling, experiment.mechanism.guess
+    if ceiling is not None and guess is not None:
+        most = _most_within(lambda count: account.ceiling(count, guess), ceiling, most)
+    target = experiment.federation.target_epsilon
+    return most if target is None else min(most, _most_of_epsilon(experiment, plan, account, drawn, target))
+
+
+def _most_of_epsilon(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int], target: float) -> int:
     """How many participations federation.target_epsilon allows.
 
     The planned ones where the final ledger proves them, as it does for noise that is calibrated for the same target;
     else those that the running figure allows.
     """
-    target = experiment.federation.target_epsilon or math.inf
     rounds = range(1, experiment.federation.rounds + 1)
-    most = account.most(target, experiment.federation.rounds * plan.steps_per_round)
+    most = _most_within(account.epsilon, target, experiment.federation.rounds * plan.steps_per_round)
     for planned in (plan.participations(rounds), plan.participations(drawn)):
         if planned > most and account.is_proven(planned, target):
             return planned

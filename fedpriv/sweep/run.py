@@ -158,7 +158,7 @@ def _kind(experiment: Experiment) -> Experiment:
     mechanism = experiment.mechanism
     noisy = mechanism.with_some_noise()
     # Whether clients stop early depends on the noise.
-    federation = experiment.federation.model_copy(update={"target_epsilon": None})
+    federation = experiment.federation.model_copy(update={"target_epsilon": None, "target_ceiling": None})
     return experiment.model_copy(update={"seed": 0, "mechanism": noisy, "federation": federation})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedpriv.accounting import Release, running_epsilon
+from fedpriv.accounting import Release, ceilings, running_epsilon
 from fedpriv.core import budget as budget_module
 from fedpriv.core.budget import Budget, last_round
 from fedpriv.core.config import Experiment
@@ -156,6 +156,88 @@ def test_the_past_is_replayed_to_the_same_state(federation: dict[str, object]) -
         again.left(settings.federation.rounds)
         whole.left(settings.federation.rounds)
         assert (again.stops, again.worst_epsilon) == (whole.stops, whole.worst_epsilon)
+
+
+CEILED: dict[str, dict[str, object]] = {**MECHANISMS, "blocks": {"name": "vmf", "kappa": 0.2, "blocks": "size:5"}}
+
+
+@pytest.mark.parametrize(("mechanism", "unit"), [*((name, "example") for name in CEILED), ("hgm", "update")])
+def test_clients_stop_before_a_ceiling_is_exceeded_and_not_before(mechanism: str, unit: str) -> None:
+    """Every mechanism that has a ceiling; one more round of what stopped would exceed it, as ceilings() says."""
+    own = {**CEILED[mechanism], "unit": unit, "candidates": 20}
+    place = list(CEILED).index(mechanism)
+    sampling, federation = SAMPLINGS[(place + 2) % 3], {**FEDERATIONS[place % 3], "rounds": 24}
+    free = experiment(federation=federation, training={"sampling": sampling}, mechanism=own)
+    everybody = run(free, plans_of(free))[1]
+    reached = max(told(plan, everybody) for plan in plans_of(free))
+    once = max(told(plan, {1: (plan.client,)}) for plan in plans_of(free))
+    target = max(once, (reached + 0.05) / 2)
+    settings = experiment(
+        federation={**federation, "target_ceiling": target}, training={"sampling": sampling}, mechanism=own
+    )
+    plans = plans_of(settings)
+    budget, asked = run(settings, plans)
+    assert budget.stops
+    assert all(told(plan, asked) <= target for plan in plans)
+    for stop in budget.stops:
+        mine = [number for number, who in asked.items() if stop.client in who]
+        assert stop.round == max(mine, default=0)
+        assert stop.target == "target_ceiling"
+        assert stop.ceiling == pytest.approx(told(plans[stop.client], asked), abs=1e-12)
+        assert stop.ceiling <= target < (stop.next_ceiling or 0.0)
+    if mechanism not in ("gaussian", "vmf"):
+        return
+    again = Budget(settings, plans)
+    again.replay({number: who for number, who in asked.items() if number <= 7})
+    for number in range(8, max(asked) + 1):
+        assert participants(settings, number, again.left(number)) == asked[number]
+        again.spend(number, asked[number])
+    again.left(settings.federation.rounds)
+    budget.left(settings.federation.rounds)
+    assert again.stops == budget.stops
+
+
+def told(plan: Plan, asked: dict[int, tuple[int, ...]]) -> float:
+    rounds = [number for number, who in asked.items() if plan.client in who]
+    (ceiling,) = ceilings(plan.accounted(rounds), [0.05])
+    assert ceiling.gamma is not None
+    return ceiling.gamma
+
+
+def test_the_nearer_of_two_targets_stops() -> None:
+    for target, key in ((0.5, "target_epsilon"), (0.024, "target_ceiling")):
+        both = {"target_epsilon": 4.0, "target_ceiling": target}
+        settings = experiment(federation=both, mechanism=MECHANISMS["gaussian"])
+        budget, asked = run(settings, plans_of(settings))
+        assert {stop.target for stop in budget.stops} == {key}
+        assert all(proven(plan, asked) <= 4.0 for plan in plans_of(settings))
+
+
+def test_noise_for_a_ceiling_stops_nobody_at_the_same() -> None:
+    settings = experiment(
+        federation={"target_ceiling": 0.05}, mechanism={"name": "gaussian", "target_ceiling": 0.05, "candidates": 100}
+    )
+    budget, asked = run(settings, plans_of(settings))
+    assert budget.stops == ()
+    assert len(asked) == 60
+
+
+@in_one_test(
+    ("federation", "mechanism", "words"),
+    [
+        (0.05, {}, r"federation.target_ceiling = 0.05: mechanism.name = 'none' proves no ceiling; allowed: gaussian"),
+        (0.005, {"name": "vmf", "kappa": 2}, "target_ceiling = 0.005: above mechanism's guess, 0.01, and below 1"),
+        (0.5, {"name": "vmf", "kappa": 2, "candidates": 2}, "target_ceiling = 0.5: above mechanism's guess, 0.5"),
+        (0.1, {"name": "vmf", "target_ceiling": 0.05}, "above mechanism.target_ceiling = 0.05, for which the noise"),
+        (0.1, {"name": "vmf", "kappa": 2, "candidates": 9, "ceiling_guess": 0.1}, "candidates = 9: in place of"),
+        (None, {"name": "vmf", "target_ceiling": 0.01}, "target_ceiling = 0.01: above the guess, 0.01, and below 1"),
+        (None, {"name": "vmf", "target_ceiling": 0.04, "candidates": 25}, "above the guess, 0.04, and below 1"),
+        (None, {"name": "vmf", "kappa": 1, "candidates": 1}, "mechanism.candidates"),
+    ],
+)
+def test_a_ceiling_that_makes_no_sense_is_refused(federation, mechanism, words) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        experiment(federation={"target_ceiling": federation}, mechanism=mechanism)
 
 
 def test_rounds_stay_full_while_enough_clients_are_left() -> None:

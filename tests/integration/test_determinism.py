@@ -135,7 +135,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         mechanism={"name": "vmf", "kappa": 40.0},
         data={"partition": "dirichlet"},
         training={"batch_size": 10},
-        federation={"rounds": 44, "server_optimizer": "adam", "target_epsilon": 19.0},
+        federation={"rounds": 44, "server_optimizer": "adam", "target_ceiling": 0.2},
         adversary=ATTACKED,
     )
     (folder / "x.toml").write_text(settings.to_toml())

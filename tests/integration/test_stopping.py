@@ -102,6 +102,28 @@ def test_a_client_that_fails_has_taken_part(tmp_path: Path, monkeypatch: pytest.
     assert failed == went
 
 
+def test_clients_stop_before_a_ceiling(tmp_path: Path) -> None:
+    """Two passes are allowed, three are not; a run that stops so is killed and resumed in test_determinism.py."""
+    own = experiment(
+        mechanism=VMF,
+        data={"partition": "dirichlet"},
+        training={"batch_size": 32},
+        federation={"rounds": 16, "target_ceiling": 0.4},
+    )
+    console = Console(record=True, width=80, force_terminal=False, file=io.StringIO())
+    with Display(console) as display:
+        whole = start_run(own, tmp_path / "whole", "", display)
+    assert whole.stops
+    assert all((stop.ceiling or 1) <= 0.4 < (stop.next_ceiling or 0) for stop in whole.stops)
+    assert "stops at federation.target_ceiling" in console.export_text()
+    ledger = read(tmp_path / "whole", "ledger.json")["clients"]
+    assert isinstance(ledger, list)
+    assert all(line["ceilings"]["told"]["gamma"] <= 0.4 for line in ledger)
+    assert "above federation.target_ceiling = 0.4" in " ".join(whole.verdict)
+    page = write_report(tmp_path / "whole").read_text()
+    assert "the ceiling of attacks on it above" in " ".join(page.split())
+
+
 def test_the_terminal_says_who_stops_in_80_columns(tmp_path: Path) -> None:
     console = Console(record=True, width=80, force_terminal=False, file=io.StringIO())
     with Display(console) as display:

@@ -4,8 +4,8 @@ from fedpriv.attacks.access import Access
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.budget import last_round
 from fedpriv.core.config import Experiment
+from fedpriv.core.settings import enumerated
 from fedpriv.core.world import World
-from fedpriv.mechanisms import MechanismSettings
 from fedpriv.server.crafting import check_crafting
 
 
@@ -15,7 +15,7 @@ def upload_warnings(world: World) -> tuple[str, ...]:
     check_crafting(world)
     return (
         *_unused(world),
-        *_ignored_settings(experiment.mechanism),
+        *_ignored_settings(experiment),
         *_masked(experiment),
         *experiment.federation.rule.warnings(experiment.federation.asked),
         *_few_clients(experiment),
@@ -55,7 +55,7 @@ def _masked(experiment: Experiment) -> list[str]:
 def _unreached_rounds(world: World) -> list[str]:
     """Attacked rounds that never happen, because the privacy budget is used up before."""
     experiment = world.experiment
-    if experiment.federation.target_epsilon is None:
+    if not experiment.federation.targets:
         return []
     attacked = sorted(set(experiment.adversary.rounds)) if experiment.adversary.attacks else []
     end = last_round(experiment, world.plans, max(attacked, default=1))
@@ -63,16 +63,16 @@ def _unreached_rounds(world: World) -> list[str]:
     if not never:
         return []
     which = f"round {never[0]}" if len(never) == 1 else f"rounds {', '.join(never)}"
-    return [
-        f"federation.target_epsilon = {experiment.federation.target_epsilon:g} ends the run after round {end}: "
-        f"{which} of adversary.rounds will not happen"
-    ]
+    targets = [f"federation.{key} = {target:g}" for key, target in experiment.federation.targets.items()]
+    return [f"{enumerated(targets, 'or')} ends the run after round {end}: {which} of adversary.rounds will not happen"]
 
 
-def _ignored_settings(config: MechanismSettings) -> list[str]:
+def _ignored_settings(experiment: Experiment) -> list[str]:
     """Settings that somebody made and that have no effect with the others."""
+    config = experiment.mechanism
     if not config.protects:
         return []
-    unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective)]
+    stops = ("ceiling_guess", "candidates") if experiment.federation.target_ceiling is not None else ()
+    unread = [key for key in type(config).model_fields if key not in ("name", "unit", *config.effective, *stops)]
     made = [key for key in unread if getattr(config, key) != type(config).model_fields[key].default]
     return [f"mechanism.{key} is set, but {config.name} with these settings does not read it" for key in made]

@@ -11,6 +11,7 @@ from rich.table import Column
 from fedpriv.core.cli.terminal import err, print_warning
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
+from fedpriv.core.settings import enumerated
 
 _LINES_PER_RUN = 10
 _CLIENTS_NAMED = 8
@@ -70,7 +71,8 @@ class Display(Progress):
         stopped = sum(stop.count for stop in stops)
         clients = named_members([part for stop in stops for part in stop.ranges], _CLIENTS_NAMED)
         who = f"client {clients} stops" if stopped == 1 else f"clients {clients} stop"
-        self.stage(f"round {round_number}: {who} at federation.target_epsilon; {left} left")
+        targets = enumerated([f"federation.{key}" for key in sorted({stop.target for stop in stops})], "and")
+        self.stage(f"round {round_number}: {who} at {targets}; {left} left")
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """Advance the bar of one attack."""

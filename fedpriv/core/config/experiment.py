@@ -179,6 +179,7 @@ _INDECISIVE = {
         "client_sampling",
         "min_clients",
         "target_epsilon",
+        "target_ceiling",
         "aggregation",
         "server_optimizer",
         "server_learning_rate",

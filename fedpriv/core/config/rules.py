@@ -184,6 +184,7 @@ def check_trust(experiment: "Experiment") -> None:
         ("federation.aggregation", federation.aggregation, "mean"),
         ("federation.secure_aggregation", federation.secure_aggregation, secure),
         ("federation.target_epsilon", federation.target_epsilon, None),
+        ("federation.target_ceiling", federation.target_ceiling, None),
         ("adversary.attacks: active ones", experiment.adversary.crafts, False),
     ):
         if given != allowed:
@@ -293,9 +294,9 @@ def check_bounds(experiment: "Experiment") -> None:
     """Refuse claims to which the estimate of a table's bounds, which is about examples, cannot be added."""
     if not experiment.data.bounds_epsilon:
         return
-    stops = experiment.federation.target_epsilon is not None
+    stops = [f"federation.{key}" for key in experiment.federation.targets]
     for key, clash in (
-        ("federation.target_epsilon, which counts the training alone", stops),
+        (f"{enumerated(stops, 'and')}, which counts the training alone", bool(stops)),
         ("mechanism.unit = 'update': it protects single rows", experiment.mechanism.unit == "update"),
     ):
         if clash:
@@ -303,20 +304,29 @@ def check_bounds(experiment: "Experiment") -> None:
 
 
 def check_target(experiment: "Experiment") -> None:
-    """Refuse a target at which clients stop where no epsilon is proven, or none is ever reached."""
-    stop, target = experiment.federation.target_epsilon, experiment.mechanism.target
-    if stop is None:
-        return
-    if experiment.mechanism.parameter is None:
-        raise InputError(
-            key="federation.target_epsilon",
-            given=stop,
-            allowed=f"mechanism.name = {experiment.mechanism.name!r} proves no epsilon",
-        )
-    if target is not None and target.guess is None and target.value < stop:
-        raise InputError(
-            key="federation.target_epsilon",
-            given=stop,
-            allowed=f"above mechanism.{target.key} = {target.value:g}, for which the noise of "
-            "the whole run is calibrated: no client would reach it",
-        )
+    """Refuse a target at which clients stop where nothing of its kind is proven, or where none ever reaches it."""
+    mechanism, target = experiment.mechanism, experiment.mechanism.target
+    for name, stop in experiment.federation.targets.items():
+        key, is_ceiling = f"federation.{name}", name == "target_ceiling"
+        what, proven = ("ceiling", mechanism.guess) if is_ceiling else ("epsilon", mechanism.parameter)
+        if proven is None:
+            allowed = f"mechanism.name = {mechanism.name!r} proves no {what}"
+            raise InputError(key=key, given=stop, allowed=f"{allowed}; allowed: {', '.join(_proving(what))}")
+        if mechanism.guess is not None and is_ceiling and stop <= mechanism.guess:
+            raise InputError(
+                key=key, given=stop, allowed=f"above mechanism's guess, {mechanism.guess:.4g}, and below 1"
+            )
+        if target is not None and (target.guess is not None) == is_ceiling and target.value < stop:
+            raise InputError(
+                key=key,
+                given=stop,
+                allowed=f"above mechanism.{target.key} = {target.value:g}, for which the noise of "
+                "the whole run is calibrated: no client would reach it",
+            )
+
+
+def _proving(what: str) -> list[str]:
+    """Mechanisms that are calibrated for a proven epsilon, or ceiling, of uploads."""
+    key = f"target_{what}"
+    uploads = {name: kind for name, kind in MECHANISMS.items() if kind.noise_at == "clients"}
+    return [name for name, kind in uploads.items() if key in getattr(kind, "noise_keys", tuple)()]

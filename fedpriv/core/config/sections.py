@@ -22,6 +22,7 @@ from fedpriv.core.settings import (
     Real,
     Registered,
     Settings,
+    absent,
 )
 
 MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
@@ -59,6 +60,12 @@ class FederationConfig(Extensible):
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
     target_epsilon: Epsilon | None = Field(
         None, description="a client stops before its proven epsilon, at mechanism.delta, is above this; unset: no limit"
+    )
+    target_ceiling: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
+        None,
+        exclude_if=absent,
+        description="a client stops before any attack might pick its record out of candidates more often than this, "
+        "a guess being right as mechanism.ceiling_guess says; unset: no limit",
     )
     weighting: Literal["examples", "uniform"] = Field("examples", description="weight of a client in the mean")
     aggregation: Annotated[str, Registered(RULES)] = Field(
@@ -145,6 +152,12 @@ class FederationConfig(Extensible):
         """The rule of aggregation, with its settings."""
         kind = RULES[self.aggregation]
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The figures at which clients stop, by their keys."""
+        figures = {"target_epsilon": self.target_epsilon, "target_ceiling": self.target_ceiling}
+        return {key: figure for key, figure in figures.items() if figure is not None}
 
     @property
     def asked(self) -> int:

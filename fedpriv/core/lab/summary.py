@@ -35,6 +35,7 @@ from fedpriv.core.records import (
     recovered,
     shown_epsilon,
 )
+from fedpriv.core.settings import enumerated
 from fedpriv.mechanisms.machinery.base import NoiseAt
 
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
@@ -160,9 +161,14 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
     rounds = [stop.round for stop in stops]
     first, last = min(rounds), max(rounds)
     when = f"after round {first}" if first == last else f"between rounds {first} and {last}"
+    targets = [
+        f"federation.{key} = {shown_epsilon(target)}"
+        for key, target in experiment.federation.targets.items()
+        if any(stop.target == key for stop in stops)
+    ]
     return (
         f"{_count(stops)} of {experiment.federation.clients} clients stopped {when}: taking part once more would have "
-        f"taken them above federation.target_epsilon = {shown_epsilon(experiment.federation.target_epsilon or 0.0)}."
+        f"taken them above {enumerated(targets, 'or')}."
     )
 
 

@@ -248,13 +248,16 @@ class Ledger(Record):
 
 @dataclass(frozen=True)
 class Stop(Record):
-    """Clients that are no longer selected, because once more would take each of them above federation.target_epsilon.
+    """Clients that are no longer selected, because once more would take each of them above a target of federation.
 
     Attributes:
         client: the partition's number; of several clients, which were never asked and are alike, the lowest.
         round: the last round in which it was asked; 0 if it never was.
         epsilon: proven for it by then.
         next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
+        ceiling: how often any attack picks its record out by then; ``None``: federation.target_ceiling is not set.
+        next_ceiling: the same after the round in which it was not asked.
+        target: the key of the target, in the section federation.
         count: how many clients these are.
         members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a stop a client.
     """
@@ -265,6 +268,9 @@ class Stop(Record):
     next_epsilon: float | None
     count: int = 1
     members: str = ""
+    ceiling: float | None = None
+    next_ceiling: float | None = None
+    target: str = "target_epsilon"
 
     @property
     def ranges(self) -> tuple[range, ...]:

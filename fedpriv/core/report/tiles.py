@@ -112,9 +112,9 @@ def _proven(view: View, worst: Guarantee) -> Tile:
         ("client", f"{view.ledger.worst.client}, the worst" if view.ledger else "the worst"),
         ("theorem", worst.theorem.get("epsilon", "not named in the ledger")),
     ]
-    target = view.experiment.federation.target_epsilon
-    if target is not None:
-        conditions.insert(1, ("target", f"{figure(target)}, at which clients stop"))
+    for key, target in view.experiment.federation.targets.items():
+        what = "target" if key == "target_epsilon" else "target ceiling"
+        conditions.insert(1, (what, f"{figure(target)}, at which clients stop"))
     if worst.pure_epsilon is not None:
         conditions.insert(1, ("pure ε", f"{figure(worst.pure_epsilon)} (δ = 0)"))
     title = "Proven ε for the whole run"

@@ -13,7 +13,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, UnitName
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.core.settings import Choice, Epsilon, Real, Settings, enumerated
+from fedpriv.core.settings import Choice, Epsilon, Integer, Real, Settings, absent, enumerated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -359,6 +359,11 @@ class MechanismSettings(Settings):
         return None
 
     @property
+    def guess(self) -> float | None:
+        """How often a guess without any upload is right, for a target of a ceiling; ``None``: it has no ceiling."""
+        return None
+
+    @property
     def adjacent(self) -> AdjacencyName:
         """Which two data sets must look alike."""
         return "replace-one"
@@ -486,8 +491,14 @@ class NoisySettings(MechanismSettings):
         description="how often any attack may pick a client's record out of candidates, proven for its whole run; the "
         "noise is calibrated",
     )
-    ceiling_guess: Annotated[Real, Field(gt=0, lt=1)] = Field(
-        0.01, description="for target_ceiling: how often a guess without any upload is right"
+    ceiling_guess: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
+        None,
+        exclude_if=absent,
+        description="for target_ceiling, here and in [federation]: how often a guess without any upload is right; "
+        "unset: 1 / candidates",
+    )
+    candidates: Annotated[Integer, Field(ge=2, le=10**12)] | None = Field(
+        None, exclude_if=absent, description="in place of ceiling_guess: equally likely records; both unset: 100"
     )
 
     @classmethod
@@ -500,6 +511,11 @@ class NoisySettings(MechanismSettings):
     def _one_noise_parameter(self) -> Self:
         keys = self.noise_keys()
         given = [key for key in keys if getattr(self, key) is not None]
+        if self.ceiling_guess is not None and self.candidates is not None:
+            raise InputError(key="candidates", given=self.candidates, allowed="in place of ceiling_guess, not with it")
+        if self.target_ceiling is not None and self.target_ceiling <= (guess := self.guess or 0.0):
+            allowed = f"above the guess, {guess:.4g}, and below 1"
+            raise InputError(key="target_ceiling", given=self.target_ceiling, allowed=allowed)
         if len(given) == 1:
             return self
         what = f"{'both ' if len(given) == 2 else ''}{enumerated(given, 'and')} are set" if given else "none is set"
@@ -520,15 +536,22 @@ class NoisySettings(MechanismSettings):
     @property
     @override
     def effective(self) -> tuple[str, ...]:
-        idle = {"ceiling_guess"} if self.target_ceiling is None else set()
+        idle = {"ceiling_guess", "candidates"} if self.target_ceiling is None else set()
         return tuple(key for key in super().effective if key not in idle)
 
     @property
     @override
     def target(self) -> Target | None:
         if self.target_ceiling is not None:
-            return Target("target_ceiling", self.target_ceiling, self.ceiling_guess)
+            return Target("target_ceiling", self.target_ceiling, self.guess)
         return None if self.target_epsilon is None else Target("target_epsilon", self.target_epsilon)
+
+    @property
+    @override
+    def guess(self) -> float | None:
+        if "target_ceiling" not in self.noise_keys():
+            return None
+        return 1 / (self.candidates or 100) if self.ceiling_guess is None else self.ceiling_guess
 
     @property
     def single_release(self) -> CalibrationName:
