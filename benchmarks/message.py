@@ -20,7 +20,7 @@ from fedpriv.engines.identity import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.models.mlp import MlpSettings
-from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
+from fedpriv.server.exchange import Federation, Patience, ask_for_uploads, find_clients
 
 _REPEATS = 60
 _WARMUP = 5
@@ -41,7 +41,7 @@ def measure(world: World) -> dict[str, float]:
     assume_server_identity(1)
     grid = InlineGrid(client_app(world.secret), world.experiment.federation.clients)
     clients = range(world.experiment.federation.clients)
-    nodes = find_clients(grid, len(clients), timeout=10)
+    nodes = find_clients(grid, len(clients), Patience(10, 10), print).nodes
     federation = Federation(grid, nodes, world, world.experiment.model_dump_json())
     whole, training = [], []
     for number in range(1, _REPEATS + _WARMUP + 1):

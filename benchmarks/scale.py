@@ -44,7 +44,7 @@ from fedpriv.engines.inline import InlineGrid
 from fedpriv.engines.stacked import StackedGrid
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
-from fedpriv.server.exchange import Federation, ask_for_uploads, find_clients
+from fedpriv.server.exchange import Federation, ask_for_uploads
 from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import whole
 
@@ -157,8 +157,7 @@ def _experiment(**sections: Any) -> Experiment:
 def _rounds(world: World, grid: InlineGrid) -> Callable[[], float]:
     """Return what does one round more with each call: exchange, mean and the server's step, without evaluation."""
     assume_server_identity(1)
-    clients = world.experiment.federation.clients
-    federation = Federation(grid, find_clients(grid, clients, None), world, world.experiment.model_dump_json())
+    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
     optimizer = ServerOptimizer(world.experiment, world.initial)
 
     def round_() -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from typing_extensions import override
 
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment, load_experiment
-from fedpriv.core.progress import Progress, Silent
-from fedpriv.core.runs import RunFolder
+from fedpriv.core.files import append_line
+from fedpriv.core.progress import Progress
+from fedpriv.core.runs import NOTICES, RunFolder
 from fedpriv.core.seeds import kept_for
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
@@ -72,7 +74,7 @@ class StartedRun:
 
     def federate(self, world: World, folder: RunFolder, progress: Progress) -> None:
         """Do the server's part of the algorithm."""
-        _run(Clients(self.grid, self.experiment, _CONNECT_SECONDS), world, folder, progress)
+        _run(Clients(self.grid, self.experiment, _CONNECT_SECONDS, progress), world, folder, progress)
 
 
 def started_app(run: Callable[[StartedRun], None]) -> ServerApp:
@@ -101,7 +103,18 @@ def _serve(started: StartedRun) -> None:
     """Run the rounds only: in a deployment, whoever sent the app fetches what they leave and goes on with it."""
     experiment, secret = kept_for(started.experiment.to_json(), started.seed)
     folder = RunFolder.create(started.path, experiment)
-    started.federate(build_world(experiment, secret), folder, Silent())
+    started.federate(build_world(experiment, secret), folder, _Noting(folder.path / NOTICES))
+
+
+@dataclass(frozen=True)
+class _Noting(Progress):
+    """Writes warnings into a file in the run's folder, where the command that follows the run finds them."""
+
+    path: Path
+
+    @override
+    def warn(self, text: str) -> None:
+        append_line(self.path, text)
 
 
 app = started_app(_serve)

@@ -5,19 +5,21 @@ A client that raises, stays silent, or sends something that does not fit is left
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import RunFailedError
-from fedpriv.core.records import Failure
+from fedpriv.core.progress import Progress, Silent
+from fedpriv.core.records import Failure, members_text
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, read_upload, told_classes
@@ -26,6 +28,10 @@ from fedpriv.server.uploads import Allowed, Upload, allowed_upload, number_in, r
 # time: who waits for long looks less often, and finds an answer late by a quarter of a second or an eighth of the wait.
 _FIRST_PAUSE, _LONG_PAUSE, _LONGEST_PAUSE = 0.001, 0.25, 2.0
 _LATE = 1 / 8
+# When the server says that clients are late with their first answer.
+_TELL_SECONDS = 30.0
+
+NEVER_CONNECTED = "never connected"
 
 
 @dataclass(frozen=True)
@@ -56,36 +62,84 @@ class KnowsPartitions(Protocol):
         """Return node ids by partition."""
 
 
-def find_clients(grid: Grid, count: int, timeout: float | None) -> Mapping[int, int]:
-    """Wait for the clients to connect and return their node ids by partition.
+@dataclass(frozen=True)
+class Patience:
+    """How many seconds the server waits for its clients in the beginning; ``None``: no limit."""
 
-    Node ids are random and come in no order, so every node is asked which partition it holds, unless the grid knows.
+    connect: float | None = None  # until all are connected
+    answer: float | None = None  # until all that are connected have said which client they are
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The clients that take part, and why the others do not."""
+
+    nodes: Mapping[int, int]  # node ids by partition
+    absent: Mapping[int, str]  # by partition
+
+
+def find_clients(grid: Grid, count: int, patience: Patience, tell: Callable[[str], None]) -> Connected:
+    """Wait for the clients to connect and to say which partition each holds; ``tell`` learns of those that are late.
+
+    Node ids are random and come in no order, so every node is asked, unless the grid knows. A node that is connected
+    is waited for as long as a round waits: its first answer is the slowest, since its app has to start.
     """
     if isinstance(grid, KnowsPartitions):
-        return grid.nodes_by_partition()
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+        return Connected(grid.nodes_by_partition(), {})
+    deadline = _deadline(patience.connect)
     while len(nodes := list(grid.get_node_ids())) < count and time.monotonic() < deadline:
         time.sleep(_FIRST_PAUSE * 10)
     if not nodes:
-        raise RunFailedError(f"no client connected within {timeout:g} s")
-    questions = [Message(RecordDict(), node, "query") for node in nodes]
-    connected: dict[int, int] = {}
-    for number, reply in sorted(send_and_receive(grid, questions, timeout).items()):
-        partition = _partition(reply)
-        if partition is not None and 0 <= partition < count:
-            # A second node that says the same does not push the first one out.
-            connected.setdefault(partition, nodes[number])
-    return connected
+        raise RunFailedError(f"no client connected within {patience.connect:g} s")
+    named, failed = _ask_who_they_are(grid, nodes, count, patience.answer, tell)
+    # A second node that says the same does not push the first one out.
+    found = {named[node]: node for node in reversed(nodes) if named.get(node, -1) in range(count)}
+    silent = f"did not answer within {patience.answer:g} s which client it is" if patience.answer is not None else ""
+    late = [f"SuperNode {node} {failed.get(node) or silent}" for node in nodes if node not in named]
+    missing = [client for client in range(count) if client not in found]
+    connected = "connected, but" if len(late) >= len(missing) else f"{NEVER_CONNECTED}, or"
+    reason = f"{connected} {'; '.join(late)}" if late else NEVER_CONNECTED
+    return Connected(dict(sorted(found.items())), dict.fromkeys(missing, reason))
 
 
-def _partition(reply: Message) -> int | None:
-    """The partition that a node says it holds, if it says that; a node that answers otherwise takes no part."""
-    if not reply.has_content():
-        return None
+def _ask_who_they_are(
+    grid: Grid, nodes: Sequence[int], count: int, timeout: float | None, tell: Callable[[str], None]
+) -> tuple[dict[int, int], dict[int, str]]:
+    """The partition that each node names, until all clients are there; and why others named none."""
+    named: dict[int, int] = {}
+    failed: dict[int, str] = {}
+    asked, begun, told = Questions(grid), time.monotonic(), False
+    asked.send({node: Message(RecordDict(), node, "query") for node in nodes})
+    for answer in asked.replies(_deadline(timeout)):
+        for node, reply in answer:
+            if reply.has_content():
+                named[node] = _partition(reply)
+            else:
+                failed[node] = f"answered: {' '.join(str(reply.error.reason).split())}"
+        missing = [client for client in range(count) if client not in named.values()]
+        if not missing:
+            break
+        if not told and time.monotonic() - begun > _TELL_SECONDS and len(nodes) >= count:
+            tell(_late_words(missing, timeout))
+            told = True
+    return named, failed
+
+
+def _partition(reply: Message) -> int:
+    """The partition that a node says it holds; -1 for the answer of something else than our app."""
     try:
         return number_in(reply, "partition")
     except (KeyError, TypeError):
-        return None
+        return -1
+
+
+def _late_words(missing: Sequence[int], timeout: float | None) -> str:
+    clients = f"client {missing[0]} has" if len(missing) == 1 else f"clients {members_text(missing)} have"
+    limit = "" if timeout is None else f"; they are waited for until {timeout:g} s are over"
+    return (
+        f"{clients} not answered within {_TELL_SECONDS:g} s, though all SuperNodes are connected: apps are still "
+        f"starting (PyTorch takes long where many start at once), or their executors hang or have ended{limit}"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,18 +147,28 @@ class Reached:
     """Clients, as a server reaches them, and what they hold."""
 
     grid: Grid  # Flower's way to the clients
-    nodes: Mapping[int, int]  # node ids by client; those that never connected are missing
+    nodes: Mapping[int, int]  # node ids by client; those that take no part are missing
     examples: Sequence[int] | NDArray[np.int64]  # how many each client holds
     timeout: float | None = None  # seconds to wait for a round's answers; `None`: no limit
     classes: int | None = None  # of how many classes they say how often they hold each; `None`: they say nothing
+    absent: Mapping[int, str] = field(default_factory=dict)  # why clients are missing
 
     def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
-        """Send clients that connected a message of a round, each its own content, and return the answers by client."""
+        """Send clients that connected a message of a round, each its own content, and return the answers by client.
+
+        A client whose process was killed, or too slow to show that it lives, is asked once more: it answers the same.
+        """
+        asked = Questions(self.grid)
         clients = [client for client in contents if client in self.nodes]
-        messages = [Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients]
-        # By the question, not by the sender: for a node that has vanished the SuperLink answers in its own name.
-        received = send_and_receive(self.grid, messages, self.timeout)
-        return {client: received[place] for place, client in enumerate(clients) if place in received}
+        asked.send(
+            {client: Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients}
+        )
+        replies = dict(reply for looked in asked.replies(_deadline(self.timeout)) for reply in looked)
+        return {client: replies[client] for client in clients if client in replies}
+
+    def reason(self, client: int) -> str:
+        """Say why a client is missing."""
+        return self.absent.get(client, NEVER_CONNECTED)
 
     def allowed_masked(self, client: int) -> Allowed:
         """Return what a client may send under a mask: numbers whose norm says nothing."""
@@ -116,9 +180,10 @@ class Federation:
     """The clients of a run, as the server reaches them."""
 
     grid: Grid  # Flower's way to the clients
-    nodes: Mapping[int, int]  # node ids by partition; clients that never connected are missing
+    nodes: Mapping[int, int]  # node ids by partition; clients that take no part are missing
     world: World  # the experiment, built
     task: str  # the experiment as JSON; clients build their world from it
+    absent: Mapping[int, str] = field(default_factory=dict)  # why clients are missing
 
     def allowed(self, client: int) -> Allowed:
         """Return what a client may send."""
@@ -136,7 +201,7 @@ class Federation:
     def reached(self) -> Reached:
         """The clients by themselves, for messages that are no training."""
         timeout = self.world.experiment.federation.round_timeout
-        return Reached(self.grid, self.nodes, self.world.sizes, timeout, told_classes(self.world))
+        return Reached(self.grid, self.nodes, self.world.sizes, timeout, told_classes(self.world), self.absent)
 
     def questions(self, number: int, states: Mapping[int, State]) -> dict[int, RecordDict]:
         """What clients are sent that are to train in a round, each from its own state; equal states are packed once."""
@@ -151,12 +216,15 @@ class Clients:
 
     grid: Grid  # Flower's way to the clients
     announced: Experiment | None = None  # the experiment as clients know it, where it differs
-    patience: float | None = None  # seconds to wait for them to connect; `None`: no limit
+    connect_seconds: float | None = None  # how long to wait for them to connect; `None`: no limit
+    progress: Progress = field(default_factory=Silent)
 
     def federation(self, world: World) -> Federation:
         """Wait for the clients to connect."""
-        nodes = find_clients(self.grid, world.experiment.federation.clients, self.patience)
-        return Federation(self.grid, nodes, world, (self.announced or world.experiment).to_json())
+        settings = world.experiment.federation
+        patience = Patience(self.connect_seconds, settings.round_timeout)
+        found = find_clients(self.grid, settings.clients, patience, self.progress.warn)
+        return Federation(self.grid, found.nodes, world, (self.announced or world.experiment).to_json(), found.absent)
 
 
 def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
@@ -167,7 +235,7 @@ def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, St
 
     def outcome(client: int) -> Upload | Failure:
         if client not in federation.nodes:
-            return Failure(client, "never connected")
+            return Failure(client, federation.reached.reason(client))
         if client not in answers:
             return Failure(client, silent)
         return read_upload(answers[client], client, states[client], federation.allowed(client))
@@ -187,28 +255,59 @@ def question(state: State, experiment: str, round_number: int) -> RecordDict:
     )
 
 
-def send_and_receive(grid: Grid, messages: Sequence[Message], timeout: float | None) -> dict[int, Message]:
-    """Send messages and return the replies by the number of the message, from 0.
+class Questions:
+    """Messages to clients that are not answered yet, each under a number of the sender's own.
 
-    Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner.
+    Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner. By the
+    question, not by the sender: for a node that has vanished the SuperLink answers in its own name. What a client's
+    process did not survive is asked once more: it computes the same answer.
     """
-    # A grid leaves out or names None what it could not send; what it sends, it gives the id that replies name.
-    waiting = {key for key in grid.push_messages(messages) if key}
-    numbers = {message.metadata.message_id: number for number, message in enumerate(messages)}
-    began = time.monotonic()
-    deadline = None if timeout is None else began + timeout
-    replies: dict[int, Message] = {}
-    pause = _FIRST_PAUSE
-    while waiting:
-        fresh = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(waiting)}
-        waiting -= fresh.keys()
-        replies |= {numbers[key]: reply for key, reply in fresh.items()}
-        if not waiting or (deadline is not None and time.monotonic() > deadline):
-            break
-        longest = min(max(_LONG_PAUSE, _LATE * (time.monotonic() - began)), _LONGEST_PAUSE)
-        pause = _FIRST_PAUSE if fresh else min(2 * pause, longest)
-        time.sleep(pause)
-    return replies
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._waiting: dict[str, tuple[int, Message]] = {}
+        self._again: set[int] = set()
+
+    def send(self, messages: Mapping[int, Message]) -> None:
+        """Send messages."""
+        # A grid leaves out or names None what it could not send; what it sends, it gives the id that replies name.
+        sent = {key for key in self._grid.push_messages(list(messages.values())) if key}
+        known = {message.metadata.message_id: (number, message) for number, message in messages.items()}
+        self._waiting |= {key: known[key] for key in sent}
+
+    def replies(self, deadline: float) -> Iterator[list[tuple[int, Message]]]:
+        """Yield, at each look, the replies that are there, each with its number; until the deadline."""
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        while self._waiting:
+            fresh = [
+                (*self._waiting.pop(reply.metadata.reply_to_message_id), reply)
+                for reply in self._grid.pull_messages(set(self._waiting))
+            ]
+            crashed = {
+                number: question for number, question, reply in fresh if self._is_to_be_asked_again(number, reply)
+            }
+            self._again |= crashed.keys()
+            self.send({number: _copied(question) for number, question in crashed.items()})
+            yield [(number, reply) for number, _, reply in fresh if number not in crashed]
+            if time.monotonic() > deadline:
+                return
+            longest = min(max(_LONG_PAUSE, _LATE * (time.monotonic() - began)), _LONGEST_PAUSE)
+            pause = _FIRST_PAUSE if fresh else min(2 * pause, longest)
+            if self._waiting:
+                time.sleep(pause)
+
+    def _is_to_be_asked_again(self, number: int, reply: Message) -> bool:
+        has_crashed = reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+        return has_crashed and number not in self._again
+
+
+def _copied(question: Message) -> Message:
+    about = question.metadata
+    return Message(question.content, about.dst_node_id, about.message_type, group_id=about.group_id)
+
+
+def _deadline(seconds: float | None) -> float:
+    return math.inf if seconds is None else time.monotonic() + seconds
 
 
 def require_usable(replies: Replies, settings: FederationConfig, number: int) -> None:

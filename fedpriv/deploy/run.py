@@ -103,7 +103,7 @@ def _follow(
     progress: Progress,
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
-    last, missed, begun = -1, frozenset[str](), time.monotonic()
+    last, missed, noticed, begun = -1, frozenset[str](), 0, time.monotonic()
     asked = begun
     while True:
         missed = _tell_missed(deployment, missed, progress)
@@ -112,6 +112,10 @@ def _follow(
         is_due = time.monotonic() - asked > between
         status = flower.run_status(deployment, run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
+        notices = served.notices()
+        for text in notices[noticed:]:
+            progress.warn(text)
+        noticed = len(notices)
         for record in served.rounds():
             if record.round > max(last, 0):
                 progress.round_finished(record, experiment.federation.rounds)

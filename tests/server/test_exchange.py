@@ -1,48 +1,65 @@
 """Clients are waited for, and each is known by the partition that it names."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.identity import assume_server_identity
-from fedpriv.server.exchange import find_clients
+from fedpriv.server.exchange import Connected, Patience, Reached, find_clients
+
+Says = dict[int, int | str | None]
+CRASHED = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
 
 
 class SlowGrid:
     """Nodes connect one with each look, and answer at a later look, if at all.
 
     Args:
-        says: node id -> the partition it names, or ``None`` if it never answers.
-        patience: looks for replies before the first one is there.
+        says: node id -> the partition it names; why its app failed; ``None`` if it never answers.
+        looks: for replies, before the first one is there.
+        crashes: node id -> how often its app is killed before it answers.
     """
 
-    def __init__(self, says: dict[int, int | None], patience: int = 0) -> None:
+    def __init__(self, says: Says, looks: int = 0, crashes: dict[int, int] | None = None) -> None:
         self._says = says
-        self._patience = patience
+        self._left = looks
         self._looks = 0
         self._replies: dict[str, Message] = {}
+        self._crashes = crashes or {}
 
     def get_node_ids(self) -> list[int]:
         self._looks += 1
         return list(self._says)[: self._looks]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        for message in messages:
-            key, said = f"message {message.metadata.dst_node_id}", self._says[message.metadata.dst_node_id]
-            message.metadata.__dict__["_message_id"] = key
-            if said is not None:
-                content = RecordDict({"client": MetricRecord({"partition": said})})
-                reply = self._replies[key] = Message(content, reply_to=message)
-                reply.metadata.__dict__["_reply_to_message_id"] = key
-        return [f"message {node}" for node in self._says]
+        return [self._pushed(message) for message in messages]
+
+    def _pushed(self, message: Message) -> str:
+        node = message.metadata.dst_node_id
+        self._looks += 1
+        key, said = f"message {self._looks}", self._says[node]
+        message.metadata.__dict__["_message_id"] = key
+        if self._crashes.get(node, 0):
+            self._crashes[node] -= 1
+            reply = Message(CRASHED, reply_to=message)
+        elif isinstance(said, str):
+            reply = Message(Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, said), reply_to=message)
+        elif said is not None:
+            reply = Message(RecordDict({"client": MetricRecord({"partition": said})}), reply_to=message)
+        else:
+            return key
+        reply.metadata.__dict__["_reply_to_message_id"] = key
+        self._replies[key] = reply
+        return key
 
     def pull_messages(self, keys: Iterable[str]) -> list[Message]:
-        self._patience -= 1
-        return [] if self._patience >= 0 else [self._replies.pop(key) for key in list(keys) if key in self._replies]
+        self._left -= 1
+        return [] if self._left >= 0 else [self._replies.pop(key) for key in list(keys) if key in self._replies]
 
 
 @pytest.fixture(autouse=True)
@@ -50,19 +67,53 @@ def as_server() -> None:
     assume_server_identity(1)
 
 
-def grid(says: dict[int, int | None], patience: int = 0) -> Grid:
-    return cast(Grid, SlowGrid(says, patience))
+def found(says: Says, count: int, patience: Patience | None = None, **slow: Any) -> Connected:
+    told: list[str] = []
+    connected = find_clients(cast(Grid, SlowGrid(says, **slow)), count, patience or Patience(), told.append)
+    assert set(connected.nodes) | set(connected.absent) == set(range(count))
+    return connected
 
 
 def test_without_a_limit_every_client_is_waited_for() -> None:
-    assert find_clients(grid({70: 2, 30: 0, 90: 1}, patience=12), 3, None) == {0: 30, 1: 90, 2: 70}
+    assert found({70: 2, 30: 0, 90: 1}, 3, looks=12).nodes == {0: 30, 1: 90, 2: 70}
 
 
-def test_with_a_limit_those_who_are_late_are_left_out() -> None:
-    assert find_clients(grid({70: 1, 30: None, 90: 0}), 3, 0.2) == {0: 90, 1: 70}
+def test_who_is_connected_is_waited_for_as_long_as_a_round_waits() -> None:
+    """The time to connect is over long before the first answer is there."""
+    assert found({70: 1, 30: 0}, 2, Patience(connect=0.01, answer=60), looks=8).nodes == {0: 30, 1: 70}
+
+
+def test_with_a_limit_those_who_are_late_are_left_out_with_the_reason() -> None:
+    late = found({70: 1, 30: None, 90: 0}, 3, Patience(0.2, 0.1))
+    assert late.nodes == {0: 90, 1: 70}
+    assert late.absent == {2: "connected, but SuperNode 30 did not answer within 0.1 s which client it is"}
+    assert found({70: 0}, 2, Patience(0.05, 0.1)).absent == {1: "never connected"}
+    broken = found({70: 0, 30: "no module 'x'"}, 3, Patience(0.05, 0.1))
+    assert broken.absent == dict.fromkeys((1, 2), "never connected, or SuperNode 30 answered: no module 'x'")
     with pytest.raises(RunFailedError, match=r"no client connected within 0\.05 s"):
-        find_clients(grid({}), 3, 0.05)
+        found({}, 3, Patience(0.05, 0.05))
+
+
+def test_the_server_says_which_clients_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.server.exchange._TELL_SECONDS", 0.02)
+    told: list[str] = []
+    find_clients(cast(Grid, SlowGrid({70: 1, 30: None, 90: 0, 20: None})), 4, Patience(1, 0.2), told.append)
+    (said,) = told
+    assert said.startswith("clients 2-3 have not answered within 0.02 s, though all SuperNodes are connected")
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_client_whose_process_is_killed_is_asked_once_more(crashes: int) -> None:
+    connected = found({70: 1, 30: 0}, 2, Patience(1, 1), crashes={30: crashes})
+    assert connected.nodes == ({0: 30, 1: 70} if crashes == 1 else {1: 70})
+    lost = "connected, but SuperNode 30 answered: ClientApp stopped responding."
+    assert connected.absent == ({} if crashes == 1 else {0: lost})
+    reached = Reached(cast(Grid, SlowGrid({70: 1, 30: 0}, crashes={30: crashes})), {0: 30, 1: 70}, [1, 1], 1.0)
+    answers = reached.send("train", 1, {0: RecordDict(), 1: RecordDict()})
+    assert [answers[client].has_error() for client in (0, 1)] == [crashes == 2, False]
 
 
 def test_a_second_node_with_the_same_partition_and_one_out_of_range_are_left_out() -> None:
-    assert find_clients(grid({70: 0, 30: 0, 90: 5, 20: -1, 10: 1}), 5, None) == {0: 70, 1: 10}
+    connected = found({70: 0, 30: 0, 90: 5, 20: -1, 10: 1}, 5)
+    assert connected.nodes == {0: 70, 1: 10}
+    assert set(connected.absent.values()) == {"never connected"}

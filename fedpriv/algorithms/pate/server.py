@@ -165,7 +165,7 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
 
     def outcome(client: int) -> Upload | Failure:
         if client not in answers:
-            return Failure(client, "did not vote" if client in federation.nodes else "never connected")
+            return Failure(client, "did not vote" if client in federation.nodes else federation.reached.reason(client))
         allowed = Allowed(int(world.sizes[client]), float("inf"), False)
         read = read_upload(answers[client], client, like, allowed)
         if isinstance(read, Failure):

@@ -40,7 +40,7 @@ class _Round:
         received = self.clients.send(kind, self.number, contents)
         for client in contents:
             if client not in self.clients.nodes:
-                self.leave_out(client, "never connected")
+                self.leave_out(client, self.clients.reason(client))
             elif client not in received:
                 self.leave_out(client, f"did not reply to {kind} in time")
             elif received[client].has_error():

@@ -256,6 +256,7 @@ def write_attacked(
         earlier.stops,
         all_found(folder),
         is_next=earlier.data.task == "next",
+        rounds=folder.rounds(),
     )
     changes = {
         **ending.of_attacks,

@@ -232,6 +232,7 @@ class _Run:
             all_found(folder),
             algorithm_of(experiment).about_accuracy(world, tested),
             is_next=world.dataset.is_next,
+            rounds=records,
         )
         summary = Summary(
             name=experiment.name,

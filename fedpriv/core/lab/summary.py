@@ -5,6 +5,7 @@ mechanism, and a proven epsilon never appears without its adjacency, participati
 """
 
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,9 @@ from fedpriv.core.records import (
     Stop,
     best_rates,
     best_rows,
+    member_ranges,
+    members_text,
+    named_members,
     recovered,
     shown_epsilon,
 )
@@ -43,6 +47,9 @@ _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-acco
 
 # exp(20) is half a billion: odds that may change by that factor are no protection anybody would ask for.
 _WEAK_EPSILON = 20.0
+
+# So many reasons, and groups of clients with each, are told of clients that were left out.
+_REASONS, _NAMED = 5, 8
 
 # What chance alone does in fewer than one run of a hundred is worth a sentence.
 _CHANCE = 0.01
@@ -64,6 +71,7 @@ class Ending:
     found: Sequence[Found] = ()
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
     is_next: bool = False  # whether the next token is predicted
+    rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
 
     @cached_property
     def results(self) -> tuple[AttackResult, ...]:
@@ -100,6 +108,7 @@ def verdict(ending: Ending) -> tuple[str, ...]:
         sentences.append(_NO_ATTACK)
     if ending.stops:
         sentences.append(_stopped(experiment, ending.stops))
+    sentences += _left_out(ending.rounds)
     if finished and (reason := early_end(experiment, last, ending.stops)):
         sentences.append(f"{reason[0].upper()}{reason[1:]}.")
     return tuple(sentences)
@@ -123,6 +132,27 @@ def _of_findings(found: Sequence[Found], *, leads: bool) -> list[str]:
     """What findings say before everything else, or after what is proven."""
     own = (each.finding.sentences(each.result) for each in found if each.finding.leads == leads)
     return [sentence for sentences in own for sentence in sentences]
+
+
+def _left_out(rounds: Sequence[RoundRecord]) -> list[str]:
+    """Name the clients whose answers were not used, of how many rounds, and why."""
+    asked = Counter(client for record in rounds for client in record.clients)
+    missed = Counter(failure.client for record in rounds for failure in record.failures)
+    reasons = {failure.client: failure.reason for record in rounds for failure in record.failures}
+    alike: dict[tuple[int, int, str], list[int]] = {}
+    for client in sorted(missed):
+        alike.setdefault((missed[client], asked[client], reasons[client]), []).append(client)
+    parts = [
+        f"{_clients(clients)} of {count} of {of} round{'s' * (of != 1)} ({reason})"
+        for (count, of, reason), clients in list(alike.items())[:_REASONS]
+    ]
+    more = sum(map(len, list(alike.values())[_REASONS:]))
+    return [f"Left out: {'; '.join(parts)}{f'; and {more} more clients' if more else ''}."] if parts else []
+
+
+def _clients(clients: Sequence[int]) -> str:
+    names = named_members(member_ranges(members_text(clients)), _NAMED)
+    return f"client {names}" if len(clients) == 1 else f"clients {names}"
 
 
 _NO_ATTACK = "No attack on uploads was run, so nothing is said about what they leak."

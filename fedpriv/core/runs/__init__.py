@@ -16,6 +16,6 @@ Where an attack takes minutes, its code is compiled if that pays, by the clock: 
 rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstruction.evaluation`).
 """
 
-from fedpriv.core.runs.folder import DEPLOYMENT, Checkpoint, RunFolder, picture_name
+from fedpriv.core.runs.folder import DEPLOYMENT, NOTICES, Checkpoint, RunFolder, picture_name
 
-__all__ = ["DEPLOYMENT", "Checkpoint", "RunFolder", "picture_name"]
+__all__ = ["DEPLOYMENT", "NOTICES", "Checkpoint", "RunFolder", "picture_name"]

@@ -27,6 +27,7 @@ from fedpriv.core.records import (
     Score,
     Summary,
     read_file,
+    read_text,
 )
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs.files import Files
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 DEPLOYMENT = "deployment.json"
 """In the folder of a deployment's run: which of Flower's runs it was."""
+
+NOTICES = "notices.txt"
+"""Where the server of a deployment writes them: its warnings, one a line."""
 
 _ROUND, _ASKED, _SUMMARY = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Summary)
 _DEPLOYED = TypeAdapter(Deployed)
@@ -188,6 +192,10 @@ class RunFolder(Files):
     def asked(self) -> tuple[Asked, ...]:
         """The queries so far, a cut-off round included."""
         return tuple(self._lines("asked.jsonl", _ASKED))
+
+    def notices(self) -> list[str]:
+        """What the server of a deployment has warned of."""
+        return (read_text(self.path / NOTICES) or "").splitlines()
 
     def append_round(self, record: RoundRecord) -> None:
         """Add a line to metrics.jsonl."""

@@ -12,7 +12,17 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import Ending, verdict
-from fedpriv.core.records import Guarantee, Interval, LeakageRate, RoundRecord, Score, SentenceScore, Summary, kind_of
+from fedpriv.core.records import (
+    Failure,
+    Guarantee,
+    Interval,
+    LeakageRate,
+    RoundRecord,
+    Score,
+    SentenceScore,
+    Summary,
+    kind_of,
+)
 
 LAST = RoundRecord(12, 0.5, 0.8765, (0,), (0,), (), 0.1, 1, 1)
 VMF = guarantee(Release("vmf", "example", "shuffled", 0.1, 3, (100,), 5.0, 1e-5))
@@ -99,6 +109,18 @@ def test_of_attacks_that_read_the_same_tokens_the_one_with_their_order_is_named(
     read = {"lamp": shuffled, "lookup": exact}
     scores = [replace(line(0, name, "unprotected", False), words=words) for name, words in read.items()]
     assert "lookup ROUGE-1 1.000, 100.0% of the tokens in their places" in text(settings(), scores)
+
+
+def test_clients_whose_answers_were_not_used_are_named_with_how_often_and_why() -> None:
+    never, late = "never connected", "did not reply within 90 s"
+    rounds = [
+        replace(LAST, round=1, clients=(0, 1, 2, 5), failures=(Failure(1, never), Failure(2, never))),
+        replace(LAST, round=2, clients=(1, 2, 5), failures=(Failure(1, never), Failure(2, never), Failure(5, late))),
+    ]
+    ending = Ending(settings("none", attacks=[]), "completed", LAST, NONE, Leakage(), "image")
+    said = verdict(replace(ending, rounds=rounds))
+    assert said[-1] == f"Left out: clients 1-2 of 2 of 2 rounds ({never}); client 5 of 1 of 2 rounds ({late})."
+    assert not [text for text in verdict(ending) if "Left out" in text]
 
 
 def test_labels_that_leak_are_told() -> None:
