@@ -24,7 +24,7 @@ from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
-from studies.markdown import in_percent, markdown, with_interval
+from studies.results import Table, in_percent, with_interval
 from studies.paper import PAPER, ROWS
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
@@ -56,8 +56,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     with parser.parsed() as asked:
         study = study_of([records_of(path) for path in asked.sweeps])
-        for lines in (table(study), *small_tables(study)):
-            print("\n".join(lines), end="\n\n")
+        print(table(study), *small_tables(study), sep="\n", end="")
         if asked.plot is not None:
             asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
 
@@ -94,13 +93,13 @@ def _by_key(records: Sequence[TrialRecord], reconstruction: str = "", membership
     }
 
 
-def table(study: Study) -> list[str]:
-    """Return Markdown lines, a row for each kind of block and epsilon, the largest blocks last."""
+def table(study: Study) -> Table:
+    """Return a row for each kind of block and epsilon, the largest blocks last."""
     heads = ["blocks", "ε_V", "m", "accuracy, %", "proven ε", *(f"{attack}: AUC, %" for attack in study.membership)]
     heads += ["audited: accuracy, %"]
     heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
     keys = [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]
-    return markdown(heads, "lr", [_cells(study, key) for key in keys if key in study.accuracy])
+    return Table.of(heads, [_cells(study, key) for key in keys if key in study.accuracy])
 
 
 def _cells(study: Study, key: Key) -> list[str]:
@@ -119,8 +118,8 @@ def _cells(study: Study, key: Key) -> list[str]:
     ]
 
 
-def small_tables(study: Study) -> list[list[str]]:
-    """Return Markdown lines of four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
+def small_tables(study: Study) -> list[Table]:
+    """Return four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
 
     The last has `map` and the paper's attack; closed form is in :func:`table`. Levels that a sweep has not reached are
     left out.
@@ -133,14 +132,14 @@ def small_tables(study: Study) -> list[list[str]]:
     ]
 
 
-def _small(study: Study, figures: Mapping[str, Callable[[Key], str]], more: Iterable[Sequence[str]] = ()) -> list[str]:
+def _small(study: Study, figures: Mapping[str, Callable[[Key], str]], more: Iterable[Sequence[str]] = ()) -> Table:
     """A row for each level and figure, by what its name ends with."""
     rows = [
         [f"ε_V = {level:g}{name}", *(figure((blocks, level)) for blocks in BLOCKS)]
         for level in levels(study)
         for name, figure in figures.items()
     ]
-    return markdown(["numbers in a block", *map(names_of, BLOCKS)], "lr", [*filter(_is_measured, rows), *more])
+    return Table.of(["numbers in a block", *map(names_of, BLOCKS)], [*filter(_is_measured, rows), *more])
 
 
 def _is_measured(row: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep.tradeoffs import series_name
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
-from studies.markdown import markdown, with_interval
+from studies.results import Table, with_interval
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 ASKED = {"training.batch_size", "training.learning_rate"}
@@ -24,13 +24,13 @@ COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 
 def main() -> None:
-    """Print the table in Markdown, and draw it if asked."""
+    """Print the table as CSV, and draw it if asked."""
     parser = StudyParser("studies.equal_privacy", __doc__)
     parser.add_argument("kept", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     with parser.parsed() as asked:
         settings = of_batches(asked.kept)
-        print("\n".join(table(settings)))
+        print(table(settings), end="")
         if asked.plot:
             asked.plot.write_bytes(to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0])
 
@@ -51,9 +51,9 @@ def _rate(setting: Setting) -> float:
     return float(setting.first.settings["training.learning_rate"])
 
 
-def table(settings: Sequence[Setting]) -> list[str]:
+def table(settings: Sequence[Setting]) -> Table:
     """One row a setting."""
-    return markdown(HEAD, "rlrrrl", map(_row, settings))
+    return Table.of(HEAD, map(_row, settings))
 
 
 def _row(setting: Setting) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
-"""What attacks recover of single images behind each mechanism: the tables of docs/attacks-tables.md.
+"""What attacks recover of single images behind each mechanism: the tables of docs/attacks-measured.md.
 
-Usage: python -m studies.leakage [--json FILE] [--page FILE] [--pictures DIR] [--scale small|full]
+Usage: python -m studies.leakage [--json FILE] [--tables DIR] [--pictures DIR] [--scale small|full]
            [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]
            [--attacks iga,map] [--again map] [--victims N] [--seed N] [--device cpu]
 
 Each client uploads the gradient of one image, in the first round. FILE gets one JSON line a cell as soon as it is
 measured, and a later call leaves out what is there: stop it at any time and start it again. What fails is written with
-its reason, tried again by the next call, and stops nothing else. --page writes the tables into a Markdown file, between
-its two marks; without anything to measure (--attacks "") that is all it does.
+its reason, tried again by the next call, and stops nothing else. --tables writes the tables as CSV; without
+anything to measure (--attacks "") that is all it does.
 """
 
 import argparse
@@ -15,10 +15,10 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ from fedpriv.mechanisms import mechanism_settings, recorded_mechanism
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import StudyParser, listed, whole
-from studies.markdown import markdown
+from studies.results import Table
 from studies.uploads import FIRST, heard, sent
 
 
@@ -402,7 +402,6 @@ def commit() -> str:
     return described.stdout.strip()
 
 
-BEGIN, END = "<!-- leakage: begin -->", "<!-- leakage: end -->"
 CHANCE = 0.01  # what chance does more rarely than this counts as identified
 
 Group = tuple[str, str, str]
@@ -458,72 +457,22 @@ def _strength(result: AttackResult) -> tuple[int, int, float]:
     return result.recovered, result.identified or 0, -result.error
 
 
-def write_page(path: Path, rows: Sequence[CellRow]) -> None:
-    """Write the tables between the page's marks, in place of what stands there."""
-    try:
-        before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise InputError(f"{path}: the marks {BEGIN} and {END} are wanted")
-    path.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
-
-
-def tables(rows: Sequence[CellRow]) -> str:
-    """Return what stands between the marks: terms, strongest attacks, what they mean, and every cell."""
+def tables(rows: Sequence[CellRow]) -> dict[str, Table]:
+    """The tables of docs/attacks-measured.md by their names in docs/results."""
     guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
-    parts = ["## Terms", _terms(rows), "## The strongest attack behind each mechanism", _summary(by_group, guessed)]
-    parts += ["## Picked out of 100", _picked(by_group), "## What stops attacks that reconstruct pictures"]
-    by_group = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
-    parts += [_outcomes(by_group), "## Every cell"]
-    parts += [_details(group, cells, guessed) for group, cells in by_group.items()]
-    return "\n\n".join(["", *parts, ""])
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(markdown(heads, "l", rows))
-
-
-def _terms(rows: Sequence[CellRow]) -> str:
-    measured = [row for row in rows if row.result is not None]
-    dates, commits = sorted({row.date for row in measured}), sorted({row.commit for row in measured})
-    programs = {"Python": "python", "torch": "torch", "NumPy": "numpy"}
-    versions = [
-        f"{name} {', '.join(sorted({row.versions[key] for row in measured}))}" for name, key in programs.items()
-    ]
-    terms = {
-        "measured": f"{_span(dates)} with {', '.join(versions)}, commits {', '.join(commits)}",
-        "figures": f"medians over the victims, in brackets their {CONFIDENCE:.0%} bootstrap intervals",
-        "cosine": "between what was sent and the gradient itself",
-        "epsilon": "proven at delta 1e-5 for this upload (replace-one, one participation, no amplification; "
-        "[theorems](privacy.md))",
-        "guess": "the PSNR of the mean of the public images",
-        "recovered": "SSIM of 0.6 or more and a lower MSE than every guess",
-        "identified": "of 100 images the original is the nearest to the picture; chance is 1 in 100. Before 2026-11-23 "
-        "the others included test images",
-        "by pictures": "identified by the strongest attack that reconstructs",
-        "by `candidate`": "the attack that holds the 100 images and their labels, and picks the most probable",
-        "best decision": "how often the best decision on these images is right; no attack is right more often "
-        "([ceilings](ceilings.md))",
-        "ceiling": "no attack exceeds it, on any network",
-        "strongest": "the attack that recovers most images; among equals the one that identifies most, then the one "
-        "with the lowest MSE",
-        "steps": "iterations x restarts of the attack",
+    pictures = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
+    return {
+        "leakage-strongest": _summary(by_group, guessed),
+        "leakage-picked": _picked(by_group),
+        "leakage-outcomes": _outcomes(pictures),
+        "leakage-cells": _details(pictures, guessed),
     }
-    return _table(("term", "meaning"), terms.items())
-
-
-def _span(dates: Sequence[str]) -> str:
-    if not dates:
-        return "never"
-    return f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
 
 
 def _summary(
     by_group: Mapping[Group, Sequence[CellRow]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
-) -> str:
+) -> Table:
     lines: list[tuple[str, ...]] = []
     for group, cells in by_group.items():
         for mechanism, row in strongest(cells).items():
@@ -545,34 +494,40 @@ def _summary(
                 )
             )
     heads = ("data", "network", "mechanism", "cosine", "epsilon", "strongest", "PSNR, dB", "guess", *_COUNTS)
-    return _table(heads, lines)
+    return Table.of(heads, lines)
 
 
 def _details(
+    by_group: Mapping[Group, Sequence[CellRow]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
+) -> Table:
+    heads = ("data", "network", "test accuracy", "mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM")
+    lines = chain.from_iterable(_cells(group, cells, guessed) for group, cells in by_group.items())
+    return Table.of((*heads, *_COUNTS, "seconds"), lines)
+
+
+def _cells(
     group: Group, cells: Sequence[CellRow], guessed: Mapping[tuple[str, int, int], AttackResult | None]
-) -> str:
-    lines: list[tuple[str, ...]] = []
+) -> Iterator[tuple[str, ...]]:
+    """One line for the guess and for each mechanism and attack on a network."""
+    accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
+    network = (group[0], _network(group), "" if accuracy is None else percent(accuracy))
     for key in dict.fromkeys((row.cell.data, row.cell.victims, row.cell.seed) for row in cells):
         if (guess := guessed.get(key)) is not None:
-            lines.append(("", "public mean", "", *_figures(guess), *_counts(guess), ""))
+            yield (*network, "", "public mean", "", *_figures(guess), *_counts(guess), "")
     order = list(dict.fromkeys(row.cell.mechanism for row in cells))
     for row in sorted(cells, key=lambda row: order.index(row.cell.mechanism)):
-        named = (row.cell.mechanism, row.cell.attack, _steps(row))
+        named = (*network, row.cell.mechanism, row.cell.attack, _steps(row))
         if row.result is None:
-            lines.append((*named, f"failed: {row.failure}", *[""] * 6))
+            yield (*named, f"failed: {row.failure}", *[""] * 6)
         else:
-            lines.append((*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}"))
-    accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
-    title = f"{group[0]}, {_network(group)}" + ("" if accuracy is None else f", test accuracy {percent(accuracy)}")
-    heads = ("mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM", *_COUNTS, "seconds")
-    return f"### {title}\n\n" + _table(heads, lines)
+            yield (*named, *_figures(row.result), *_counts(row.result), f"{row.seconds:.0f}")
 
 
 def _picks(row: CellRow) -> bool:
     return row.cell.attack in ATTACKS and bool(ATTACKS[row.cell.attack].picks())
 
 
-def _picked(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
+def _picked(by_group: Mapping[Group, Sequence[CellRow]]) -> Table:
     """One line a mechanism: guess, what pictures identify and ``candidate`` picks, the best decision, the ceiling."""
     lines: list[tuple[str, ...]] = []
     for group, cells in by_group.items():
@@ -594,10 +549,10 @@ def _picked(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
                 )
             )
     heads = ("data", "network", "mechanism", "guess", "by pictures", "by `candidate`", "best decision", "ceiling")
-    return _table(heads, lines)
+    return Table.of(heads, lines)
 
 
-def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
+def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> Table:
     heads = (
         "data",
         "network",
@@ -607,7 +562,7 @@ def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> str:
         "neither",
         "every label is inferred",
     )
-    return _table(heads, [_outcome(group, cells) for group, cells in by_group.items()])
+    return Table.of(heads, [_outcome(group, cells) for group, cells in by_group.items()])
 
 
 def _outcome(group: Group, cells: Sequence[CellRow]) -> tuple[str, ...]:
@@ -670,7 +625,7 @@ def _network(group: Group) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(names)
 
 
 SHOWN, TILE, GAP, LABEL, TEXT = 6, 64, 4, 220, 13
@@ -753,8 +708,9 @@ def _run(options: argparse.Namespace) -> None:
                     file.write(json.dumps(row.to_json(), allow_nan=False) + "\n")
     if options.pictures:
         compose(options.pictures, list(rows.values()))
-    if options.page:
-        write_page(options.page, list(rows.values()))
+    if options.tables:
+        for name, table in tables(list(rows.values())).items():
+            (options.tables / f"{name}.csv").write_text(str(table), encoding="utf-8")
 
 
 def read_rows(path: Path) -> dict[Cell, CellRow]:
@@ -822,7 +778,7 @@ def _no_picture(*_: object) -> None:
 def _parser() -> StudyParser:
     parser = StudyParser("studies.leakage", __doc__)
     parser.add_argument("--json", type=Path, help="of lines; read, then added to")
-    parser.add_argument("--page", type=Path, help="Markdown file with the two marks")
+    parser.add_argument("--tables", type=Path, help="folder for the tables, as CSV")
     parser.add_argument("--pictures", type=Path, help="folder for pictures (none of faces)")
     parser.add_argument("--scale", choices=list(SCALES), default="small")
     parser.add_argument("--data", type=listed(DATA), default=("fashion-mnist", "cifar10", "lfw"))

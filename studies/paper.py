@@ -1,4 +1,4 @@
-"""The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one in Markdown.
+"""The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one as CSV.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
 Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``, or from
@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from studies.arguments import StudyParser, listed
 from studies.kept import records_of
-from studies.markdown import in_percent, markdown, published, with_interval
+from studies.results import Table, in_percent, published, with_interval
 
 # Levels of noise, in the order of the paper's rows.
 GAUSSIAN = (0.8, 1.0, 2.0, 3.0, 8.0, 50.0)
@@ -69,12 +69,11 @@ def main() -> None:
             settings = [setting for setting in settings if setting.series[0] in asked.mechanisms]
         if not any(_has(asked.table, row.setting) for row in _rows(settings)):
             raise InputError(f"none of {len(records)} trials is a row of {asked.table} with a figure")
-        lines = differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings)
-        print("\n".join(lines))
+        print(differences(settings) if asked.table == "table5" else SHAPES[asked.shape](asked.table, settings), end="")
 
 
-def table(name: str, settings: Sequence[Setting]) -> list[str]:
-    """Return Markdown lines: a head, then the rows of every network and data set in the paper's order."""
+def table(name: str, settings: Sequence[Setting]) -> Table:
+    """Return the rows of every network and data set in the paper's order."""
     heads = ("network, data", "noise", "m", "kappa or sigma", "nominal epsilon", "proven epsilon", "paper", "here")
     lines = []
     for facet in _facets(name, settings):
@@ -83,11 +82,11 @@ def table(name: str, settings: Sequence[Setting]) -> list[str]:
         for row in rows:
             paper = "" if column is None else f"{column[row.place]:g}"
             lines.append([*_noise(row.setting), paper, _figure(name, row.setting)])
-    return markdown(heads, "llrrrrrl", lines)
+    return Table.of(heads, lines)
 
 
-def brief(name: str, settings: Sequence[Setting]) -> list[str]:
-    """Return Markdown lines as the paper prints them, a row a level and a column a network: its figure / ours."""
+def brief(name: str, settings: Sequence[Setting]) -> Table:
+    """Return rows as the paper prints them, a row a level and a column a network: its figure / ours."""
     facets = _facets(name, settings)
     rows = []
     if name == "table4":
@@ -98,11 +97,11 @@ def brief(name: str, settings: Sequence[Setting]) -> list[str]:
     by_name = _by_name(settings)
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
         rows.append([label, *(_beside(name, by_name.get((facet, label))) for facet in facets)])
-    return markdown(["noise", *(f"{model}, {data}" for data, model in facets)], "l", rows)
+    return Table.of(["noise", *(f"{model}, {data}" for data, model in facets)], rows)
 
 
-def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
-    """Return Markdown lines of directional noise: a row for each network's reading of blocks, a column a level.
+def by_blocks(name: str, settings: Sequence[Setting]) -> Table:
+    """Return rows of directional noise: a row for each network's reading of blocks, a column a level.
 
     A cell is empty where a level is missing; a reading of which all are is left out.
     """
@@ -117,7 +116,7 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> list[str]:
             found = [by_name.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
             if any(found):
                 lines.append([where, blocks, *("" if each is None else _plain(name, each) for each in found)])
-    return markdown(["network, data", "blocks", *(f"ε_V = {level:g}" for level in VMF)], "llr", lines)
+    return Table.of(["network, data", "blocks", *(f"ε_V = {level:g}" for level in VMF)], lines)
 
 
 SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
@@ -179,8 +178,8 @@ def _plain(name: str, setting: Setting) -> str:
     return in_percent(setting.accuracy if name == "table2" else setting.figures["AUC"])
 
 
-def differences(settings: Sequence[Setting]) -> list[str]:
-    """Return Markdown lines of VMF minus Gaussian, in AUC (percent) and in MSE."""
+def differences(settings: Sequence[Setting]) -> Table:
+    """Return rows of VMF minus Gaussian, in AUC (percent) and in MSE."""
     heads = ("network, data", "level", "blocks", "AUC, paper", "AUC, here", "MSE, paper", "MSE, here")
     lines = []
     alike: dict[tuple[Any, ...], list[Setting]] = {}
@@ -196,7 +195,7 @@ def differences(settings: Sequence[Setting]) -> list[str]:
         auc, mse = _auc(settings_here) - _auc(others), _normalised(settings_here) - _normalised(others)
         figures = (*_pair(printed[0], auc, 1), *_pair(printed[1], mse, 2))
         lines.append([", ".join(reversed(facet)), f"{level:g}", series[1], *figures])
-    return markdown(heads, "lrlr", lines)
+    return Table.of(heads, lines)
 
 
 def _pair(paper: float, here: float, places: int) -> tuple[str, ...]:

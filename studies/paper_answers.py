@@ -24,7 +24,7 @@ from fedpriv.service.report import ServedColumns
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.markdown import markdown
+from studies.results import Table
 
 Array = NDArray[np.float64]
 
@@ -39,11 +39,10 @@ def main() -> None:
     what.add_argument("folder", nargs="?", type=Path)
     what.add_argument("--tilted", action="store_true")
     with parser.parsed() as asked:
-        lines = tilted_table() if asked.tilted else table(SweepFolder.open(asked.folder).records())
-        print("\n".join(lines))
+        print(tilted_table() if asked.tilted else table(SweepFolder.open(asked.folder).records()), end="")
 
 
-def table(records: Sequence[TrialRecord]) -> list[str]:
+def table(records: Sequence[TrialRecord]) -> Table:
     """The rows of a sweep of endpoints: means over seeds, and the smallest and largest share of exact vectors."""
     heads = ("policy", "answers", "noise", "claimed, each", "proven, all", "right, exact", "right, answered",
              "accuracy loss",
@@ -54,7 +53,7 @@ def table(records: Sequence[TrialRecord]) -> list[str]:
             rows.setdefault(_row(record), []).append(record)
     if not rows:
         raise InputError(f"none of {len(records)} trials answers, as those of configs/paper/convexified-location.toml")
-    return markdown(heads, "lrlr", map(_cells, rows.values()))
+    return Table.of(heads, map(_cells, rows.values()))
 
 
 def _row(record: TrialRecord) -> str:
@@ -97,7 +96,7 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def tilted_table() -> list[str]:
+def tilted_table() -> Table:
     """How far one mislabelled example moves each model, over the bound that is proven for the mean of the losses."""
     features, labels, classes, changes = _mnist()
     bound = head_sensitivity(1.0, REGULARISATION, EXAMPLES, 0.0)
@@ -110,7 +109,7 @@ def tilted_table() -> list[str]:
             other[at], named[at] = image, label
             moved.append(float(np.linalg.norm(minimiser(other, named, classes, risk) - original)) / bound)
         rows.append(("mean loss" if risk is None else f"{risk:g}", f"{max(moved):.2f}"))
-    return markdown(("alpha", "moved, over the bound of the mean loss"), "r", rows)
+    return Table.of(("alpha", "moved, over the bound of the mean loss"), rows)
 
 
 def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: float | None) -> Array:

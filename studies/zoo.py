@@ -42,7 +42,7 @@ from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
 from fedpriv.diagnosis.diagnose import CLASSES, attacked, diagnose, fitting, random_batch
 from fedpriv.diagnosis.records import Diagnosis
 from studies.arguments import StudyParser, listed, whole
-from studies.markdown import markdown
+from studies.results import markdown
 
 _NETWORKS = Path(__file__).with_suffix(".toml")
 LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")

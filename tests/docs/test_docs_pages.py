@@ -1,9 +1,11 @@
 """The rules of the documentation's pages: beginning, length, width, links; and the schemas of the files beside it."""
 
+import csv
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 from tests.docs.pages import PAGES, ROOT, blocks, outside_blocks
 
 LINES, COLUMNS = 150, 120
+RESULTS = ROOT / "docs" / "results"
 
 
 def paragraphs(page: Path) -> list[str]:
@@ -20,11 +23,13 @@ def paragraphs(page: Path) -> list[str]:
     return [part.strip() for part in parts if part.strip() and not part.strip().startswith(("#", "|", "<!--", ":::"))]
 
 
-def test_each_page_begins_with_what_the_reader_can_do() -> None:
+def test_each_page_begins_with_what_it_is_about() -> None:
+    """A title, and a paragraph of at most 60 words, which search engines and readers see first."""
     for page in PAGES:
-        title, empty, first = page.read_text(encoding="utf-8").splitlines()[:3]
+        title, empty, *rest = page.read_text(encoding="utf-8").split("\n")
         assert title.startswith("# ") and empty == "", page
-        assert re.match(r"After reading this page, you (can|know) ", first), page
+        first = "\n".join(rest).partition("\n\n")[0]
+        assert 3 < len(first.split()) <= 60 or page.parent.name == "api", page
 
 
 def test_each_page_is_short_or_holds_tables_only() -> None:
@@ -34,6 +39,19 @@ def test_each_page_is_short_or_holds_tables_only() -> None:
         if text.count("\n") > LINES:
             assert all(len(part) < 3 * COLUMNS for part in paragraphs(page)[1:]), page
             assert len(paragraphs(page)) <= 1 + text.count("\n## "), page
+
+
+def test_each_measurement_stands_on_its_page_with_its_date() -> None:
+    """``docs/tables.py`` puts the figures in the place of the link, which readers without the site follow."""
+    with (RESULTS / "measurements.csv").open(encoding="utf-8", newline="") as file:
+        made = {row["file"]: row for row in csv.DictReader(file)}
+    assert made.keys() == {path.stem for path in RESULTS.glob("*.csv")} - {"measurements", "models"}
+    for name, row in made.items():
+        page = (ROOT / "docs" / f"{row['page']}.md").read_text(encoding="utf-8")
+        assert f"](results/{name}.csv)" in page, row
+        assert row["versions"] and row["device"] and re.match(r"20\d\d-\d\d-\d\d", row["date"]), row
+        if row["command"].startswith("python -m "):
+            assert find_spec(row["command"].split()[2]), row
 
 
 def test_lines_are_wrapped() -> None:

@@ -14,7 +14,8 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from studies.leakage import BEGIN, END, GUESS, main, read_rows, tables
+from studies.leakage import GUESS, main, read_rows, tables
+from studies.results import Table
 
 TWO_CELLS = ["--data", "digits", "--models", "mlp", "--attacks", "closed_form", "--victims", "3"]
 TWO_CELLS += ["--mechanisms", "none,gaussian:0.001"]
@@ -24,20 +25,19 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("leakage")
-    (folder / "page.md").write_text(f"before\n{BEGIN}\nstale words\n{END}\nafter\n")
     main([*TWO_CELLS, *outputs(folder)])
     return folder
 
 
 def outputs(folder: Path) -> list[str]:
-    return ["--json", f"{folder}/rows.jsonl", "--page", f"{folder}/page.md", "--pictures", f"{folder}/pictures"]
+    return ["--json", f"{folder}/rows.jsonl", "--tables", f"{folder}", "--pictures", f"{folder}/pictures"]
 
 
-def outcomes(text: str) -> dict[str, str]:
+def outcomes(made: dict[str, Table]) -> dict[str, str]:
     """The only line of the table of outcomes, by column."""
-    lines = text.partition("## What stops attacks that reconstruct pictures")[2].strip().splitlines()
-    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], lines[2]))
-    return dict(zip(names, values, strict=True))
+    table = made["leakage-outcomes"]
+    (row,) = table.rows
+    return dict(zip(table.heads, row, strict=True))
 
 
 def results(folder: Path) -> dict[tuple[str, str], Any]:
@@ -120,19 +120,19 @@ def test_a_failing_cell_is_told_and_the_rest_goes_on(
     assert rows["none", "iga"].failure == "RuntimeError: it broke in two lines"
     assert rows["none", "closed_form"].result is not None
     assert "failed: RuntimeError: it broke in two lines" in capsys.readouterr().out
-    text = tables([row for row in read_rows(tmp_path / "rows.jsonl").values() if row.cell.attack != "closed_form"])
-    assert "every attack failed" in text and "it broke in two lines" in text
+    made = tables([row for row in read_rows(tmp_path / "rows.jsonl").values() if row.cell.attack != "closed_form"])
+    assert "every attack failed" in str(made["leakage-strongest"])
+    assert "it broke in two lines" in str(made["leakage-cells"])
 
 
-def test_the_page_has_every_cell_and_keeps_what_is_around(measured: Path) -> None:
-    text = (measured / "page.md").read_text()
-    assert text.startswith(f"before\n{BEGIN}\n") and text.endswith(f"\n{END}\nafter\n")
-    assert "stale words" not in text
-    cells = [line for line in text.splitlines() if "| closed_form |" in line]
-    assert len(cells) == 4  # each in the summary and among the details
-    assert outcomes(text)["images are recovered"] == "`none`, `gaussian:0.001`"
-    heads = [line.count("|") for line in text.splitlines() if line.startswith("|")]
-    assert set(heads) == {3, 8, 9, 11, 12}
+def test_the_tables_have_every_cell(measured: Path) -> None:
+    made = tables(list(read_rows(measured / "rows.jsonl").values()))
+    for name, table in made.items():
+        assert (measured / f"{name}.csv").read_text() == str(table)
+        assert {len(row) for row in table.rows} <= {len(table.heads)}
+    assert [row[5] for row in made["leakage-strongest"].rows] == ["closed_form"] * 2
+    assert [row[4] for row in made["leakage-cells"].rows] == ["public mean", "closed_form", "closed_form"]
+    assert outcomes(made)["images are recovered"] == "none, gaussian:0.001"
 
 
 def test_an_image_that_counts_as_recovered_but_is_not_identified_is_no_leak(measured: Path) -> None:
@@ -142,7 +142,7 @@ def test_an_image_that_counts_as_recovered_but_is_not_identified_is_no_leak(meas
         for row in rows
     ]
     column = "counted as recovered, but identified no more often than by chance"
-    assert outcomes(tables(lucky))[column] == "`none`, `gaussian:0.001`"
+    assert outcomes(tables(lucky))[column] == "none, gaussian:0.001"
     assert outcomes(tables(rows))[column] == ""
 
 
@@ -181,7 +181,7 @@ def test_no_faces_are_pictured(tmp_path: Path) -> None:
         (["--mechanisms", "gaussian:-1"], "sigma = -1"),
         (["--victims", "1"], "2 or more"),
         (["--victims", "some"], "2 or more"),
-        (["--attacks", "", "--page", "no/such/page.md"], "no/such/page.md"),
+        (["--attacks", "", "--tables", "no/such"], "no/such"),
         (["--attacks", "", "--json", "tests"], "tests"),
         (["--frobnicate"], "--frobnicate"),
     ],
@@ -203,11 +203,10 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path, capsys: pytest.Ca
     assert "rows.jsonl, line 1 is damaged" in capsys.readouterr().err
 
 
-def test_the_published_page_is_what_the_published_figures_say() -> None:
-    """So that docs/attacks-tables.md and its figures cannot drift apart."""
-    rows = list(read_rows(DOCS / "attacks.jsonl").values())
-    text = (DOCS / "attacks-tables.md").read_text(encoding="utf-8")
+def test_the_published_tables_are_what_the_published_figures_say() -> None:
+    rows = list(read_rows(DOCS / "results" / "attacks.jsonl").values())
     assert rows
-    assert text.partition(BEGIN)[2].partition(END)[0].strip() == tables(rows).strip()
-    for line in (DOCS / "attacks.jsonl").read_text(encoding="utf-8").splitlines():
+    for name, table in tables(rows).items():
+        assert (DOCS / "results" / f"{name}.csv").read_text(encoding="utf-8") == str(table)
+    for line in (DOCS / "results" / "attacks.jsonl").read_text(encoding="utf-8").splitlines():
         json.loads(line)

@@ -60,29 +60,29 @@ RECORDS = [
 
 
 def test_rows_have_the_papers_names_and_their_shares() -> None:
-    rows = [line.split(" | ") for line in table(rows_of(RECORDS))[2:]]
-    assert [[cell.strip("| ") for cell in row[:3]] for row in rows] == [
-        ["plain", "", ""],
-        ["DP-SGD", "2", ""],
-        ["PixelDP", "", "0.5"],
-        ["HGM_PixelDP", "", "0.5"],
-        ["Secure-SGD (AGM)", "2", "0.5"],
-        ["PixelDP, on image", "", "0.5"],
-        ["Secure-SGD (HGM)", "2", "0.25"],
+    rows = table(rows_of(RECORDS)).rows
+    assert [row[:3] for row in rows] == [
+        ("plain", "", ""),
+        ("DP-SGD", "2", ""),
+        ("PixelDP", "", "0.5"),
+        ("HGM_PixelDP", "", "0.5"),
+        ("Secure-SGD (AGM)", "2", "0.5"),
+        ("PixelDP, on image", "", "0.5"),
+        ("Secure-SGD (HGM)", "2", "0.25"),
     ]
-    assert rows[2][3].startswith("95.0 (88.8 to 97.8)")
-    assert rows[2][4:] == ["", "60.0", "", "", "80.0", " |"]
+    assert rows[2][3] == "95.0 (88.8 to 97.8)"
+    assert rows[2][4:] == ("", "60.0", "", "", "80.0", "")
 
 
 def test_only_rows_of_the_same_epsilon_and_sigma_are_ordered() -> None:
-    lines = [line.split(" | ") for line in orderings(rows_of(RECORDS))[2:]]
-    assert [line[0].removeprefix("| ") for line in lines] == [
+    lines = orderings(rows_of(RECORDS)).rows
+    assert [line[0] for line in lines] == [
         "HGM_PixelDP - PixelDP",
         "Secure-SGD (HGM) - DP-SGD",
         "Secure-SGD (AGM) - DP-SGD",
         "PixelDP - PixelDP, on image",
     ]
-    assert lines[0][1:3] == ["", "0.5"] and lines[0][4].startswith("-40.0 (")
+    assert lines[0][1:3] == ("", "0.5") and lines[0][4].startswith("-40.0 (")
     assert lines[1][4] == ""  # DP-SGD has no certificates
 
 
@@ -113,12 +113,11 @@ def test_theorems_and_claims_are_read_from_the_runs_folder(run: RunFolder) -> No
         f"{100 * robustness.curve('l2', bound).shares[0].value:.1f}"
         for bound in ("main", "renyi", "analytic", "classic", "extended", "paper")
     ]
-    cells = [cell.strip() for cell in theorems(rows, run.path.parent)[-1].strip("|").split("|")]
-    assert cells == ["PixelDP", "", "0.3", *wanted]
+    assert theorems(rows, run.path.parent).rows[-1] == ("PixelDP", "", "0.3", *wanted)
     assert wanted[0] != wanted[-1]
     small, large = claims_of(run)
-    cells = [cell.strip() for cell in claims(rows, run.path.parent)[-1].strip("|").split("|")]
-    assert cells[3:5] == [f"{each.claimed} / {each.broken} / 20" for each in (small, large)]
+    cells = claims(rows, run.path.parent).rows[-1]
+    assert cells[3:5] == tuple(f"{each.claimed} / {each.broken} / 20" for each in (small, large))
 
 
 def test_claims_are_of_the_row_norm_and_counted_against_attacks(run: RunFolder) -> None:

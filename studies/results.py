@@ -1,12 +1,33 @@
-"""Tables of the studies: Markdown, figures with their intervals, and the numbers that papers have published."""
+"""Tables of the studies: CSV for docs/results, figures with their intervals, and numbers that papers have published."""
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedpriv.core.records import Interval
 
 _PUBLISHED = Path(__file__).parent / "published"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under their heads; as a string it is CSV, as docs/results keeps it."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def of(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
+        """Take heads and rows of any kind."""
+        return Table(tuple(heads), tuple(map(tuple, rows)))
+
+    def __str__(self) -> str:
+        """Return CSV."""
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows((self.heads, *self.rows))
+        return written.getvalue()
 
 
 def markdown(heads: Sequence[str], kinds: str, rows: Iterable[Sequence[str]]) -> list[str]:
