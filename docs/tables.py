@@ -1,6 +1,6 @@
 """Show measured figures on the site: a link to results/NAME.csv on a line of its own becomes the table itself.
 
-Where Markdown is read without the site, the link leads to the file. ``results/measurements.csv`` says how each was made.
+Without the site the link leads to the file itself. ``results/measurements.csv`` says how each one was made.
 """
 
 import csv

@@ -24,8 +24,8 @@ from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
 from studies.kept import beside_noise, records_of
-from studies.results import Table, in_percent, with_interval
 from studies.paper import PAPER, ROWS
+from studies.results import Table, in_percent, with_interval
 
 BLOCKS = ("size:1", "size:2", "size:4", "size:16", "size:64", "size:256", "layer", "whole")
 MIA_R = "attack-r"

@@ -50,7 +50,7 @@ from fedpriv.core.lab.summary import versions
 from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import CONFIDENCE, AttackResult, Interval, Score, parse_json
+from fedpriv.core.records import AttackResult, Interval, Score, parse_json
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads

@@ -117,7 +117,10 @@ def test_table_4_has_every_attack_with_what_it_recovered() -> None:
     )
     row = table("table4", settings).rows[-1]
     assert row[-2:] == ("1.66", "iga 2.50 (0.300, 1 of 32); map 0.12 (0.040, 9 of 32)")
-    assert brief("table4", settings).rows == (("guess: the mean public image", "0.50"), ("VMF 50, whole", "1.66 / 2.50"))
+    assert brief("table4", settings).rows == (
+        ("guess: the mean public image", "0.50"),
+        ("VMF 50, whole", "1.66 / 2.50"),
+    )
     assert by_blocks("table4", settings).rows[-1] == ("lenet, fashion-mnist", "whole", "", "", "", "2.50", "", "")
 
 
