@@ -33,10 +33,9 @@ def _table(name: str) -> str:
 
 
 def _linked(row: dict[str, str]) -> dict[str, str]:
-    """A measurement with links to its figures and its page, and its command as code."""
-    command = f"`{row['command']}`" if row["command"] else ""
+    """A measurement with links to its figures and its page, which shows the command below them."""
     file, page = f"[{row['what']}](results/{row['file']}.csv)", f"[{row['page']}]({row['page']}.md)"
-    return {"what": file, "page": page, "command": command, **{key: row[key] for key in ("date", "versions", "device")}}
+    return {"what": file, "page": page, **{key: row[key] for key in ("date", "versions", "device")}}
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:

@@ -110,6 +110,6 @@ def test_the_page_keeps_the_rules_of_pages(tmp_path: Path, monkeypatch: pytest.M
     assert "| peft/lora, bert, label | it mixes |" in text
     assert "| it holds ... buffers | 133 |" in text and "| tag: layer ... of ... | 1 |" in text
     monkeypatch.setattr(pages, "PAGES", [page])
-    for test in (pages.test_each_page_begins_with_what_the_reader_can_do, pages.test_lines_are_wrapped):
+    for test in (pages.test_each_page_begins_with_what_it_is_about, pages.test_lines_are_wrapped):
         test()
     pages.test_each_page_is_short_or_holds_tables_only()
