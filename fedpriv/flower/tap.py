@@ -109,7 +109,7 @@ class Tap:
             client=client_of(context),
             node=context.node_id,
             type=type_of(message),
-            sent=_described(message.content),
+            sent=described(message.content),
             replied={},
             summed=stage_of(message.content) == "",
         )
@@ -162,7 +162,7 @@ class Tap:
         self, about: Exchange, sent: Vector, seen: Seen, reply: Message
     ) -> tuple[Exchange, Observation | None, Vector]:
         """What is written of a message: what it says, an observation if an attack fits, and all other arrays."""
-        exchange = replace(about, replied=_described(reply.content))
+        exchange = replace(about, replied=described(reply.content))
         records = {name: _arrays(record) for name, record in reply.content.array_records.items()}
         try:
             if about.unattacked:
@@ -280,7 +280,7 @@ def _reply_record(own: TapSettings, content: RecordDict, sent: str) -> str | Non
     return next((name for name in names if name in content.array_records), None)
 
 
-def _described(content: RecordDict) -> dict[str, dict[str, Any]]:
+def described(content: RecordDict) -> dict[str, dict[str, Any]]:
     """Records by name, with their keys and values; of arrays type and shape, of bytes the length."""
     told: dict[str, dict[str, Any]] = {}
     for name, record in content.items():

@@ -1,0 +1,1 @@
+"""Run a user's Flower app in simulation, list what leaves its clients, and say what is proven about it."""

@@ -1,0 +1,148 @@
+"""Audit an app: run a copy of it, list what leaves, attack it, and compare what is claimed with what is proven."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from fedpriv.core.errors import InputError, RunFailedError, reason_of
+from fedpriv.core.files import write_whole, writing
+from fedpriv.core.progress import Progress
+from fedpriv.flower.attack import TappedSummary, attack_tapped
+from fedpriv.flower.audit.claims import claims
+from fedpriv.flower.audit.leaving import NOISING, leaving
+from fedpriv.flower.audit.records import Answer, Audit
+from fedpriv.flower.audit.simulation import RUN, Simulated, app_name, copied, simulate
+from fedpriv.flower.folder import ABOUT, Tapped, read_exchanges, read_tapped
+
+RESULT, TAPPED = "audit.json", f"tap-{RUN}"
+_QUICK = ("adversary.iga.iterations=400",)
+_AUDIT = TypeAdapter(Audit)
+
+
+def audit_app(
+    app: Path,
+    out: Path,
+    clients: int,
+    overrides: str,
+    attacks: tuple[Sequence[str], Sequence[str]],
+    progress: Progress,
+) -> Audit:
+    """Audit the app in a folder, none of whose files is touched, and write audit.json.
+
+    Args:
+        app: the folder, with pyproject.toml.
+        out: where the audit is written; must not be there yet.
+        clients: how many are simulated.
+        overrides: of the app's run config.
+        attacks: names, and settings, as of ``fedpriv attack``.
+        progress: is told what happens.
+
+    Raises:
+        InputError: there is no app, it fails by itself, or it cannot be observed.
+    """
+    name, start = app_name(app), time.monotonic()
+    if out.exists():
+        raise InputError(key="--out", given=str(out), allowed="it is there already")
+    with copied(app) as copy:
+        progress.stage(f"{name} in Flower's simulation, {clients} clients")
+        run, answers = simulate(copy, out, clients, overrides)
+        attacked = _attacked(copy, out, answers, attacks, progress)
+    _point_at(app.resolve(), out / TAPPED)
+    audit = summed_up(name, run, answers, attacked, out)
+    audit = replace(audit, clients=clients, seconds=time.monotonic() - start)
+    with writing(""):
+        write_whole(out / RESULT, f"{json.dumps(asdict(audit), indent=2, allow_nan=False)}\n".encode())
+    return audit
+
+
+def summed_up(name: str, run: Simulated, answers: Sequence[Answer], attacked: TappedSummary | None, out: Path) -> Audit:
+    """Return what an audit finds in what was observed."""
+    trained = [answer for answer in answers if answer.trains and not answer.error]
+    per_client = Counter(answer.client for answer in trained)
+    claimed = claims(answers, run.layers, run.rounds, out)
+    return Audit(
+        app=name,
+        clients=len({answer.client for answer in answers}),
+        rounds=len(run.rounds) or max(per_client.values(), default=0),
+        messages=len(answers),
+        strategies=tuple(layer.name for layer in run.layers),
+        mods=run.mods,
+        leaving=leaving([answer for answer in answers if not answer.error]),
+        claims=claimed,
+        attacks=attacked.verdict if attacked is not None else (),
+        pictures=tuple(f"{TAPPED}/{picture}" for picture in (attacked.pictures if attacked is not None else ())),
+        warnings=(*_warnings(run, answers), *(attacked.warnings if attacked is not None else ())),
+        seconds=0.0,
+    )
+
+
+def _warnings(run: Simulated, answers: Sequence[Answer]) -> Iterator[str]:
+    """Mods that undo each other, wrappers without their mods, and clients that fail."""
+    yield from dict.fromkeys(text for answer in answers for text in _undone(answer))
+    wrapped = [layer.wraps for layer in run.layers if "ClientSide" in layer.wraps]
+    if wrapped and not {"fixedclipping_mod", "adaptiveclipping_mod"} & set(run.mods):
+        yield f"{wrapped[0]} is there, and no client has the mod that clips for it"
+    noised = [mod for mod in run.mods if mod in NOISING]
+    if noised and any(layer.wraps for layer in run.layers):
+        yield f"noise is added by {noised[0]} at the client and by the server's wrapper: each claim holds by itself"
+    if not run.layers:
+        yield "no strategy of Flower's was seen: the server's own code asks clients and aggregates"
+    failed = [answer for answer in answers if answer.error]
+    if failed:
+        yield f"{len(failed)} of {len(answers)} messages failed, the first with: {failed[0].error}"
+
+
+def _undone(answer: Answer) -> Iterator[str]:
+    """Which mods act on noise that another one has added to a reply."""
+    acted = [action for action in answer.actions if action.norm is not None]
+    for place, inner in enumerate(acted):
+        if inner.mod not in NOISING or not inner.noised:
+            continue
+        for outer in acted[place + 1 :]:
+            if outer.mod in NOISING:
+                yield (
+                    f"{outer.mod} acts on what {inner.mod} has noised: the update gets noise twice, and each claim "
+                    "holds by itself"
+                )
+            elif outer.norm and (outer.left or 0.0) < 0.5 * outer.norm:
+                yield f"{outer.mod} shortens what {inner.mod} has noised, the update with it: little of it is left"
+            elif outer.noised:
+                yield f"{outer.mod} changes what {inner.mod} has noised"
+
+
+def _attacked(
+    copy: Path, out: Path, answers: Sequence[Answer], attacks: tuple[Sequence[str], Sequence[str]], progress: Progress
+) -> TappedSummary | None:
+    """Attack the first client's uploads; the network is the class that was seen to train, if the settings name none."""
+    folder = out / TAPPED
+    tapped, exchanges = read_tapped(folder), read_exchanges(folder)
+    if tapped is None or not exchanges:
+        return None
+    found = next((answer.network for answer in answers if answer.network), "")
+    victims = [exchange.name for exchange in exchanges if not exchange.unattacked] or [exchanges[0].name]
+    whole = [f"{exchanges[0].round}-sum"] if any(exchange.summed for exchange in exchanges) else victims[:1]
+    names, overrides = attacks
+    settings = (*(_QUICK if not names or "iga" in names else ()), *overrides)
+    if tapped.model is None and found:
+        _write_about(folder, replace(tapped, model=found))
+        try:
+            return attack_tapped(folder, names, whole, settings, progress)
+        except (InputError, RunFailedError, RuntimeError) as error:
+            progress.warn(f"no gradient attack with {found}: {reason_of(error)}; tap.model can name what makes it")
+            _write_about(folder, tapped)
+    return attack_tapped(folder, names, whole, settings, progress)
+
+
+def _write_about(folder: Path, tapped: Tapped) -> None:
+    write_whole(folder / ABOUT, json.dumps(asdict(tapped), indent=2).encode() + b"\n")
+
+
+def _point_at(app: Path, folder: Path) -> None:
+    """The copy is gone: later attacks import the network from the app's own folder."""
+    tapped = read_tapped(folder)
+    if tapped is not None:
+        _write_about(folder, replace(tapped, app=str(app)))

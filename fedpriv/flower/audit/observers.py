@@ -1,0 +1,518 @@
+"""Observe mods, Opacus engines and strategies of an app while it runs, from the objects themselves.
+
+Nothing here reads source. Mods are wrapped where Flower chains them, so that what enters and what leaves each of them
+is known; strategies are wrapped at the methods that Flower calls; engines at the steps that they count.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, cast
+
+import flwr.clientapp.client_app as flower_client
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.strategy import Strategy as LegacyStrategy
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.files import append_line
+from fedpriv.flower.app_settings import TapSettings
+from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
+from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
+from fedpriv.flower.privatise import Privatiser
+from fedpriv.flower.tap import Tap, described
+from fedpriv.flower.watch import watched_network
+from fedpriv.gradients import Vector
+
+ANSWERS, LEDGERS = "answers", "ledgers"
+
+CLIPPING_NORM = "clipping_norm"
+"""The key by which Flower's wrappers tell clients, and keep for themselves, what updates are clipped to."""
+
+WRAPPERS = (
+    "DifferentialPrivacyServerSideFixedClipping",
+    "DifferentialPrivacyClientSideFixedClipping",
+    "DifferentialPrivacyServerSideAdaptiveClipping",
+    "DifferentialPrivacyClientSideAdaptiveClipping",
+)
+_NEEDED = ("noise_multiplier", CLIPPING_NORM, "num_sampled_clients")
+_OF_WRAPPERS = ("aggregate_train", "aggregate_fit", "_add_noise_to_aggregated_arrays")
+_CONFIGURE, _AGGREGATE = ("configure_train", "configure_fit"), ("aggregate_train", "aggregate_fit")
+
+
+@dataclass
+class _Noted:
+    """What is noted while one message is answered."""
+
+    actions: list[ModAction] = field(default_factory=list)
+    steps: Counter[tuple[int, float, float]] = field(default_factory=Counter)  # (accountant, noise, rate) -> steps
+    accountants: dict[int, Any] = field(default_factory=dict)  # kept, so that no other has the number of one
+    uniform: set[int] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
+    stated: list[Stated] = field(default_factory=list)
+    network: str = ""
+
+
+_NOTED: ContextVar[_Noted | None] = ContextVar("noted", default=None)
+
+
+@dataclass(frozen=True)
+class ObservedApp:
+    """A ClientApp whose answers are written down as they leave."""
+
+    app: ClientApp
+    folder: Path
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        about = Answer(client_of(context), context.node_id, type_of(message), stage_of(message.content))
+        about = replace(about, sent=described(message.content))
+        came = dict(message.content.array_records)
+        noted = _Noted()
+        token = _NOTED.set(noted)
+        try:
+            with observing_engines(noted):
+                reply = self.app(message, context)
+        except BaseException as error:
+            self._write(replace(about, error=reason_of(error)), noted)
+            raise
+        finally:
+            _NOTED.reset(token)
+        if reply.has_error():
+            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), noted)
+            return reply
+        echoed = tuple(
+            name
+            for name, record in reply.content.array_records.items()
+            if any(record == each for each in came.values())
+        )
+        self._write(replace(about, replied=described(reply.content), echoed=echoed), noted)
+        return reply
+
+    def _write(self, answer: Answer, noted: _Noted) -> None:
+        engines = tuple(
+            EngineSteps(noise, rate, steps, number not in noted.uniform)
+            for (number, noise, rate), steps in noted.steps.items()
+        )
+        whole = replace(
+            answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated), network=noted.network
+        )
+        (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
+        append_line(self.folder / ANSWERS / f"{answer.client}.jsonl", json.dumps(asdict(whole), default=str))
+
+
+@dataclass(frozen=True)
+class ObservedMod:
+    """A mod, with what it did to each reply written down."""
+
+    mod: Mod
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Do what the mod does."""
+        before, sent = _parameters(message), _clipping_norm(message.content)
+        inside: Vector = {}
+
+        def answered(given: Message, own: Context) -> Message:
+            reply = call_next(given, own)
+            inside.update(_parameters(reply) if before else {})
+            return reply
+
+        reply = self.mod(message, context, answered)
+        if (noted := _NOTED.get()) is not None:
+            noted.actions.append(_action(self.mod, sent, before, inside, _parameters(reply) if before else {}))
+        return reply
+
+
+def _action(mod: Mod, sent: Mapping[str, float], before: Vector, inside: Vector, after: Vector) -> ModAction:
+    """Compare the update that reached a mod with the one that left it."""
+    action = ModAction(name_of(mod), {**sent, **_numbers(mod)}, lets_out=_let_out(mod))
+    names = [name for name, value in before.items() if value.is_floating_point()]
+    names = [name for name in names if name in inside and name in after]
+    names = [name for name in names if before[name].shape == inside[name].shape == after[name].shape]
+    changes = {name: inside[name].double() - before[name].double() for name in names}
+    lefts = {name: after[name].double() - before[name].double() for name in names}
+    if not names:
+        return action
+    whole = sum(float((changes[name] * lefts[name]).sum()) for name in names)
+    size = sum(float(change.square().sum()) for change in changes.values())
+    factor = min(1.0, whole / size) if size else 1.0
+    own = {name: _factor(changes[name], lefts[name], factor) for name in names}
+    off = {name: float((lefts[name] - own[name] * changes[name]).norm()) for name in names}
+    rounding = {name: 1e-6 * float(before[name].double().norm()) + 1e-4 * float(changes[name].norm()) for name in names}
+    moved = [name for name in names if bool((changes[name] != 0).any())]
+    return replace(
+        action,
+        noised=tuple(name for name in names if off[name] > rounding[name]),
+        kept=tuple(name for name in moved if bool((inside[name] == after[name]).all())),
+        norm=_norm(changes),
+        left=_norm(lefts),
+    )
+
+
+def _factor(change: torch.Tensor, left: torch.Tensor, whole: float) -> float:
+    """The factor by which clipping has shortened an array; one number alone does not tell it, the whole update does."""
+    size = float(change.square().sum())
+    return float((change * left).sum()) / size if size and change.numel() > 1 else whole
+
+
+def _norm(values: Vector) -> float:
+    return float(torch.cat([value.flatten() for value in values.values()]).norm())
+
+
+def _parameters(message: Message) -> Vector:
+    """The arrays of a training message or its reply; none where they are not to be read."""
+    if message.has_error() or not is_training(message):
+        return {}
+    content = RecordDict({name: record for name, record in message.content.array_records.items() if len(record)})
+    try:
+        return arrays_of(content, record_of(content, None))
+    except (InputError, ValueError):
+        return {}
+
+
+def _clipping_norm(content: RecordDict) -> dict[str, float]:
+    """What a server tells clients to clip to."""
+    values = [record.get(CLIPPING_NORM) for record in content.config_records.values()]
+    numbers = [float(value) for value in values if isinstance(value, (int, float))]
+    return {CLIPPING_NORM: numbers[0]} if numbers else {}
+
+
+def name_of(mod: object) -> str:
+    """The name of a mod, for people."""
+    if isinstance(mod, Privatiser):
+        return "privatise"
+    return str(getattr(mod, "__name__", type(mod).__name__))
+
+
+def _numbers(thing: object) -> dict[str, float]:
+    """The numbers that an object was made with."""
+    own = vars(thing) if hasattr(thing, "__dict__") else {}
+    shown = {key: value for key, value in own.items() if not key.startswith("_") and not isinstance(value, bool)}
+    return {key: float(value) for key, value in shown.items() if isinstance(value, (int, float))}
+
+
+def _let_out(mod: Mod) -> tuple[str, ...]:
+    return (*mod.settings.privatise.send, *mod.settings.privatise.passed) if isinstance(mod, Privatiser) else ()
+
+
+def note_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Note, as the innermost mod, the class of the network that was trained, if it can be made without arguments."""
+    reply = call_next(message, context)
+    network, noted = watched_network(), _NOTED.get()
+    if network is not None and noted is not None:
+        kind = type(network)
+        needed = [each for each in signature(kind).parameters.values() if each.default is Parameter.empty]
+        named = all(each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for each in needed)
+        if named and "<" not in kind.__qualname__ and not kind.__module__.startswith(("torch.", "__main__")):
+            noted.network = f"{kind.__module__}:{kind.__qualname__}"
+    return reply
+
+
+@contextmanager
+def observing_mods(folder: Path, settings: TapSettings, app: Path) -> Iterator[list[str]]:
+    """Have each chain of mods that Flower makes meanwhile observed, and tapped where its uploads can be read.
+
+    A tap of the app's own is left out, and :func:`~fedpriv.flower.privatise` counts in a ledger of the audit's own: the
+    clients' real ledgers stay as they are. The names of the mods are collected, outermost first.
+    """
+    chain: Callable[..., ClientAppCallable] = vars(flower_client)["make_ffn"]
+    names: list[str] = []
+
+    def observed(function: ClientAppCallable, mods: list[Mod]) -> ClientAppCallable:
+        _refuse_twice(mods)
+        own = [mod for mod in mods if not isinstance(mod, Tap)]
+        place = 1 + own.index(secaggplus_mod) if secaggplus_mod in own else 0
+        names.extend(name for name in map(name_of, own) if name not in names)
+        seen: list[Mod] = [ObservedMod(_elsewhere(mod, folder / LEDGERS)) for mod in own]
+        return chain(function, [*seen[:place], Tap(settings, app), *seen[place:], note_network])
+
+    with _replaced(flower_client, "make_ffn", observed):
+        yield names
+
+
+def _refuse_twice(mods: list[Mod]) -> None:
+    """A mod that acts twice on one reply is a mistake: the second makes nothing better that is said of the first."""
+    kinds = Counter(name_of(mod) for mod in mods)
+    for mod in mods:
+        ours = type(mod).__module__.startswith(("flwr.", "fedpriv."))
+        if kinds[name_of(mod)] > 1 and (ours or mods.count(mod) > 1):
+            listed = ", ".join(map(name_of, mods))
+            raise InputError(key="mods", given=listed, allowed=f"{name_of(mod)} is given twice; allowed is once")
+
+
+def _elsewhere(mod: Mod, folder: Path) -> Mod:
+    """The same mod; of ours, with a ledger in another folder."""
+    if not isinstance(mod, Privatiser):
+        return mod
+    own = mod.settings.privatise.model_copy(update={"folder": folder})
+    return Privatiser(mod.settings.model_copy(update={"privatise": own}), mod.app)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Have an attribute of a module or class be another one meanwhile."""
+    original = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if original is None:  # a base class has it
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+# ---- Opacus ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def observing_engines(noted: _Noted) -> Iterator[None]:
+    """Note what accountants of Opacus count and state, and whether batches are drawn as they take it."""
+    if find_spec("opacus") is None:
+        yield
+        return
+    from opacus import PrivacyEngine
+    from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
+    from opacus.data_loader import DPDataLoader
+
+    def stepped(_: Any, accountant: Any, *, noise_multiplier: float, sample_rate: float) -> None:
+        noted.accountants[id(accountant)] = accountant
+        noted.steps[id(accountant), float(noise_multiplier), float(sample_rate)] += 1
+
+    def asked(epsilon: float, accountant: Any, delta: float, *_: Any, **__: Any) -> None:
+        if id(accountant) in noted.accountants:
+            noted.stated.append(Stated(float(epsilon), float(delta)))
+
+    def made(result: tuple[Any, ...], engine: Any, *_: Any, **__: Any) -> None:
+        noted.accountants[id(engine.accountant)] = engine.accountant
+        if not isinstance(result[-1], DPDataLoader):
+            noted.uniform.add(id(engine.accountant))
+
+    def promised(_: Any, __: Any, *, target_epsilon: float, target_delta: float, **___: Any) -> None:
+        noted.stated.append(Stated(float(target_epsilon), float(target_delta)))
+
+    with ExitStack() as stack:
+        for kind in (GaussianAccountant, PRVAccountant, RDPAccountant):
+            stack.enter_context(_after(kind, "step", stepped))
+            stack.enter_context(_after(kind, "get_epsilon", asked))
+        stack.enter_context(_after(PrivacyEngine, "make_private", made))
+        stack.enter_context(_after(PrivacyEngine, "make_private_with_epsilon", promised))
+        yield
+
+
+@contextmanager
+def _after(owner: type[Any], name: str, told: Callable[..., None]) -> Iterator[None]:
+    """Have a method tell its result and arguments after it has returned."""
+    method = vars(owner)[name]
+
+    def observed(*given: Any, **named: Any) -> Any:
+        result = method(*given, **named)
+        told(result, *given, **named)
+        return result
+
+    with _replaced(owner, name, observed):
+        yield
+
+
+# ---- strategies -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ServerNotes:
+    """What was seen of the server's strategies."""
+
+    layers: tuple[StrategyLayer, ...] = ()  # outermost first; empty: no strategy was seen
+    rounds: list[Round] = field(default_factory=list)
+    unread: InputError | None = None  # why a strategy cannot be read
+    _running: list[Any] = field(default_factory=list)  # strategies whose method is running, outermost first
+    _before: Vector = field(default_factory=dict)  # the arrays of the round
+    _results: dict[int, Vector] = field(default_factory=dict)  # strategy -> what it returned in the round
+
+    def configured(self, method: Callable[..., Any], strategy: Any, number: int, arrays: Any, *rest: Any) -> Any:
+        """Note the arrays that a round starts with, and read the strategies."""
+        if not self._running and not self.layers:
+            try:
+                self.layers = read_layers(strategy)
+            except InputError as error:
+                self.unread = error
+                raise
+        if not self._running:
+            self._before = _of_server(arrays)
+        return self._inside(method, strategy, number, arrays, *rest)
+
+    def aggregated(self, method: Callable[..., Any], strategy: Any, number: int, replies: Any, *rest: Any) -> Any:
+        """Note what a round's replies weigh, how far they are from the start, and what noise is added to their mean."""
+        replies = list(replies)
+        first = not self._running
+        about = Round(int(number), *_weights_and_norms(replies, _innermost(strategy), self._before)) if first else None
+        clip_norm = getattr(strategy, CLIPPING_NORM, None)
+        result = self._inside(method, strategy, number, replies, *rest)
+        self._results[id(strategy)] = _of_server(result[0]) if result and result[0] else {}
+        if about is not None:
+            after, noise = getattr(strategy, CLIPPING_NORM, None), self._noise(strategy)
+            self.rounds.append(
+                replace(
+                    about,
+                    clip_norm=clip_norm,
+                    next_clip_norm=after,
+                    noise=self._noise(strategy),
+                    stated=_spent(strategy),
+                )
+            )
+            self._results.clear()
+        return result
+
+    def _inside(self, method: Callable[..., Any], strategy: Any, *given: Any) -> Any:
+        self._running.append(strategy)
+        try:
+            return method(strategy, *given)
+        finally:
+            self._running.pop()
+
+    def _noise(self, strategy: Any) -> float | None:
+        """Root mean square of what a wrapper has added to the result of the strategy inside it."""
+        whole, inner = (
+            self._results.get(id(strategy), {}),
+            self._results.get(id(getattr(strategy, "strategy", None)), {}),
+        )
+        both = [name for name in inner if name in whole and whole[name].is_floating_point()]
+        if not both:
+            return None
+        added = torch.cat([(whole[name].double() - inner[name].double()).flatten() for name in both])
+        return float(added.square().mean().sqrt())
+
+
+@contextmanager
+def observing_strategies() -> Iterator[ServerNotes]:
+    """Observe all strategies whose methods Flower, or an app's own loop, calls meanwhile."""
+    notes = ServerNotes()
+    with ExitStack() as stack:
+
+        def observe(kind: type[Any]) -> None:
+            for names, noting in ((_CONFIGURE, notes.configured), (_AGGREGATE, notes.aggregated)):
+                for name in names:
+                    if name in vars(kind):
+                        stack.enter_context(_replaced(kind, name, _bound(noting, vars(kind)[name])))
+
+        for base in (Strategy, LegacyStrategy):
+            for kind in _below(base):
+                observe(kind)
+            hooked = cast(Any, classmethod(lambda cls, **_: observe(cls)))
+            stack.enter_context(_replaced(base, "__init_subclass__", hooked))
+        yield notes
+
+
+def _bound(noting: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    names = [*signature(method).parameters][1:]
+
+    def observed(strategy: Any, *given: Any, **named: Any) -> Any:
+        return noting(method, strategy, *given, *(named[name] for name in names[len(given) :] if name in named))
+
+    return observed
+
+
+def _below(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _below(kind)
+
+
+def read_layers(strategy: Any) -> tuple[StrategyLayer, ...]:
+    """Read a strategy, and those that it wraps.
+
+    Raises:
+        InputError: something that wraps or is wrapped is no strategy, or a wrapper's numbers are none.
+    """
+    layers: list[StrategyLayer] = []
+    while strategy is not None:
+        layers.append(_layer(strategy))
+        strategy = getattr(strategy, "strategy", None)
+    return tuple(layers)
+
+
+def _layer(strategy: Any) -> StrategyLayer:
+    kind, settings = type(strategy), _numbers(strategy)
+    if not isinstance(strategy, (Strategy, LegacyStrategy)):
+        raise InputError(key="strategy", given=kind.__name__, allowed="it cannot be read: it is none of Flower's")
+    own = [base for base in kind.__mro__ if base.__module__.startswith("flwr.")]
+    wraps = next((base.__name__ for base in own if base.__name__ in WRAPPERS), "")
+    if wraps and (missing := [key for key in _NEEDED if key not in settings]):
+        given = getattr(strategy, missing[0], None)
+        raise InputError(
+            where=f"strategy {kind.__name__}",
+            key=missing[0],
+            given=given,
+            allowed="it cannot be read: no number",
+        )
+    flowers = own[0] if own else object
+    replaced = [
+        name for name in (*_AGGREGATE, "_add_noise_to_aggregated_arrays") if wraps and _differs(kind, flowers, name)
+    ]
+    plain = FedAvg.aggregate_train if isinstance(strategy, Strategy) else LegacyFedAvg.aggregate_fit
+    averages = getattr(kind, "aggregate_train", None) is plain or getattr(kind, "aggregate_fit", None) is plain
+    accountant = getattr(strategy, "accountant", None)
+    relation = str(accountant.config.neighboring_relation.value) if accountant is not None else ""
+    return StrategyLayer(kind.__name__, kind.__module__, settings, wraps, averages, relation, tuple(replaced))
+
+
+def _differs(kind: type[Any], flowers: type[Any], name: str) -> bool:
+    return getattr(kind, name, None) is not getattr(flowers, name, None)
+
+
+def _innermost(strategy: Any) -> Any:
+    while (inner := getattr(strategy, "strategy", None)) is not None:
+        strategy = inner
+    return strategy
+
+
+def _of_server(arrays: Any) -> Vector:
+    """Arrays as a strategy has them: a record, or parameters of older ones."""
+    if isinstance(arrays, ArrayRecord):
+        return arrays_of(RecordDict({"arrays": arrays}), "arrays")
+    from flwr.compat.common.parameter import parameters_to_ndarrays
+
+    return {str(place): torch.as_tensor(value) for place, value in enumerate(parameters_to_ndarrays(arrays))}
+
+
+def _weights_and_norms(replies: list[Any], strategy: Any, before: Vector) -> tuple[dict[int, float], dict[int, float]]:
+    """By node, what a reply weighs and how far its arrays are from those that were sent."""
+    weights, norms = {}, {}
+    key = getattr(strategy, "weighted_by_key", "num-examples")
+    for reply in replies:
+        if isinstance(reply, Message):
+            if reply.has_error():
+                continue
+            node, records = reply.metadata.src_node_id, reply.content.metric_records.values()
+            weight = next((record[key] for record in records if key in record), 1)
+            arrays = {
+                name: value
+                for record in reply.content.array_records.values()
+                for name, value in _of_server(record).items()
+            }
+        else:
+            node, weight = int(getattr(reply[0], "node_id", 0)), reply[1].num_examples
+            arrays = _of_server(reply[1].parameters)
+        weights[node] = float(cast(float, weight))
+        both = [name for name in before if name in arrays and arrays[name].shape == before[name].shape]
+        norms[node] = _norm({name: arrays[name].double() - before[name].double() for name in both}) if both else 0.0
+    return weights, norms
+
+
+def _spent(strategy: Any) -> Stated | None:
+    """What a wrapper's accountant states by now."""
+    accountant = getattr(strategy, "accountant", None)
+    if accountant is None or not accountant.num_releases:
+        return None
+    spent = accountant.get_privacy_spent()
+    relation = str(accountant.config.neighboring_relation.value)
+    return Stated(float(spent.epsilon), float(spent.delta), int(spent.num_releases), relation)

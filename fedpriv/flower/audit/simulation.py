@@ -1,0 +1,196 @@
+"""Run a copy of an app in Flower's simulation, with its mods, engines and strategies observed.
+
+The simulation has a process of its own: an app may change what a process has for good, and may end it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from fedpriv.core.config import read_toml
+from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.files import write_whole
+from fedpriv.core.records import read_file
+from fedpriv.core.records.reading import Record, parse_json
+from fedpriv.flower.audit.records import Answer, Round, StrategyLayer
+
+RUN, SERVER, LOG = 1, "server.json", "simulation.log"
+CLIENTS = 10  # as Flower's own projects simulate
+_LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "runs")
+
+
+@dataclass(frozen=True)
+class Simulated(Record):
+    """What the server's process wrote down."""
+
+    mods: tuple[str, ...] = ()  # outermost first
+    layers: tuple[StrategyLayer, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    problem: str = ""  # why there is no run; empty: there was one
+    by_app: bool = False  # whether the app itself failed
+
+
+_SIMULATED, _ANSWER = TypeAdapter(Simulated), TypeAdapter(Answer)
+
+
+def app_name(app: Path) -> str:
+    """Return the name of an app.
+
+    Raises:
+        InputError: the folder holds none.
+    """
+    if not app.is_dir():
+        raise InputError(key="APP", given=str(app), allowed="no such folder")
+    project = app / "pyproject.toml"
+    told = read_toml(project) if project.is_file() else {}
+    components = told.get("tool", {}).get("flwr", {}).get("app", {}).get("components", {})
+    if not {"serverapp", "clientapp"} <= set(components):
+        allowed = "no Flower app; allowed is a folder whose pyproject.toml has [tool.flwr.app.components]"
+        raise InputError(key="APP", given=str(app), allowed=f"{allowed} with serverapp and clientapp")
+    return str(told.get("project", {}).get("name", app.resolve().name))
+
+
+def clients_of(app: Path) -> int:
+    """Return how many clients the app's own simulation has, as its pyproject.toml says; 10 where it says nothing."""
+    federations = read_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("federations", {})
+    usual = federations.get(federations.get("default", ""), {})
+    return int(usual.get("options", {}).get("num-supernodes", CLIENTS))
+
+
+@contextmanager
+def copied(app: Path) -> Iterator[Path]:
+    """Return a copy of an app's folder that is gone afterwards; links are followed, so that nothing leads back."""
+    with TemporaryDirectory(prefix="fedpriv-audit-") as home:
+        copy = Path(home) / "app"
+        try:
+            shutil.copytree(app, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT), ignore_dangling_symlinks=True)
+        except (OSError, shutil.Error) as error:
+            raise InputError(key="APP", given=str(app), allowed=f"it cannot be copied: {reason_of(error)}") from None
+        yield copy
+
+
+def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simulated, tuple[Answer, ...]]:
+    """Run a copy of an app in a process of its own; return what its server and its clients did.
+
+    Args:
+        copy: of the app's folder.
+        out: where everything is written.
+        clients: how many are simulated.
+        overrides: of the app's run config, as of ``flwr run --run-config``.
+
+    Raises:
+        InputError: the app fails by itself, or what it is made of cannot be observed.
+    """
+    if find_spec("ray") is None:
+        raise InputError("Flower's simulation needs Ray; install flwr[simulation]")
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    paths = os.pathsep.join(filter(None, (str(copy), os.environ.get("PYTHONPATH", ""))))
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    own = {"PYTHONPATH": paths, "FLWR_HOME": str(copy.parent / "flwr"), "FEDPRIV_RUNS": str(out)}
+    command = [sys.executable, "-m", "fedpriv.flower.audit.simulation", str(copy), str(out), str(clients), overrides]
+    with (out / LOG).open("w") as log:
+        done = subprocess.run(
+            command, cwd=copy, env={**os.environ, **quiet, **own}, stdout=log, stderr=log, check=False
+        )
+    told = read_file(out / SERVER, _SIMULATED)
+    if told is None:
+        raise InputError(f"the app ends its process with {done.returncode}; its output is in {out / LOG}")
+    if told.problem:
+        said = f"the app fails by itself: {told.problem}; its output is in {out / LOG}"
+        raise InputError(said if told.by_app else told.problem)
+    return told, read_answers(out)
+
+
+def read_answers(out: Path) -> tuple[Answer, ...]:
+    """Return all answers, by client, each client's in order.
+
+    Raises:
+        InputError: no client was asked, or each one failed.
+    """
+    from fedpriv.flower.audit.observers import ANSWERS
+
+    paths = sorted((out / ANSWERS).glob("*.jsonl"))
+    answers = [
+        parse_json(line, _ANSWER, f"{path}: line {number}")
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+    if not answers:
+        raise InputError("the app fails by itself: its server asked no client")
+    if all(answer.error for answer in answers):
+        raise InputError(f"the app fails by itself: each client fails, the first with: {answers[0].error}")
+    return tuple(answers)
+
+
+def observe(copy: Path, out: Path, clients: int, overrides: str) -> Simulated:
+    """Run a copy of an app in this process, with Ray's workers for its clients."""
+    from flwr.app import Context, RecordDict
+    from flwr.clientapp.client_app import LoadClientAppError
+    from flwr.common.config import get_fused_config_from_dir, get_project_config, parse_config_args
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.serverapp.server_app import LoadServerAppError
+    from flwr.simulation.run_simulation import _run_simulation
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.object_ref import load_app
+    from flwr.supercore.run import Run
+    from flwr.supercore.telemetry import EventType
+
+    from fedpriv.engines.identity import assume_server_identity
+    from fedpriv.flower.app_settings import FILE, TapSettings, read_settings
+    from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies
+
+    near = next(iter(sorted(copy.rglob(FILE))), None)
+    settings = read_settings(near).tap if near is not None else None
+    components = get_project_config(copy)["tool"]["flwr"]["app"]["components"]
+    assume_server_identity(RUN)
+    run = Run.create_empty(RUN)
+    run.primary_task_id, run.federation_id = RUN, NOOP_FEDERATION_ID
+    run.override_config = parse_config_args([overrides]) if overrides else {}
+    with observing_strategies() as notes, observing_mods(out, settings or TapSettings(), copy) as mods:
+        problem, by_app = "", False
+        try:
+            server = load_app(components["serverapp"], LoadServerAppError, copy)
+            client = load_app(components["clientapp"], LoadClientAppError, copy)
+            _run_simulation(
+                num_supernodes=clients,
+                client_app=cast(Any, ObservedApp(client, out)),
+                server_app=server,
+                server_app_context=Context(
+                    RUN, SUPERLINK_NODE_ID, {}, RecordDict(), get_fused_config_from_dir(copy, run.override_config)
+                ),
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                app_dir=str(copy),
+                is_app=True,
+                run=run,
+                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+            )
+        except InputError as error:
+            problem = str(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (an app may raise anything)
+            problem, by_app = reason_of(error), True
+        if notes.unread is not None:
+            problem, by_app = str(notes.unread), False
+        return Simulated(tuple(mods), notes.layers, tuple(notes.rounds), problem, by_app)
+
+
+def main(copy: str, out: str, clients: str, overrides: str) -> None:
+    """Run an app, and write down what its server did."""
+    told = observe(Path(copy), Path(out), int(clients), overrides)
+    write_whole(Path(out) / SERVER, json.dumps(asdict(told), allow_nan=False).encode())
+    sys.stdout.flush()
+    os._exit(0)  # threads of a simulation that failed wait for what will not come
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

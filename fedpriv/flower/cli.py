@@ -1,0 +1,97 @@
+"""The command ``fedpriv flower audit APP``: what leaves the clients of a Flower app, and what is proven about it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fedpriv.core.cli.terminal import Json, Out, Quiet, Set, default_folder, out, print_json, print_line, print_warning
+from fedpriv.core.verb import Verb
+
+if TYPE_CHECKING:
+    from fedpriv.flower.audit.records import Audit
+
+flower_app = typer.Typer(help="Audit a Flower app: what leaves its clients, and what is proven.", no_args_is_help=True)
+
+
+def audit(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app, with its pyproject.toml.")],
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=1, help="Simulated clients. Default: as pyproject.toml says, or 10.")
+    ] = None,
+    run_config: Annotated[
+        str, typer.Option("--run-config", metavar="TEXT", help="As of flwr run, such as 'num-server-rounds=2'.")
+    ] = "",
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", metavar="NAME", help="Default: iga; several may be given.")
+    ] = None,
+    set_: Set = None,
+    out_dir: Out = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a copy of a Flower app in simulation, list what leaves its clients, attack it, and check what is claimed.
+
+    Mods, strategies and Opacus engines are observed while they run. No file of the app is touched.
+    """
+    from fedpriv.core.cli.display import shown
+    from fedpriv.flower.audit.audit import audit_app
+    from fedpriv.flower.audit.report import write_audit_report
+    from fedpriv.flower.audit.simulation import app_name, clients_of
+
+    name = app_name(app)
+    folder = (out_dir or default_folder(f"audit-{name}")).absolute()
+    with shown(quiet or as_json) as progress:
+        found = audit_app(app, folder, clients or clients_of(app), run_config, (attack or (), set_ or ()), progress)
+    path = write_audit_report(folder)
+    if as_json:
+        print_json({**asdict(found), "folder": str(folder)})
+        return
+    _print(found)
+    print_line(f"Report: {path}")
+
+
+def _print(found: "Audit") -> None:
+    """What leaves, what is claimed, and what attacks found."""
+    print_line(
+        f"{found.app}: {found.clients} clients, {found.rounds} rounds, {found.messages} answers; strategy "
+        f"{' around '.join(found.strategies) or 'of its own'}; mods {', '.join(found.mods) or 'none'}"
+    )
+    out.print()
+    _table(
+        ("leaves", "in", "what it is", "verdict", "why"),
+        [(each.name, each.type, each.kind, each.verdict, each.why) for each in found.leaving],
+    )
+    out.print()
+    for line in found.claim_lines:
+        print_line(line)
+    for line in found.attacks:
+        print_line(line)
+    for text in found.warnings:
+        print_warning(text)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
+VERBS = (
+    Verb("flower", flower_app, place=60),
+    Verb(
+        "audit",
+        audit,
+        place=10,
+        epilog="Examples:\n\n  fedpriv flower audit .\n\n  fedpriv flower audit my-app --clients 4 --run-config "
+        "'num-server-rounds=2'",
+        group="flower",
+    ),
+)
