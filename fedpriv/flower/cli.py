@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.cli.terminal import Json, Out, Quiet, Set, default_folder, out, print_json, print_line, print_warning
+from fedpriv.core.cli.terminal import Json, Out, Quiet, Set, default_folder, out, print_json, print_line
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def _print(found: "Audit") -> None:
         print_line(line)
     for line in found.attacks:
         print_line(line)
-    for text in found.warnings:
-        print_warning(text)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

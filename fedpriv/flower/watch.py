@@ -228,12 +228,6 @@ def is_tapped() -> bool:
     return (seen := _SEEN.get()) is not None and seen.for_tap
 
 
-def watched_network() -> nn.Module | None:
-    """Return the network that was trained where this is called, if it is watched."""
-    seen = _SEEN.get()
-    return None if seen is None else seen.network
-
-
 def waiting() -> list[Callable[[Any, ReleasedUpdate], None]] | None:
     """Return what is to be called with the reply that leaves; ``None``: no mechanism is around this."""
     return _WAITING.get()

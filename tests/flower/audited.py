@@ -5,8 +5,10 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedpriv.engines.identity import assume_server_identity
@@ -14,7 +16,7 @@ from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.audit import summed_up
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies
-from fedpriv.flower.audit.records import Answer, Audit
+from fedpriv.flower.audit.records import Answer, Audit, Claim
 from fedpriv.flower.audit.simulation import Simulated, read_answers
 
 PROJECT = """
@@ -91,7 +93,8 @@ app = ServerApp()
 def main(grid, context):
     torch.manual_seed(0)
     strategy = {strategy}
-    strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=int(context.run_config.get("rounds", 2)))
+    rounds = int(context.run_config.get("rounds", {rounds}))
+    app.result = strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=rounds)
 """
 
 AVERAGE = "FedAvg(fraction_evaluate=0.0)"
@@ -108,13 +111,15 @@ OPACUS = {
 }
 
 
-def write_app(folder: Path, client: Mapping[str, str], strategy: str = AVERAGE, imports: str = "") -> Path:
+def write_app(
+    folder: Path, client: Mapping[str, str], strategy: str = AVERAGE, imports: str = "", rounds: int = 2
+) -> Path:
     """Write an app whose client and strategy are these."""
     (folder / "digits").mkdir(parents=True)
     (folder / "digits" / "__init__.py").touch()
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "digits" / "client_app.py").write_text(CLIENT.format(**USUAL | client))
-    (folder / "digits" / "server_app.py").write_text(SERVER.format(strategy=strategy, imports=imports))
+    (folder / "digits" / "server_app.py").write_text(SERVER.format(strategy=strategy, imports=imports, rounds=rounds))
     return folder
 
 
@@ -130,9 +135,22 @@ def importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def observed(
-    app: Path, out: Path, clients: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Audit, tuple[Answer, ...], Simulated]:
+@dataclass(frozen=True)
+class Observed:
+    """An audit, what it is made of, and the arrays that the server ended with."""
+
+    audit: Audit
+    answers: tuple[Answer, ...]
+    run: Simulated
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """By what makes them."""
+        return {claim.what: claim for claim in self.audit.claims}
+
+
+def observed(app: Path, out: Path, clients: int, monkeypatch: pytest.MonkeyPatch) -> Observed:
     """Audit an app with its clients in this process, without attacks."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     monkeypatch.setenv("FEDPRIV_RUNS", str(out))
@@ -145,4 +163,5 @@ def observed(
         client, server = (importlib.import_module(f"digits.{each}_app").app for each in ("client", "server"))
         run_server(server, InlineGrid(ObservedApp(client, out), clients))  # type: ignore[arg-type]
     run, answers = Simulated(tuple(mods), notes.layers, tuple(notes.rounds)), read_answers(out)
-    return summed_up("digits", run, answers, None, out), answers, run
+    arrays = {name: array.numpy() for name, array in server.result.arrays.items()}
+    return Observed(summed_up("digits", run, answers, None, out), answers, run, arrays)

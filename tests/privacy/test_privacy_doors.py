@@ -109,6 +109,11 @@ QUIET: dict[str, str] = {
     **dict.fromkeys(("command: init", "command: attack list", "command: probe list"), _SETTINGS),
     "command: model": "measures a network on random input; of an experiment's data it takes the shape",
     "command: attack tune": "tunes an attack on public images",
+    "command: flower audit": "runs a copy of somebody's app on their own machine, with what the app itself sends",
+    **dict.fromkeys(
+        ("network: fedpriv/flower/audit/observers.py", "network: fedpriv/flower/audit/simulation.py"),
+        "passes messages and replies on as they are, and writes to this machine's disk for the app's owner",
+    ),
     **dict.fromkeys(
         (f"command: {word}" for word in ("attack DIR", "audit", "certify", "compare", "probe DIR", "report")), _READS
     ),

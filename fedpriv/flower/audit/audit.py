@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,7 +54,10 @@ def audit_app(
         attacked = _attacked(copy, out, answers, attacks, progress)
     _point_at(app.resolve(), out / TAPPED)
     audit = summed_up(name, run, answers, attacked, out)
-    audit = replace(audit, clients=clients, seconds=time.monotonic() - start)
+    for text in audit.warnings:
+        progress.warn(text)
+    warned = (*audit.warnings, *(attacked.warnings if attacked is not None else ()))
+    audit = replace(audit, warnings=warned, clients=clients, seconds=time.monotonic() - start)
     with writing(""):
         write_whole(out / RESULT, f"{json.dumps(asdict(audit), indent=2, allow_nan=False)}\n".encode())
     return audit
@@ -75,7 +79,7 @@ def summed_up(name: str, run: Simulated, answers: Sequence[Answer], attacked: Ta
         claims=claimed,
         attacks=attacked.verdict if attacked is not None else (),
         pictures=tuple(f"{TAPPED}/{picture}" for picture in (attacked.pictures if attacked is not None else ())),
-        warnings=(*_warnings(run, answers), *(attacked.warnings if attacked is not None else ())),
+        warnings=tuple(_warnings(run, answers)),
         seconds=0.0,
     )
 

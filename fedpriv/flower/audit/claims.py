@@ -15,7 +15,7 @@ from fedpriv.accounting import guarantee
 from fedpriv.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import PoissonZeroOutPair
-from fedpriv.accounting.release import release_with
+from fedpriv.accounting.release import Release, release_with
 from fedpriv.core.records import LedgerLine, read_file, shown_epsilon
 from fedpriv.flower.audit.observers import CLIPPING_NORM, LEDGERS
 from fedpriv.flower.audit.records import Answer, Claim, EngineSteps, ModAction, Round, StrategyLayer
@@ -310,7 +310,7 @@ def _wrapper(
         delta=delta,
         releases=len(own) if proven else len(rounds),
         theorem=_COMPOSED.format(len(own), mu) if proven else f"none: {unproven or 'there is no noise'}",
-        notes=tuple(_server_notes(layer, rounds, shares, worst)),
+        notes=(*_server_notes(layer, rounds, shares, worst), *_replaced(own, delta), *_uncovered(layer)),
         falls_short=math.isfinite(claimed) and epsilon > claimed * _SLACK,
     )
 
@@ -392,7 +392,19 @@ def _server_notes(
             f"the clipping norm shrinks although more than {quantile:.0%} of the updates are longer than it: it moves "
             "away from its target"
         )
-    yield "a client that leaves, with the others' weights growing, moves the mean by up to twice that"
+
+
+def _replaced(distances: Sequence[float], delta: float) -> Iterator[str]:
+    """The figure where a client leaves or is replaced, and not its update alone becomes zero."""
+    twice, _ = composed([2 * each for each in distances], delta)
+    if math.isfinite(twice):
+        yield (
+            "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at "
+            f"most {shown_epsilon(twice)}"
+        )
+
+
+def _uncovered(layer: StrategyLayer) -> Iterator[str]:
     yield "aggregated metrics are not covered"
     if "ServerSide" in layer.wraps:
         yield "against the server nothing is proven: it has each update as it left"

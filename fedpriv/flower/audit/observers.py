@@ -24,6 +24,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy import FedAvg, Strategy
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import append_line
@@ -32,7 +34,7 @@ from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, 
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
 from fedpriv.flower.privatise import Privatiser
 from fedpriv.flower.tap import Tap, described
-from fedpriv.flower.watch import watched_network
+from fedpriv.flower.watch import names_in
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -206,16 +208,29 @@ def _let_out(mod: Mod) -> tuple[str, ...]:
 
 
 def note_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Note, as the innermost mod, the class of the network that was trained, if it can be made without arguments."""
-    reply = call_next(message, context)
-    network, noted = watched_network(), _NOTED.get()
-    if network is not None and noted is not None:
-        kind = type(network)
-        needed = [each for each in signature(kind).parameters.values() if each.default is Parameter.empty]
-        named = all(each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for each in needed)
-        if named and "<" not in kind.__qualname__ and not kind.__module__.startswith(("torch.", "__main__")):
-            noted.network = f"{kind.__module__}:{kind.__qualname__}"
-    return reply
+    """Note, as the innermost mod, the class of the network that is trained, if it can be made without arguments."""
+    shapes, noted = {name: tuple(value.shape) for name, value in _parameters(message).items()}, _NOTED.get()
+
+    def entered(module: nn.Module, _: Any) -> None:
+        if noted is not None and not noted.network and module.training and torch.is_grad_enabled():
+            noted.network = _path_of(type(module)) if names_in(module, shapes) else ""
+
+    hook = register_module_forward_pre_hook(entered)
+    try:
+        return call_next(message, context)
+    finally:
+        hook.remove()
+
+
+def _path_of(kind: type[nn.Module]) -> str:
+    """The import path of a class; empty: it needs arguments, is one of PyTorch's, or cannot be imported."""
+    given = signature(kind).parameters.values()
+    free = all(
+        each.default is not Parameter.empty or each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        for each in given
+    )
+    own = "<" not in kind.__qualname__ and not kind.__module__.startswith(("torch.", "__main__"))
+    return f"{kind.__module__}:{kind.__qualname__}" if free and own and "." not in kind.__qualname__ else ""
 
 
 @contextmanager
@@ -360,15 +375,8 @@ class ServerNotes:
         self._results[id(strategy)] = _of_server(result[0]) if result and result[0] else {}
         if about is not None:
             after, noise = getattr(strategy, CLIPPING_NORM, None), self._noise(strategy)
-            self.rounds.append(
-                replace(
-                    about,
-                    clip_norm=clip_norm,
-                    next_clip_norm=after,
-                    noise=self._noise(strategy),
-                    stated=_spent(strategy),
-                )
-            )
+            spent = _spent(strategy)
+            self.rounds.append(replace(about, clip_norm=clip_norm, next_clip_norm=after, noise=noise, stated=spent))
             self._results.clear()
         return result
 

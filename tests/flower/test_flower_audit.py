@@ -1,0 +1,340 @@
+"""What an audit of real small apps says, against counter-examples that are measured and other accountants."""
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting import pld
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp.strategy import FedAvg
+from typer.testing import CliRunner
+
+from fedpriv.core.cli.app import app as command_line
+from fedpriv.core.errors import InputError
+from fedpriv.flower import tap
+from fedpriv.flower.app_settings import TapSettings
+from fedpriv.flower.audit.leaving import leaving
+from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies, read_layers
+from fedpriv.flower.audit.records import Answer, ModAction
+from fedpriv.flower.audit.simulation import read_answers
+from tests.flower.apps import client, context, question, settings
+from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, observed, write_app
+
+DELTA, C = 1e-5, 0.5
+FIXED = "DifferentialPrivacy{}SideFixedClipping({}, noise_multiplier=1.0, clipping_norm=0.5, num_sampled_clients=4)"
+ADAPTIVE = (
+    "DifferentialPrivacy{}SideAdaptiveClipping(FedAvg(fraction_evaluate=0.0), noise_multiplier=1.0, "
+    "num_sampled_clients=4, initial_clipping_norm=0.5, clipped_count_stddev=2.0)"
+)
+ACCOUNTED = """from flwr.supercore.privacy_accounting import *
+from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
+CONFIG = PrivacyConfig(1e-5, 4, NeighboringRelation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION)"""
+
+
+def normal_delta(epsilon: float, mu: float) -> float:
+    """Of two normal distributions mu deviations apart, by their tails."""
+    tail = scipy.stats.norm.sf
+    return float(tail(epsilon / mu - mu / 2) - math.exp(epsilon) * tail(epsilon / mu + mu / 2))
+
+
+@pytest.fixture
+def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    def run(client: dict[str, str], *server: str, clients: int = 4, rounds: int = 2, name: str = "a") -> Observed:
+        app = write_app(tmp_path / name / "app", client, *(server or (AVERAGE,)), rounds=rounds)
+        return observed(app, tmp_path / name / "out", clients, monkeypatch)
+
+    return run
+
+
+def test_local_dp_holds_less_than_it_says_and_its_noise_shows_it(audited) -> None:  # type: ignore[no-untyped-def]
+    """Two clients with opposite updates are 3.3 deviations of its noise apart; then delta at 8 is 0.151, not 1e-5."""
+    found = audited(LOCAL)
+    claim = found.claims["LocalDpMod"]
+    assert claim.once == pytest.approx(18.9, abs=0.01) and claim.falls_short and claim.releases == 2
+    assert any("at epsilon 8 delta is 0.151 an answer" in note for note in claim.notes)
+    size = 10_000
+    way = np.full(size, size**-0.5, np.float32)  # of norm 1, to which both are clipped
+    left = []
+    for sign in (1.0, -1.0):
+        app = client([LocalDpMod(1.0, 1.0, 8.0, DELTA)], lambda given, sign=sign: {"w": given["w"] + 9 * sign * way})
+        replies = [app(question({"w": np.zeros(size, np.float32)}), context()) for _ in range(20)]
+        left.append(np.stack([reply.content["arrays"]["w"].numpy() for reply in replies]))
+    noise = float(np.std(left[0] - left[0].mean(0))) * math.sqrt(20 / 19)
+    apart = float((left[0] @ way).mean() - (left[1] @ way).mean())
+    mu = apart / noise  # standard error of the difference: 0.6 * sqrt(2 / 20) = 0.19 of 2
+    assert mu == pytest.approx(2 / 0.6056, rel=0.5) and normal_delta(8, mu) > 1000 * DELTA
+    assert normal_delta(claim.epsilon, 2 / 0.60561 * math.sqrt(2)) == pytest.approx(DELTA, rel=1e-2)
+
+
+def test_arrays_without_dimensions_leave_local_dp_as_training_made_them(audited) -> None:  # type: ignore[no-untyped-def]
+    claim = audited(SCALAR).claims["LocalDpMod"]
+    assert claim.epsilon is None and claim.falls_short and "scale left as training made them" in claim.notes[0]
+    app = client(
+        [LocalDpMod(1.0, 1.0, 8.0, DELTA)], lambda given: {name: np.asarray(value + 7) for name, value in given.items()}
+    )
+    sent = {"w": np.zeros(3, np.float32), "scale": np.zeros((), np.float32)}
+    reply = app(question(sent), context()).content["arrays"]
+    assert reply["scale"].numpy() == 7.0 and not np.isclose(reply["w"].numpy(), 7.0).any()
+
+
+def test_one_client_moves_a_weighted_mean_far_beyond_the_servers_noise(audited) -> None:  # type: ignore[no-untyped-def]
+    """The same noise twice, and in one run client 0 hardly trains: the models differ by 0.91 C."""
+    ends = []
+    for name, rate in (("trains", "1.0"), ("rests", "(1e-6 if examples == 91 else 1.0)")):
+        np.random.seed(0)  # noqa: NPY002 (Flower's noise is the global generator's)
+        private = {"private": f"optimizer.param_groups[0]['lr'] *= {rate}", "size": "(91 if partition == 0 else 1)"}
+        wrapped = FIXED.format("Server", AVERAGE).replace("num_sampled_clients=4", "num_sampled_clients=10")
+        found = audited(UNEVEN | private, wrapped, clients=10, rounds=1, name=name)
+        ends.append(found)
+    apart = math.sqrt(sum(float(np.square(ends[0].arrays[key] - ends[1].arrays[key]).sum()) for key in ends[0].arrays))
+    assert apart == pytest.approx(0.91 * C, rel=1e-4)
+    (noise,) = (each.noise for each in ends[0].run.rounds)
+    assert noise == pytest.approx(0.1 * C, rel=0.15)  # of 650 numbers: 5 standard errors
+    claim = ends[0].claims["DifferentialPrivacyServerSideFixedClipping"]
+    assert claim.falls_short and "moves it by 0.91 C against noise of 0.1 C" in claim.notes[0]
+    assert normal_delta(claim.epsilon, 9.1) == pytest.approx(DELTA, rel=1e-6)
+
+
+def test_equal_weights_prove_what_the_multiplier_says(audited) -> None:  # type: ignore[no-untyped-def]
+    accounted = FIXED.format("Server", AVERAGE)[:-1] + ", accountant=RdpAccountant(CONFIG))"
+    claim = audited({}, accounted, ACCOUNTED).claims["DifferentialPrivacyServerSideFixedClipping"]
+    assert normal_delta(claim.epsilon, math.sqrt(2)) == pytest.approx(DELTA, rel=1e-6) and not claim.falls_short
+    accountant = dp_accounting.rdp.RdpAccountant().compose(dp_accounting.GaussianDpEvent(1.0), 2)
+    assert (
+        f"epsilon {accountant.get_epsilon(DELTA):.4g}, delta 1e-05 after 2 releases (add-or-remove-one)" in claim.says
+    )
+
+
+UNPROVEN = {
+    "no mod clips": ({}, FIXED.format("Client", AVERAGE), "", "times as long as the clipping norm: no mod clips them"),
+    "no mean": ({}, FIXED.format("Server", "FedMedian(fraction_evaluate=0.0)"), "", "FedMedian does more than average"),
+    "own aggregation": (
+        {},
+        FIXED.format("Server", AVERAGE).replace("DifferentialPrivacyServerSideFixedClipping", "Own"),
+        "class Own(DifferentialPrivacyServerSideFixedClipping):\n"
+        "    def aggregate_train(self, *given):\n        return super().aggregate_train(*given)",
+        "Own has aggregate_train of its own",
+    ),
+    "no noise": (
+        {},
+        FIXED.format("Server", AVERAGE).replace("multiplier=1.0", "multiplier=0.0"),
+        "",
+        "there is no noise",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNPROVEN)
+def test_where_no_theorem_holds_nothing_is_proven(case: str, audited) -> None:  # type: ignore[no-untyped-def]
+    client, strategy, imports, why = UNPROVEN[case]
+    (claim,) = audited(client, strategy, imports, rounds=1).audit.claims
+    assert claim.epsilon is None and why in claim.theorem
+
+
+@pytest.mark.parametrize("side", ["Server", "Client"])
+def test_adaptive_noise_is_for_the_next_norm(side: str, audited) -> None:  # type: ignore[no-untyped-def]
+    """The figure is that of each round's own clipping norm, and of the count; the multiplier's is below it."""
+    mod = {"imports": "from flwr.clientapp.mod import adaptiveclipping_mod", "mods": "adaptiveclipping_mod"}
+    found = audited(mod if side == "Client" else {}, ADAPTIVE.format(side))
+    claim = found.claims[f"DifferentialPrivacy{side}SideAdaptiveClipping"]
+    own = (1.0**-2 - (2 * 2.0) ** -2) ** -0.5
+    squares = sum((each.clip_norm / (own * each.next_clip_norm)) ** 2 + (1 / 2.0) ** 2 for each in found.run.rounds)
+    assert normal_delta(claim.epsilon, math.sqrt(squares)) == pytest.approx(DELTA, rel=1e-6)
+    assert any("noise is for the next one's" in note for note in claim.notes)
+
+
+def test_engines_made_anew_tell_of_one_round(audited) -> None:  # type: ignore[no-untyped-def]
+    """The app asks a new engine each round; all its steps together are composed here by another library."""
+    found = audited(OPACUS, rounds=5, clients=2)
+    claim = found.claims["Opacus"]
+    told = {answer.replied["metrics"]["epsilon"] for answer in found.answers}
+    assert len(told) == 1 and claim.says.startswith(f"epsilon {told.pop():.4g}") and claim.falls_short
+    event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(1.1))
+    truth = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event, 10)
+    assert claim.releases == 10 and claim.epsilon == pytest.approx(truth.get_epsilon(DELTA), rel=5e-3)
+    assert {each.name: each.cover for each in found.audit.leaving}["arrays"] == "Opacus"
+
+
+def test_batches_that_are_not_drawn_amplify_nothing(audited) -> None:  # type: ignore[no-untyped-def]
+    shuffled = OPACUS | {"private": OPACUS["private"].replace("max_grad", "poisson_sampling=False, max_grad")}
+    claim = audited(shuffled, rounds=2, clients=2).claims["Opacus"]
+    assert normal_delta(claim.epsilon, 2 / 1.1 * math.sqrt(2)) == pytest.approx(DELTA, rel=1e-6)
+    assert any("not drawn by Poisson sampling" in note for note in claim.notes) and "replace-one" in claim.adjacency
+
+
+def protected(tmp_path: Path) -> str:
+    text = (
+        f'[mechanism]\nname = "gaussian"\nsigma = 4.0\nclip_norm = 0.1\n[privatise]\nfolder = "{tmp_path / "real"}"\n'
+    )
+    return str(settings(tmp_path, text))
+
+
+ORDERS = {
+    "privatise outside": (
+        "privatise({!r}), LocalDpMod(1.0, 1.0, 8.0, 1e-5)",
+        "privatise acts on what LocalDpMod has noised",
+    ),
+    "privatise inside": (
+        "LocalDpMod(1.0, 1.0, 8.0, 1e-5), privatise({!r})",
+        "LocalDpMod acts on what privatise has noised",
+    ),
+    "clipped": ("short, privatise({!r})", "short shortens what privatise has noised"),
+    "tapped": ("tap({!r}), privatise({!r})", ""),
+    "tapped inside": ("privatise({!r}), tap({!r})", ""),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_mods_in_every_order_are_claimed_once(case: str, audited, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """And the client's own ledger stays as it is."""
+    mods, said = ORDERS[case]
+    short = (
+        "from flwr.clientapp.mod import LocalDpMod\nfrom fedpriv.flower import privatise, tap\n"
+        "def short(message, context, call_next):\n"
+        "    reply = call_next(message, context)\n"
+        '    start = message.content["arrays"].to_torch_state_dict()\n'
+        '    after = reply.content["arrays"].to_torch_state_dict()\n'
+        "    after = {key: start[key] + 0.1 * (value - start[key]) for key, value in after.items()}\n"
+        '    reply.content["arrays"] = ArrayRecord(after)\n'
+        "    return reply"
+    )
+    path = protected(tmp_path)
+    found = audited({"imports": short, "mods": mods.format(path, path)}, clients=2)
+    assert [claim.what for claim in found.audit.claims].count("privatise") == 1
+    assert len(found.audit.claims) == (2 if "LocalDpMod" in mods else 1)
+    assert found.claims["privatise"].releases == 2 and not (tmp_path / "real").exists()
+    assert [text for text in found.audit.warnings if said and said in text] == list(found.audit.warnings)
+    assert bool(said) is bool(found.audit.warnings)
+    assert {each.verdict for each in found.audit.leaving if each.name == "arrays"} == {"covered"}
+
+
+def test_a_mod_given_twice_is_refused(tmp_path: Path) -> None:
+    def own(message, context, call_next):  # type: ignore[no-untyped-def]
+        return call_next(message, context)
+
+    again = LocalDpMod(1.0, 1.0, 8.0, DELTA), LocalDpMod(1.0, 1.0, 4.0, DELTA)
+    for mods in (again, (fixedclipping_mod, own, fixedclipping_mod), (own, own), (tap(tmp_path), tap(tmp_path))):
+        with (
+            observing_mods(tmp_path, TapSettings(), tmp_path),
+            pytest.raises(InputError, match="given twice; allowed is once"),
+        ):
+            client(list(mods), dict)
+
+
+def test_strategies_that_cannot_be_read_are_refused() -> None:
+    class Missing(FedAvg):
+        strategy = object()
+
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Wrapper
+
+    wrapper = Wrapper(FedAvg(), 1.0, 0.5, 2)
+    wrapper.noise_multiplier = None  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"noise_multiplier = None: it cannot be read"):
+        read_layers(wrapper)
+    with pytest.raises(InputError, match=r"strategy = 'object': it cannot be read: it is none of Flower's"):
+        read_layers(Missing())
+
+
+def test_methods_of_strategies_are_as_before_afterwards() -> None:
+    before = dict(vars(FedAvg))
+    with observing_strategies():
+        assert FedAvg.aggregate_train is not before["aggregate_train"]
+    assert dict(vars(FedAvg)) == before and "__init_subclass__" not in vars(FedAvg.__mro__[1])
+
+
+LEFT = {
+    "update": (
+        Answer(0, 1, "train", sent={"a": {"w": "float32 (2,)"}}, replied={"b": {"w": "float32 (2,)"}}),
+        "uncovered",
+    ),
+    "values": (Answer(0, 1, "query.times", sent={}, replied={"s": {"t": "float64 (3,)"}}), "raw data"),
+    "embeddings": (
+        Answer(0, 1, "train", sent={"a": {"w": "float32 (2,)"}}, replied={"e": {"0": "float32 (9, 4)"}}),
+        "raw data",
+    ),
+    "trees": (Answer(0, 1, "train", sent={}, replied={"m": {"0": "uint8 (99,)"}}), "raw data"),
+    "bytes": (Answer(0, 1, "train", sent={}, replied={"m": {"tree": "99 bytes"}}), "raw data"),
+    "list": (Answer(0, 1, "query", sent={}, replied={"m": {"ages": [4, 5]}}), "raw data"),
+    "echo": (Answer(0, 1, "evaluate", sent={}, replied={"a": {"w": "float32 (2,)"}}, echoed=("a",)), "constant"),
+    "count": (Answer(0, 1, "train", replied={"m": {"num-examples": 4}}), "uncovered"),
+    "masked": (Answer(0, 1, "train", "collect", replied={"secaggplus_configs": {"masked": [1, 2]}}), "masked"),
+    "unknown mod": (
+        Answer(
+            0,
+            1,
+            "train",
+            sent={"a": {"w": "float32 (2,)"}},
+            replied={"a": {"w": "float32 (2,)"}},
+            actions=(ModAction("mine", {}, noised=("w",), norm=1.0, left=1.0),),
+        ),
+        "uncovered",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_leaves_is_named_for_what_it_is(case: str) -> None:
+    answer, verdict = LEFT[case]
+    assert [each.verdict for each in leaving([answer])] == [verdict]
+
+
+def test_clients_that_fail_are_the_apps_own_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: object) -> dict[str, np.ndarray]:
+        raise ValueError("no data\nhere")
+
+    app = ObservedApp(client([], failing), tmp_path)
+    with pytest.raises(InputError, match="its server asked no client"):
+        read_answers(tmp_path)
+    with pytest.raises(ValueError, match="no data"):
+        app(question({"w": np.zeros(2, np.float32)}), context())
+    with pytest.raises(
+        InputError, match="the app fails by itself: each client fails, the first with: ValueError: no data here"
+    ):
+        read_answers(tmp_path)
+
+
+def test_a_folder_without_an_app_is_one_line(tmp_path: Path) -> None:
+    for folder in (tmp_path / "nowhere", tmp_path):
+        done = CliRunner().invoke(command_line, ["flower", "audit", str(folder)])
+        assert isinstance(done.exception, InputError) and "\n" not in str(done.exception)
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    done = CliRunner().invoke(command_line, ["flower", "audit", str(tmp_path)])
+    assert "no Flower app" in str(done.exception)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of each file in a folder, by its path."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.slow
+def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
+    """No file of the app is touched, though it writes into the folder that it is run in."""
+    writes = LOCAL | {"after": "open('weights.txt', 'w').write('x')"}
+    app = write_app(tmp_path / "app", writes, FIXED.format("Server", AVERAGE).replace("clients=4", "clients=2"))
+    before = hashes(app)
+    command = [sys.executable, "-m", "fedpriv", "flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert hashes(app) == before
+    assert "LocalDpMod says: epsilon 8, delta 1e-05" in done.stdout and "(30.12, 1e-05)-DP after 2" in done.stdout
+    assert "DifferentialPrivacyServerSideFixedClipping says" in done.stdout
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "claims more than is proven" in page and "Originals above" in page
+
+
+@pytest.mark.slow
+def test_an_app_that_fails_by_itself_is_one_line(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", {}, "1 / 0")
+    command = [sys.executable, "-m", "fedpriv", "flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "the app fails by itself: ZeroDivisionError: division by zero" in done.stderr
