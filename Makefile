@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 # TORCH=cpu: PyTorch's own builds for CPUs, a tenth of the size; needs uv and PyTorch's index.
 TORCH ?=
 ARGS ?=
+FINDING ?= $(patsubst findings/%.sh,%,$(wildcard findings/*.sh))
 BENCH ?= message step accounting attack shadow comparison
 # One process a core and one more, since tests of deployments mostly wait; one thread a process, since small tensors are
 # slower on more.
@@ -41,7 +42,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
-	@echo "make findings          surprises about other software, in environments of their own: minutes, and PyTorch's download"
+	@echo "make findings          surprises about other software, a table: minutes, and PyTorch's download; FINDING=name for one"
 
 $(APP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedpriv needs Python 3.11 to 3.13; try make PYTHON=python3.12")'
@@ -115,10 +116,12 @@ bench: $(READY)
 
 # All are run; the exit code is 1 if one no longer behaves as its script says.
 findings:
-	@failed=0; log=$$(mktemp); for script in findings/*.sh; do \
-		if bash $$script >"$$log" 2>&1; then echo "as stated  $$script"; \
-		else failed=1; echo "CHANGED    $$script"; cat "$$log"; fi; \
-	done; exit $$failed
+	@failed=0; log=$$(mktemp); row='%-10s %7s  %-26s %s\n'; printf "$$row" result seconds script packages; \
+	for script in $(FINDING:%=findings/%.sh); do \
+		began=$$(date +%s); said="as stated"; bash $$script >"$$log" 2>&1 || { failed=1; said=CHANGED; }; \
+		printf "$$row" "$$said" $$(($$(date +%s) - began)) $$(basename $$script .sh) "$$(sed -n 's/^packages //p' $$script)"; \
+		[ "$$said" = "as stated" ] || cat "$$log"; \
+	done; rm "$$log"; exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

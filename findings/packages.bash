@@ -4,10 +4,11 @@ packages() {
   folder="$(mktemp --directory)"
   trap 'rm -rf "$folder"' EXIT
   cd "$folder"
-  "${PYTHON:-python3}" -m venv environment
   if command -v uv >/dev/null; then
+    "${PYTHON:-python3}" -m venv --without-pip environment
     uv pip install --quiet --python environment/bin/python "$@"
   else
+    "${PYTHON:-python3}" -m venv environment
     environment/bin/python -m pip install --quiet "$@"
   fi
   PATH="$folder/environment/bin:$PATH"

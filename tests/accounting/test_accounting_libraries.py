@@ -70,6 +70,20 @@ def test_libraries_that_compose_on_a_grid() -> None:
     assert found["opacus", "PRV", "add or remove"].epsilon == pytest.approx(exact["add or remove"], rel=1e-3)
 
 
+def test_many_rounds_of_little_loss() -> None:
+    """Each below a grid of 1e-4, on which they add up to three times as much: findings/dp-accounting-many-rounds.sh."""
+    question = Question("gaussian", 100.0, 0.001, 100_000, 1e-6)
+    exact = oracle(question, "add or remove")
+
+    found = {each.method: each for each in libraries.opinions(question, ("dp-accounting",)) if "add" in each.neighbours}
+    true = libraries.truth(question, "add or remove")
+
+    assert true is not None
+    assert exact * (1 - 1e-9) <= true <= exact * (1 + 5e-4)
+    assert found["PLD"].epsilon == pytest.approx(3.08 * exact, rel=1e-2)
+    assert found["PLD"].verdict == "above the truth"
+
+
 def ask(question: Question) -> list[Opinion]:
     return libraries.opinions(question, libraries.LIBRARIES)
 

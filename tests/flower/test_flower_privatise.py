@@ -99,6 +99,27 @@ def test_statistics_and_whole_numbers_leave_as_they_came(tmp_path: Path) -> None
         assert name.startswith("bn") is bool((reply[name] == value).all())
 
 
+def test_a_counter_takes_nothing_of_the_clipping_norm(tmp_path: Path) -> None:
+    """An update below the norm stays as it is, whatever BatchNorm counts: findings/flwr-batchnorm-counter.sh."""
+
+    def counting(given: Arrays) -> Arrays:
+        step = np.zeros_like(given["weight"])
+        step[0, 0] = CLIP / 2
+        return {**given, "weight": given["weight"] + step, "bn.num_batches_tracked": np.array(107)}
+
+    reply = asked(app_of(tmp_path, counting, mechanism=LITTLE))
+    assert released(reply)[0] == pytest.approx(CLIP / 2, abs=1e-4)
+    assert reply["bn.num_batches_tracked"] == 7
+
+
+def test_a_parameter_without_dimensions_is_clipped_and_gets_noise(tmp_path: Path) -> None:
+    """Normal noise in place of the number: findings/flwr-scalar-parameter.sh; false alarm 1e-8."""
+    app = app_of(tmp_path, lambda given: {"scale": given["scale"] + np.float32(100)})
+    scale = arrays(app(question({"scale": np.array(1, np.float32)}), context()))["scale"]
+    assert scale.shape == () and scale.dtype == np.float32
+    assert 0 < abs(float(scale) - (1 + CLIP)) < 6 * SIGMA * CLIP
+
+
 class Panic(BaseException):
     """As the panic of an extension in Rust reaches Python."""
 

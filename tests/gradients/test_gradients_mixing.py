@@ -168,11 +168,22 @@ def test_a_layer_that_sees_the_examples_in_another_order_is_found(order: Between
 
 
 @pytest.mark.parametrize(
-    "function", [lambda losses: losses / len(losses), lambda losses: losses.square() / losses.sum()]
+    "function",
+    [
+        lambda losses, y: losses / len(losses),
+        lambda losses, y: losses.square() / losses.sum(),
+        lambda losses, y: losses * (1 + y) / (1 + y).sum(),  # classes have weights: findings/opacus-weighted-mean.sh
+    ],
 )
-def test_a_loss_that_mixes_is_found(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_loss_that_mixes_is_found(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(InputError, match=r"layer \(the model\) \(Linear\) .* depends on the others"):
-        refuse_mixed_examples(nn.Linear(6, CLASSES), lambda out, y: function(loss(out, y)), vectors(), labels())
+        refuse_mixed_examples(nn.Linear(6, CLASSES), lambda out, y: function(loss(out, y), y), vectors(), labels())
+
+
+def test_statistics_of_a_frozen_layer_are_no_less_shared() -> None:
+    """Of a network whose head alone is trained: findings/opacus-frozen-batchnorm.sh."""
+    model = nn.Sequential(nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, CLASSES))
+    refused(model, r"layer 0 \(BatchNorm1d\) shares statistics between the examples of a batch")
 
 
 def test_statistics_that_a_layer_keeps_are_named_before_what_it_cannot_compute() -> None:
