@@ -317,6 +317,12 @@ def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     yield from _reasons(lines, _refusals)
     yield from ("", "## Why Opacus raises", "")
     yield from _reasons(lines, _opacus_raised)
+    yield ""
+    yield from _wrapped(
+        "What Opacus takes may be wrong without a word: convolutions that pad otherwise than with zeros, positions "
+        "looked up once for a batch, the row of `padding_idx` (`findings/opacus-*.sh`). Above, all gradients of "
+        "fedpriv are compared with autograd's."
+    )
 
 
 def _refusals(line: Mapping[str, str]) -> list[str]:
