@@ -58,11 +58,11 @@ class AnswerProbing(Probing["Probe"]):
             "surface": "answers",
             "title": attack.title,
             "reference": attack.reference,
-            "needs": [need.words for need in attack.needs],
-            "settings": {
-                key: {"default": field.default, "description": field.description}
+            "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
+            "settings": [
+                {"key": f"{attack.name}.{key}", "default": field.default, "meaning": field.description}
                 for key, field in attack.model_fields.items()
-            },
+            ],
         }
 
     @classmethod

@@ -170,8 +170,9 @@ class EvasionProbing(Probing["Evasion"]):
     @classmethod
     @override
     def about(cls, attack: type[Any]) -> dict[str, Any]:
+        needs = [{"name": str(Access.MODEL), "meaning": Access.MODEL.words}]
         return {"name": attack.name, "surface": "inputs", "title": attack.title, "reference": attack.reference,
-                "needs": [Access.MODEL.words], "settings": {}}  # fmt: skip
+                "needs": needs, "settings": []}  # fmt: skip
 
     @classmethod
     @override

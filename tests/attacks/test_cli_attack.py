@@ -122,6 +122,8 @@ def test_list(here: Path) -> None:
     common = {"name", "surface", "title", "reference", "needs", "settings"}
     keys = {"uploads": common | {"active", "reads", "tunable", "parts"}, "answers": common, "inputs": common}
     assert all(keys[one["surface"]] == set(one) for one in tree)
+    assert all({"name", "meaning"} == set(need) for one in tree for need in one["needs"])
+    assert all({"key", "default", "meaning"} == set(each) for one in tree for each in one["settings"])
 
 
 def test_tune_prints_a_table_and_the_line_to_use(here: Path) -> None:
