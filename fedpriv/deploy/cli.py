@@ -1,6 +1,10 @@
-"""The commands ``fedpriv deploy up | run | status | restart | listen | down``; for containers ``prepare | admit``."""
+"""The commands ``fedpriv deploy up | run | status | restart | listen | down``.
+
+For containers and several machines: ``prepare | admit | gateway | warm``.
+"""
 
 import shlex
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -151,13 +155,22 @@ def prepare(
         int, typer.Option("--port", min=1, max=65535, help="Where users on this machine reach the SuperLink.")
     ] = 8000,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for the wire-tap demo only.")] = False,
+    profiles: Annotated[
+        str, typer.Option("--profiles", metavar="NAME,...", help="Of the compose file: `eight` needs eight nodes.")
+    ] = "",
+    running: Annotated[
+        str, typer.Option("--running", metavar="HOST:PORT", help="Keep keys that end soon if a SuperLink answers here.")
+    ] = "",
     folder: Folder = _DEFAULT,
 ) -> None:
     """Make certificates and keys for containers or several machines; what is there and valid is kept."""
+    from fedpriv.deploy.containers import check_nodes
     from fedpriv.deploy.containers import prepare as make
 
     _warn(insecure)
-    made = make(folder, volumes, nodes, port, insecure, [name for name in names or () if name])
+    check_nodes(profiles.split(","), nodes)
+    served = _host_and_port(running, "--running") if running else None
+    made = make(folder, volumes, nodes, port, insecure, [name for name in names or () if name], served)
     print_line(f"Prepared: {'no keys' if insecure else 'new keys' if made else 'the keys that were there'}")
 
 
@@ -174,6 +187,38 @@ def admit(
     _host_and_port(server)
     admission = let_in(server, keys)
     print_line(f"Admitted: {', '.join(admission.new) or 'nobody new'}; known before: {len(admission.known)}")
+
+
+@deploy_app.command(
+    epilog="Example:\n\n  fedpriv deploy gateway --host 0.0.0.0 --port 9000 --server 127.0.0.1:8000 --keys keys/gateway"
+)
+def gateway(
+    server: Server = "127.0.0.1:8000",
+    keys: Annotated[
+        Path, typer.Option("--keys", metavar="DIR", help="The folder `gateway` that `prepare` has written.")
+    ] = Path("keys/gateway"),
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="SuperNodes connect here.")] = 9000,
+) -> None:
+    """Pass on to the SuperLink what SuperNodes may ask, and refuse to submit runs or admit SuperNodes."""
+    from fedpriv.deploy.gateway import serve_gateway
+
+    _host_and_port(server)
+    serve_gateway(host, port, server, keys)
+
+
+@deploy_app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example:\n\n  fedpriv deploy warm flower-superexec --runtime-api-address supernode-0:9094 --insecure",
+)
+def warm(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="An executor with its options.")],
+) -> None:
+    """Start COMMAND so that the apps that it starts fork from a process that has loaded PyTorch and Flower."""
+    from fedpriv.deploy.commands import LAUNCHED
+    from fedpriv.deploy.launcher import beside
+
+    beside(Path(tempfile.gettempdir()) / "programs", list(LAUNCHED), command)
 
 
 @deploy_app.command(
@@ -203,17 +248,18 @@ def listen(
 
 @deploy_app.command()
 def down(folder: Folder = _DEFAULT) -> None:
-    """Stop what `up` started, and only that; keys are deleted, logs and runs stay."""
+    """Stop what `up` started, or all containers of the compose file; keys are deleted, logs and runs stay."""
     from fedpriv.deploy.up import take_down
 
     stopped = take_down(folder)
-    print_line(f"Down: stopped {len(stopped)} processes" if stopped else "Down: no process was running")
+    what = "containers" if stopped is None else f"{len(stopped)} processes"
+    print_line(f"Down: stopped {what}" if stopped != () else "Down: no process was running")
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def _host_and_port(text: str, key: str = "--server") -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(key="--server", given=text, allowed="expected HOST:PORT, such as 127.0.0.1:8000")
+        raise InputError(key=key, given=text, allowed="expected HOST:PORT, such as 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
 

@@ -76,6 +76,17 @@ def launcher(programs: PurePath) -> Command:
     return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED))
 
 
+def warm(command: Command) -> Command:
+    """Return an executor in a container, where a launcher of its own runs what starts for each message."""
+    return Command(command.name, "fedpriv", ("deploy", "warm", command.program, *command.arguments))
+
+
+def gateway(host: str, port: int, server: str, keys: PurePath) -> Command:
+    """Return what SuperNodes reach instead of the SuperLink: the interface for SuperNodes alone."""
+    arguments = ("deploy", "gateway", "--host", host, "--port", str(port), "--server", server, "--keys", str(keys))
+    return Command("gateway", "fedpriv", arguments)
+
+
 def listener(host: str, port: int, server: str, heard: PurePath) -> Command:
     """Return the eavesdropper between the SuperNodes, which take it for the SuperLink, and the SuperLink."""
     arguments = ("deploy", "listen", "--host", host, "--port", str(port), "--server", server, "--heard", str(heard))

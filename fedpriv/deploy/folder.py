@@ -124,7 +124,10 @@ class DeploymentFolder:
     def forget(self) -> None:
         """Remove the record, all keys, seeds, secrets and programs, and the SuperLink's state; logs and runs stay."""
         secrets = [
-            entry for part in (self.tls, self.keys, self.seeds, self.clients, self.programs) for entry in part.glob("*")
+            entry
+            for part in (self.tls, self.keys, self.seeds, self.clients, self.programs)
+            for entry in part.glob("*")
+            if entry.name != ".gitignore"  # which keeps the folder of seeds in a clone, for containers
         ]
         states = self.path.glob(f"{self.database.name}*")
         for path in (*secrets, *states, self._record):

@@ -39,8 +39,8 @@ def check_certificates(folder: DeploymentFolder, record: DeploymentRecord) -> No
     if record.insecure:
         return
     path = folder.tls / "ca.pem"
-    tool = "docker compose" if record.is_contained else "fedpriv deploy"
-    anew = f"they are made anew by: {tool} down, then {tool} up"
+    again = "docker compose up --detach" if record.is_contained else "fedpriv deploy up"
+    anew = f"they are made anew by: fedpriv deploy down, then {again}"
     try:
         end = end_of(path)
     except (OSError, ValueError):

@@ -14,10 +14,12 @@ import shlex
 import signal
 import socket
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from threading import Thread
 
 # In the folder of the programs that ask.
@@ -74,6 +76,18 @@ def _run(connection: socket.socket) -> None:
     code = _code(_entry(Path(sys.argv[0]).name))
     with suppress(ConnectionError):  # who asked has ended, and so shall we
         connection.sendall(bytes([code]))
+
+
+def beside(folder: Path, programs: list[str], command: list[str]) -> None:
+    """Become a command whose ``programs`` are run by a launcher in ``folder``, which ends with it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for program in programs:
+        path = folder / program
+        path.write_text(stand_in(folder, str(Path(sysconfig.get_path("scripts")) / program)))
+        path.chmod(0o700)
+    Popen([sys.executable, "-P", __file__, "serve", str(folder), *programs], stdin=DEVNULL)
+    os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
+    os.execvp(command[0], command)
 
 
 def _entry(program: str) -> Callable[[], object]:

@@ -1,10 +1,12 @@
 """Run an experiment on a deployment: send the app, follow its rounds, read its end from Flower, fetch what it wrote."""
 
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedpriv.core.algorithm import algorithm_of
@@ -28,6 +30,12 @@ _LOOK_SECONDS, _STOP_SECONDS = 0.25, 60.0
 # Each question to Flower is a process that takes two seconds of a CPU. Before the last round only a failure ends a run,
 # most often in its beginning: then Flower is asked ever less often.
 _SOONEST_SECONDS, _RAREST_SECONDS, _ENDING_SECONDS = 5.0, 30.0, 2.0
+# A SuperLink that was killed is back within seconds where the container is started again.
+_OUTAGE_SECONDS = 90.0
+_GO_ON = (
+    "docker compose ps shows what has ended, docker compose up --detach starts it again, and fedpriv run --resume DIR "
+    "finishes the run"
+)
 _FILES = ("asked.jsonl", "metrics.jsonl", "labels.json", "observations/*", "checkpoint/*.safetensors")
 
 
@@ -90,8 +98,16 @@ def federate(path: Path, world: World, folder: RunFolder, progress: Progress) ->
         finally:
             _fetch(served.path, folder)
     if not status.is_completed:
-        said = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
-        raise RunFailedError(said or f"Flower says that run {status.run_id} is {status.status}")
+        raise RunFailedError(_why(status, deployment.read()))
+
+
+def _why(status: flower.RunStatus, record: DeploymentRecord) -> str:
+    """Say why a run did not end as it should."""
+    said = " ".join(status.details.split()).removeprefix("ServerApp failed with exception: ")
+    if "No heartbeat" in said:
+        go_on = _GO_ON if record.is_contained else "fedpriv deploy restart starts what has ended; run --resume goes on"
+        return f"the server's part of the run, or the SuperLink with it, was killed or hung; {go_on}"
+    return said or f"Flower says that run {status.run_id} is {status.status}"
 
 
 def _follow(
@@ -104,13 +120,13 @@ def _follow(
 ) -> flower.RunStatus:
     """Tell every round and every process that ends, until Flower says that the run is over."""
     last, missed, noticed, begun = -1, frozenset[str](), 0, time.monotonic()
-    asked = begun
+    asked, outage = begun, _Outage(deployment, progress)
     while True:
         missed = _tell_missed(deployment, missed, progress)
         running = min(max(_SOONEST_SECONDS, asked - begun), _RAREST_SECONDS)
         between = _ENDING_SECONDS if last >= experiment.federation.rounds else running
         is_due = time.monotonic() - asked > between
-        status = flower.run_status(deployment, run_id) if is_due else None
+        status = outage.status(run_id) if is_due else None
         asked = time.monotonic() if is_due else asked
         notices = served.notices()
         for text in notices[noticed:]:
@@ -125,6 +141,42 @@ def _follow(
         if status is not None and status.is_over:
             return status
         time.sleep(_LOOK_SECONDS)
+
+
+@dataclass
+class _Outage:
+    """Asks Flower for a run's status; a SuperLink in a container that does not answer is asked again for a while."""
+
+    deployment: DeploymentFolder
+    progress: Progress
+    since: float | None = None
+
+    def status(self, run_id: str) -> flower.RunStatus | None:
+        """Return the status; ``None`` where it is to be asked for later."""
+        record = self.deployment.read()
+        try:
+            status = flower.run_status(self.deployment, run_id)
+        except RunFailedError:
+            if not record.is_contained or is_serving(self.deployment, record):
+                raise
+            self._wait(record)
+            return None
+        if self.since is not None:
+            self.progress.warn("the SuperLink answers again")
+        self.since = None
+        return status
+
+    def _wait(self, record: DeploymentRecord) -> None:
+        now = time.monotonic()
+        if self.since is None:
+            self.since = now
+            self.progress.warn(
+                f"the SuperLink, {record.server}, does not answer; asking again for {_OUTAGE_SECONDS:g} s"
+            )
+        if now - self.since > _OUTAGE_SECONDS:
+            raise RunFailedError(
+                f"the SuperLink, {record.server}, has not answered for {_OUTAGE_SECONDS:g} s; {_GO_ON}"
+            )
 
 
 def _tell_missed(deployment: DeploymentFolder, known: frozenset[str], progress: Progress) -> frozenset[str]:
@@ -148,9 +200,7 @@ def _check_server(deployment: DeploymentFolder) -> None:
 def _connect(deployment: DeploymentFolder, record: DeploymentRecord) -> None:
     """Containers do not know under which paths their keys are here."""
     if not is_serving(deployment, record):
-        raise RunFailedError(
-            f"the SuperLink of the containers, {record.server}, does not answer; look at: docker compose ps"
-        )
+        raise RunFailedError(f"the SuperLink of the containers, {record.server}, does not answer; {_GO_ON}")
     flower.connect(deployment, record)
 
 
@@ -176,8 +226,13 @@ def _fetch(served: Path, folder: RunFolder, patterns: tuple[str, ...] = _FILES) 
 
 @contextmanager
 def _kept_seed(deployment: DeploymentFolder, world: World) -> Iterator[str]:
+    """Leave the seed for server and clients until the run ends, also where SIGTERM ends it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
     name = keep_seed(deployment.seeds, world.experiment, world.secret)
     try:
         yield name
     finally:
         forget_seed(deployment.seeds, name)
+        if is_main:
+            signal.signal(signal.SIGTERM, usual)

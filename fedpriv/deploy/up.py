@@ -13,6 +13,7 @@ from fedpriv.core.files import write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.commands import LAUNCHED, Command, KeyFiles, executor, launcher, listener, superlink, supernode
+from fedpriv.deploy.containers import DOWN, UP, take_down_containers
 from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import stand_in
@@ -59,7 +60,7 @@ def up(
     """Start SuperLink, SuperNodes and their executors, and wait until all SuperNodes are connected."""
     folder = DeploymentFolder(path)
     if folder.is_up():
-        earlier = _own(folder, "docker compose down, and remove deployment.json; or another --dir")
+        earlier = _own(folder, f"{DOWN}, or fedpriv deploy down; or another --dir")
         state = "is up" if len(earlier.dead()) < len(earlier.processes) else "has died"
         raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
     record = DeploymentRecord(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
@@ -107,14 +108,18 @@ def look(path: Path) -> Status:
 def restart(path: Path) -> tuple[str, ...]:
     """Start again what has died; a SuperNode keeps its key, and so its number and its partition.
 
-    Runs that were under way when the SuperLink died are stopped; ``fedpriv run --resume`` finishes them. Returns the
-    names of the processes that were started.
+    Where the SuperLink has died all SuperNodes are started again: with Flower 1.41 one that had lost its answer to the
+    outage went on one answer late. Runs that were under way then are stopped; ``fedpriv run --resume`` finishes them.
+    Returns the names of the processes that were started.
     """
     folder = DeploymentFolder(path)
-    record = _own(folder, "docker compose up --detach")
+    record = _own(folder, UP)
     commands = {command.name: command for command in commands_of(folder, record)}
     dead = record.dead()
+    if any(process.name == "superlink" for process in dead):
+        dead += tuple(each for each in record.processes if each not in dead and each.name.startswith("supernode-"))
     for process in dead:
+        stop([process])  # a SuperNode that still runs says good-bye to the SuperLink, which is back by now
         _wait_until_missed(folder, record, process.name)
         fresh = start_process(folder, commands[process.name], record.gpu(process.name))
         record = replace(record, processes=tuple(fresh if each == process else each for each in record.processes))
@@ -125,10 +130,17 @@ def restart(path: Path) -> tuple[str, ...]:
     return tuple(process.name for process in dead)
 
 
-def take_down(path: Path) -> tuple[str, ...]:
-    """Stop what ``up`` started, forget keys and state, and return the names of what still ran; logs and runs stay."""
+def take_down(path: Path) -> tuple[str, ...] | None:
+    """Stop what ``up`` started, forget keys and state, and return the names of what still ran; logs and runs stay.
+
+    ``None``: those were containers.
+    """
     folder = DeploymentFolder(path)
-    stopped = stop(_own(folder, "docker compose down").processes)
+    record = folder.read()
+    if record.is_contained:
+        take_down_containers(folder)
+        return None
+    stopped = stop(record.processes)
     folder.forget()
     return stopped
 

@@ -17,7 +17,7 @@ from composed import COMPOSE, ROOT, Composed, image_environment, interpolated, s
 from deployments import SMALL, fedpriv, light
 from packaging.requirements import Requirement
 
-from fedpriv.deploy.commands import Command, KeyFiles, executor, listener, superlink, supernode
+from fedpriv.deploy.commands import Command, KeyFiles, executor, gateway, listener, superlink, supernode, warm
 from fedpriv.deploy.containers import NODE_KEY
 
 KEYS = Posix("/keys")  # where a container sees its party's folder
@@ -77,11 +77,13 @@ def expected(name: str, nodes: int) -> Command:
             return superlink("0.0.0.0", 8000, Posix("/tmp/superlink.db" if plain else "/state/superlink.db"), keys)
         case "listener":
             return listener("0.0.0.0", 9000, "insecure-superlink:8000", Posix("/deployment/heard"))
+        case "gateway":
+            return gateway("0.0.0.0", 8000, "superlink:8000", KEYS)
         case "serverapp":
-            return executor(short, f"{prefix}superlink:8000", keys, "127.0.0.1:9099")
+            return warm(executor(short, f"{prefix}superlink:8000", keys, "127.0.0.1:9099"))
         case "clientapp":
-            return executor(short, f"{prefix}supernode-{number}:9094", keys, "127.0.0.1:9099")
-    server = "insecure-listener:9000" if plain else "superlink:8000"
+            return warm(executor(short, f"{prefix}supernode-{number}:9094", keys, "127.0.0.1:9099"))
+    server = "insecure-listener:9000" if plain else "gateway:8000"
     return supernode(int(number), nodes, server, "0.0.0.0", 9094, keys, None if plain else KEYS / NODE_KEY)
 
 
@@ -95,7 +97,7 @@ def test_the_commands_are_those_of_deploy(profile: str) -> None:
     nodes = [name for name in found if re.fullmatch(r"(insecure-)?supernode-\d", name)]
     apps = [name for name in found if re.fullmatch(r"(insecure-)?clientapp-\d(-gpu)?", name)]
     assert len(nodes) == len(apps) == NODES[profile]
-    assert len(found) == 2 * NODES[profile] + len(helpers) + (3 if profile == "wiretap" else 2)
+    assert len(found) == 2 * NODES[profile] + len(helpers) + 3
 
 
 def test_the_commands_for_several_machines_are_those_of_deploy() -> None:
@@ -103,10 +105,10 @@ def test_the_commands_for_several_machines_are_those_of_deploy() -> None:
     blocks = "\n".join(section.split("```")[1::2]).replace("\\\n", " ")
     written = [words(line) for line in blocks.splitlines() if line.startswith("flower-")]
     own, node = Posix("keys/superlink"), Posix("keys/supernode-0")
-    there, here = "fl.example.org:8000", "127.0.0.1:9094"
+    there, here, server = "fl.example.org:9000", "127.0.0.1:9094", "127.0.0.1:8000"
     wanted = [
-        superlink("0.0.0.0", 8000, Posix("superlink.db"), keys_in(own)),
-        executor("serverapp", there, keys_in(own)),
+        superlink("127.0.0.1", 8000, Posix("superlink.db"), keys_in(own)),
+        executor("serverapp", server, keys_in(own)),
         supernode(0, 3, there, "127.0.0.1", 9094, keys_in(node), node / NODE_KEY),
         executor("clientapp-0", here, keys_in(node)),
     ]
@@ -144,11 +146,50 @@ def test_no_party_sees_anothers_keys_and_nobody_goes_without(profile: str) -> No
             continue
         keys = mounts(each).get("/keys")
         kind, _, number = name.removesuffix("-gpu").partition("-")
-        own = {"superlink": "superlink", "serverapp": "superlink", "admit": "admission"}.get(
-            kind, f"supernode-{number}"
-        )
+        servers = {"superlink": "superlink", "serverapp": "superlink", "admit": "admission", "gateway": "gateway"}
+        own = servers.get(kind, f"supernode-{number}")
         assert keys == own, name
         assert not [mount for mount in each["volumes"] if str(mount).endswith(":/keys")], f"{name} may write its keys"
+
+
+NETWORKS = {
+    "setup": {"server"},
+    "admit": {"server"},
+    "superlink": {"server"},
+    "serverapp": {"server"},
+    "gateway": {"server", "fleet"},
+}
+
+
+@pytest.mark.parametrize("profile", SECURE)
+def test_clients_reach_the_gateway_and_see_no_others_uploads(profile: str) -> None:
+    """Apps reach their own SuperNode, SuperNodes the gateway; of the deployment's folder apps see the seeds alone."""
+    for name, each in services(profile).items():
+        kind, _, number = name.removesuffix("-gpu").partition("-")
+        wanted = {"supernode": {"fleet", f"client-{number}"}, "clientapp": {f"client-{number}"}}
+        assert set(each["networks"]) == {**NETWORKS, **wanted}[kind], name
+        shared = [mount for mount in each.get("volumes", ()) if isinstance(mount, dict)]
+        if kind == "clientapp":
+            assert [(mount["target"], mount["read_only"]) for mount in shared] == [("/deployment/seeds", True)], name
+        assert not shared or kind in ("setup", "serverapp", "clientapp"), name
+    networks = yaml.safe_load(COMPOSE.read_text())["networks"]
+    assert [name for name, one in networks.items() if not (one or {}).get("internal")] == ["server"]
+
+
+def test_one_service_builds_each_image_and_a_changed_host_makes_all_anew() -> None:
+    content = yaml.safe_load(COMPOSE.read_text())["services"]
+    building = {profile: [name for name, each in services(profile).items() if "build" in each] for profile in PROFILES}
+    assert building == {
+        "three": ["setup"],
+        "eight": ["setup"],
+        "gpu": ["setup", "serverapp-gpu"],
+        "wiretap": ["insecure-setup"],
+    }
+    for name, each in content.items():
+        assert each["pull_policy"] == ("build" if "build" in each else "never"), name
+        assert each["labels"] == {"fedpriv.host": "${FEDPRIV_HOST:-}"}, name
+    assert content["setup"]["build"]["args"] == {"TORCH": "cpu"}
+    assert content["serverapp-gpu"]["build"]["args"] == {"TORCH": "", "PACKAGES": "gcc libc6-dev"}
 
 
 def test_insecure_services_say_so_and_are_started_by_their_own_profile_only() -> None:

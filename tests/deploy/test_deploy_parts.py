@@ -17,21 +17,22 @@ from pathlib import Path
 import psutil
 import pytest
 from cryptography import x509
-from deployments import SMALL, fedpriv, free_ports, one_line
+from deployments import SMALL, fedpriv, free_ports, one_line, wait_for
 
 from fedpriv.core.config import Experiment, load_experiment
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
 from fedpriv.deploy import flower
 from fedpriv.deploy.app import make_app
 from fedpriv.deploy.certificates import Authority
 from fedpriv.deploy.commands import Command
-from fedpriv.deploy.containers import admit, prepare
+from fedpriv.deploy.containers import admit, check_nodes, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
-from fedpriv.deploy.run import for_deployment
+from fedpriv.deploy.run import _Outage, _why, for_deployment
 from fedpriv.deploy.up import look, start_process
 
 # The package has a function of the same name.
@@ -125,9 +126,9 @@ def wait_until_ended(started: StartedProcess) -> None:
 
 
 CONTAINED = [
-    (("down",), "docker compose down"),
+    (("down",), "docker compose --profile '*' down --volumes"),
     (("restart",), "docker compose up"),
-    (("up",), "docker compose down"),
+    (("up",), "docker compose --profile '*' down --volumes"),
     (("run", "small.toml"), "does not answer"),
 ]
 
@@ -146,7 +147,8 @@ def test_keys_are_made_once_and_each_partys_are_its_own(tmp_path: Path) -> None:
     assert not prepare(folder, keys, 2, 8000, False, ["fl.example.org"])
     assert {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()} == before
     secret = [path for path in before if path.suffix not in (".pem", ".pub")]
-    assert len(secret) == 1 + 1 + 2 * 3  # the server's key and executors' secret; each node's these and its own key
+    # The server's and the gateway's key and executors' secret; each node's these and its own key.
+    assert len(secret) == 2 * (1 + 1) + 2 * 3
     assert len({before[path] for path in secret}) == len(secret)
     assert all(path.stat().st_mode & 0o077 == 0 for path in secret)
     assert not [path for path in (keys / "admission").iterdir() if path.name != "ca.pem" and path.suffix != ".pub"]
@@ -174,6 +176,106 @@ def test_where_a_file_is_missing_all_is_made_anew(missing: str, left: bytes | No
     assert prepare(folder, keys, 2, 8000, False)
     assert not [path for path, content in before.items() if path.read_bytes() == content]
     assert not prepare(folder, keys, 2, 8000, False)
+
+
+def test_keys_that_end_soon_are_not_made_anew_under_running_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, keys = tmp_path / "deployment", tmp_path / "keys"
+    prepare(folder, keys, 1, 8000, False)
+    monkeypatch.setattr("fedpriv.deploy.containers._MARGIN", timedelta(days=31))
+    with socket.create_server(("127.0.0.1", 0)) as running:
+        at = running.getsockname()
+        with pytest.raises(InputError, match=r"end on \d{4}-\d\d-\d\d, and services run with them"):
+            prepare(folder, keys, 1, 8000, False, (), at)
+        assert prepare(folder, keys, 1, 8000, False, ["fl.example.org"], at)
+    assert prepare(folder, keys, 1, 8000, False, (), at)
+
+
+@pytest.mark.parametrize(
+    ("profiles", "nodes", "wanted"),
+    [("three", 3, None), ("", 5, None), ("eight", 8, None), ("eight", 3, 8), ("three,eight", 3, 8), ("gpu", 8, 3)],
+)
+def test_profiles_have_their_number_of_nodes(profiles: str, nodes: int, wanted: int | None) -> None:
+    if wanted is None:
+        check_nodes(profiles.split(","), nodes)
+        return
+    with pytest.raises(InputError, match=f"set FEDPRIV_NODES={wanted}"):
+        check_nodes(profiles.split(","), nodes)
+
+
+def test_a_folder_of_somebody_elses_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deployment").mkdir()
+    monkeypatch.setattr("os.access", lambda path, how: False)  # root may write everywhere
+    with pytest.raises(InputError, match=f"belongs to user {os.getuid()}, .* set FEDPRIV_UID={os.getuid()}"):
+        prepare(tmp_path / "deployment", tmp_path / "keys", 1, 8000, False)
+
+
+def test_down_takes_the_containers_of_all_profiles(here: Path) -> None:
+    prepare(here / "deployment", here / "keys", 1, 8000, True)
+    (here / "docker-compose.yml").touch()
+    (here / "docker").write_text('#!/bin/sh\nprintf "%s|" "$@" > called\n')
+    (here / "docker").chmod(0o700)
+    done = fedpriv("deploy", "down", cwd=here, PATH=f"{here}{os.pathsep}{os.environ['PATH']}")
+    assert (done.returncode, done.stdout) == (0, "Down: stopped containers\n"), done.stderr
+    assert (here / "called").read_text() == "compose|--profile|*|down|--volumes|"
+    assert not (here / "deployment" / "deployment.json").exists()
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_superlink_in_a_container_that_is_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, told = recorded(tmp_path), Told()
+    deployment.write(DeploymentRecord(1, free_ports(1), True, (), is_contained=True))
+    answers: list[RunStatus | None] = [None, None, RunStatus("7", "running", ""), None]
+
+    def asked(*_: object) -> RunStatus:
+        answer = answers.pop(0)
+        if answer is None:
+            raise RunFailedError("check your network connection")
+        return answer
+
+    monkeypatch.setattr(flower, "run_status", asked)
+    outage = _Outage(deployment, told)
+    assert [outage.status("7"), outage.status("7")] == [None, None]
+    assert outage.status("7") == RunStatus("7", "running", "")
+    assert len(told.texts) == 2
+    assert "does not answer; asking again" in told.texts[0]
+    assert told.texts[1] == "the SuperLink answers again"
+    monkeypatch.setattr("fedpriv.deploy.run._OUTAGE_SECONDS", -1.0)
+    with pytest.raises(RunFailedError, match=r"docker compose ps .* up --detach .* run --resume DIR"):
+        outage.status("7")
+
+
+def test_what_flower_says_of_a_killed_server_is_put_in_words() -> None:
+    lost = RunStatus("7", "finished:failed", "No heartbeat received from the task")
+    contained = DeploymentRecord(1, 8000, False, (), is_contained=True)
+    assert "docker compose ps" in _why(lost, contained)
+    assert "fedpriv deploy restart" in _why(lost, replace(contained, is_contained=False))
+    assert _why(replace(lost, details="ServerApp failed with exception: x"), contained) == "x"
+
+
+def test_sigterm_leaves_no_seed(tmp_path: Path) -> None:
+    code = (
+        "import time; from pathlib import Path; from types import SimpleNamespace as Of\n"
+        "from fedpriv.deploy import run;"
+        "from fedpriv.core.config import Experiment; from fedpriv.core.randomness import Secret\n"
+        "world = Of(experiment=Experiment.model_validate({'seed': 3}), secret=Secret(bytes(32)))\n"
+        "with run._kept_seed(Of(seeds=Path('.')), world): print('kept', flush=True); time.sleep(600)"
+    )
+    started = start("kept", [sys.executable, "-c", code], os.environ, tmp_path, tmp_path.parent / "log")
+    wait_for(lambda: bool(list(tmp_path.iterdir())))
+    os.kill(started.pid, signal.SIGTERM)
+    wait_until_ended(started)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_further_name_needs_a_new_certificate_and_one_less_does_not(tmp_path: Path) -> None:
@@ -421,7 +523,7 @@ def test_certificates_that_are_no_more_valid(is_contained: bool, damage: str, tm
     if damage == "ended":
         Authority(datetime(2026, 1, 2, tzinfo=UTC), timedelta(days=1)).certify(deployment.tls, ["localhost"])
     told = "were valid until 2026-01-03" if damage == "ended" else "missing or damaged"
-    anew = "docker compose down, then docker" if is_contained else "fedpriv deploy down, then fedpriv deploy up"
+    anew = f"fedpriv deploy down, then {'docker compose up' if is_contained else 'fedpriv deploy up'}"
     one_client = Experiment.model_validate({"federation": {"clients": 1}})
     try:
         for ask in (lambda: look(deployment.path), lambda: for_deployment(one_client, deployment.path)):

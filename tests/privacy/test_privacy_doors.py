@@ -118,10 +118,16 @@ QUIET: dict[str, str] = {
         (f"command: {word}" for word in ("attack DIR", "audit", "certify", "compare", "probe DIR", "report")), _READS
     ),
     **dict.fromkeys(
-        (f"command: deploy {word}" for word in ("admit", "down", "listen", "prepare", "restart", "status", "up")),
+        (
+            f"command: deploy {word}"
+            for word in ("admit", "down", "gateway", "listen", "prepare", "restart", "status", "up", "warm")
+        ),
         _PROCESSES,
     ),
-    **dict.fromkeys((f"network: fedpriv/deploy/{word}.py" for word in ("folder", "health", "launcher")), _PROCESSES),
+    **dict.fromkeys(
+        (f"network: fedpriv/deploy/{word}.py" for word in ("containers", "folder", "gateway", "health", "launcher")),
+        _PROCESSES,
+    ),
     **dict.fromkeys(
         (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray", "stacked")),
         _FLOWER,
