@@ -5,7 +5,7 @@ mechanism, with a noise stream of its own for each model. Only the data and the 
 compute alone is what it computes here, up to rounding.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from fedpriv.core.federated import (
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.plan import Plan, participants
 from fedpriv.core.preparation import preparation_of
+from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.world import World, tracked_buffers
 from fedpriv.gradients import Vector
@@ -103,14 +104,23 @@ def train_references(
     schedule: Mapping[int, Sequence[int]],
     keep: Collection[int],
     at_once: int | None = None,
+    progress: Progress | None = None,
 ) -> dict[int, Vector]:
     """Train reference models from the target's initial numbers; return round -> the models, name -> (R, *shape)."""
+    shown = progress or Silent()
     _check(world, references, schedule, keep)
     network = trained_network(world.model)
     together = at_once or _fitting(world, world.experiment.engine.gradient_bytes)
+    starts = range(0, len(references), together)
+
+    def advanced(part: int, rounds: int) -> None:
+        shown.advanced("rounds of the reference models", part * len(schedule) + rounds, len(starts) * len(schedule))
+
     parts = [
-        _Federation(world, pool, references[start : start + together], network).run(schedule, keep)
-        for start in range(0, len(references), together)
+        _Federation(world, pool, references[start : start + together], network).run(
+            schedule, keep, partial(advanced, part)
+        )
+        for part, start in enumerate(starts)
     ]
     return {
         number: {name: torch.cat([part[number][name] for part in parts]) for name in parts[0][number]}
@@ -139,11 +149,14 @@ class _Federation:
             federation.server_optimizer, self._experiment.server_learning_rate, federation.server_momentum
         )
 
-    def run(self, schedule: Mapping[int, Sequence[int]], keep: Collection[int]) -> dict[int, Vector]:
+    def run(
+        self, schedule: Mapping[int, Sequence[int]], keep: Collection[int], advanced: Callable[[int], None]
+    ) -> dict[int, Vector]:
         """Run all rounds; return the models after those that are wanted."""
         kept = {}
-        for number in sorted(schedule):
+        for over, number in enumerate(sorted(schedule), 1):
             self._round(number, schedule[number])
+            advanced(over)
             if number in keep:
                 kept[number] = {name: value.clone() for name, value in self._globals.items()}
         return kept

@@ -62,7 +62,8 @@ def probe_run(
         endpoint = source.open(folder, world, shown)
         scene = _scene(folder, world, threat, endpoint, budget)
         referee = _referee(folder, world, endpoint)
-        for attack in attacks:
+        for number, attack in enumerate(attacks):
+            progress.advanced("attacks", number, len(attacks))
             refusal = threat.refusal(attack.name, attack.needs) or attack.refusal(scene)
             try:
                 if refusal is not None:
@@ -73,6 +74,7 @@ def probe_run(
                 refusals.append(str(error))
                 if len(attacks) > 1:
                     progress.warn(str(error))
+    progress.advanced("attacks", len(attacks), len(attacks))
     if not findings:
         raise InputError("; ".join(refusals))
     probe = Probe(

@@ -55,7 +55,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     schedule = {record.round: record.used for record in records if record.round <= max(target)}
     progress.stage(f"training {references} reference models")
     with cpu_threads(experiment.engine.threads):
-        signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule)
+        signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule, progress)
     # Which attack the canaries are guessed by is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta)

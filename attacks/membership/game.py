@@ -23,6 +23,7 @@ from fedpriv.attacks.references import Pool, Reference, mapped_network, train_re
 from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
+from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
 from fedpriv.gradients import Vector
@@ -61,10 +62,11 @@ def membership_signals(
     references: Sequence[Reference],
     inside: NDArray[np.bool_],
     schedule: Mapping[int, Sequence[int]],
+    progress: Progress | None = None,
 ) -> Signals:
     """Train the references and compute every signal once."""
     rounds = sorted(target)
-    trained = train_references(world, pool, references, schedule, rounds)
+    trained = train_references(world, pool, references, schedule, rounds, progress=progress)
     network = mapped_network(world.model)
     own = {
         number: {name: value.unsqueeze(0).to(pool.images) for name, value in target[number].items()}

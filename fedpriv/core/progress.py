@@ -20,11 +20,8 @@ class Progress:
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """An attack did ``done`` of ``total`` iterations; ``loss`` is its best mean loss so far."""
 
-    def images_certified(self, done: int, total: int) -> None:
-        """``done`` of ``total`` images are certified."""
-
-    def images_attacked(self, done: int, total: int) -> None:
-        """``done`` of ``total`` evasion attacks, one of each size, are made on all images."""
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """``done`` of ``total`` parts of a piece of work are over; ``what``: the parts, such as images."""
 
     def warn(self, text: str) -> None:
         """Something the user should know."""

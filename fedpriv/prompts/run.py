@@ -208,6 +208,7 @@ def _votes(
         line = PromptVotes(number, votes, int(classifier.zero_shot(question.text).argmax()))
         folder.add_votes(line)
         known.append(line)
+        progress.advanced("texts", len(known), len(bench.questions))
     return np.array([line.votes for line in known]), [line.zero_shot for line in known]
 
 

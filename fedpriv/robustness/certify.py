@@ -53,14 +53,15 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
         model = smoothed_model(folder, world, afterwards)
-        rows = certified_rows(experiment.seed, len(world.dataset.y_test), config.examples, model.public)
-        _tell_time(model, config, progress)
-        progress.stage(f"certifying {config.examples} examples with {config.selection} + {config.votes} votes")
+        there = len(world.dataset.y_test)
+        rows = certified_rows(experiment.seed, there, config.among(there - model.public), model.public)
+        _tell_time(model, len(rows), config, progress)
+        progress.stage(f"certifying {len(rows)} examples with {config.selection} + {config.votes} votes")
         norms = model.norms()
         certificates = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
         noiseless = _noiseless(world, model, torch.from_numpy(rows))
     robustness = _robustness(model, norms, config, certificates, noiseless, time.monotonic() - began)
-    again = ["fedpriv", "certify", str(folder.path), "--examples", str(config.examples), "--votes", str(config.votes)]
+    again = ["fedpriv", "certify", str(folder.path), "--examples", str(len(rows)), "--votes", str(config.votes)]
     with writing(shlex.join(again)):
         (folder.path / "robustness").mkdir(exist_ok=True)
         remove_certificates(folder)
@@ -102,7 +103,7 @@ def _certificates(
         labels = world.dataset.y_test[chunk].tolist()
         for row, label, first, votes in zip(numbers, labels, chosen, counts, strict=True):
             certificates.append(certificate(row, label, first, votes, config, norms))
-        progress.images_certified(len(certificates), len(rows))
+        progress.advanced("images", len(certificates), len(rows))
     return certificates
 
 
@@ -154,8 +155,8 @@ def _curve(certificates: Sequence[Certificate], norm: str, bound: str, sizes: tu
     return CertifiedCurve(norm, bound, sizes, tuple(rate_interval(count, len(certificates)) for count in held))
 
 
-def _tell_time(model: SmoothedModel, config: CertifyConfig, progress: Progress) -> None:
-    numbers = model.noise.dimension * config.examples * (config.selection + config.votes)
+def _tell_time(model: SmoothedModel, examples: int, config: CertifyConfig, progress: Progress) -> None:
+    numbers = model.noise.dimension * examples * (config.selection + config.votes)
     if numbers > _MANY:
         progress.warn(
             f"{numbers:.1g} random numbers are needed, which take {numbers / _PER_SECOND / 60:.0f} minutes or more "

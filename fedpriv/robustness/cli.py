@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from fedpriv.core.runs import RunFolder
     from fedpriv.robustness.records import Evasion, Robustness
 
+_USUAL_NOISE = 0.25  # on inputs from 0 to 1, for models that were trained without
 _NORMS = {"l2": "Euclidean (l2)", "linf": "largest change of a value (linf)"}
 
 
 def certify(
     folder: Run,
     examples: Annotated[
-        int | None, typer.Option("--examples", metavar="N", help="Test examples to certify; default: the run's or 500.")
+        int | None,
+        typer.Option(
+            "--examples", metavar="N", help="Test examples to certify; default: the run's, or 500, or all of fewer."
+        ),
     ] = None,
     votes: Annotated[
         int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an example; default: the run's or 1000.")
@@ -47,7 +51,7 @@ def certify(
         typer.Option(
             "--noise",
             metavar="S",
-            help="For a model trained without noise: add noise of this deviation, on inputs from 0 to 1.",
+            help="Add noise of this deviation to inputs from 0 to 1; default: 0.25 if the run has no noise.",
         ),
     ] = None,
     place: Annotated[
@@ -66,18 +70,22 @@ def certify(
 
     check_noise(noise, place)
     run = RunFolder.open(folder)
+    robustness = RobustnessConfig.of(run.experiment())
+    unsaid = noise is None and RobustnessConfig.noisy(run.experiment()) is None
     given = {"examples": examples, "votes": votes, "alpha": alpha}
-    config = _config(
-        RobustnessConfig.of(run.experiment()), {key: value for key, value in given.items() if value is not None}
-    )
+    config = _config(robustness, {key: value for key, value in given.items() if value is not None})
     with shown(quiet or as_json) as progress, reported(folder):
-        robustness = certify_run(run, config, noise, progress)
+        if unsaid:
+            progress.stage(
+                f"trained without noise: noise of {_USUAL_NOISE:g} is added to the input; --noise changes it"
+            )
+        found = certify_run(run, config, _USUAL_NOISE if unsaid else noise, progress)
     if as_json:
-        print_json({**robustness.model_dump(mode="json"), "folder": str(folder)})
+        print_json({**found.model_dump(mode="json"), "folder": str(folder)})
         return
-    shown_norm = norm or robustness.noise.norm
-    out.print(_table(robustness, shown_norm))
-    print_sentences(_sentences(robustness, shown_norm))
+    shown_norm = norm or found.noise.norm
+    out.print(_table(found, shown_norm))
+    print_sentences(_sentences(found, shown_norm))
     print_line(f"Certificates: {folder / 'robustness' / 'certificates.jsonl'}")
     print_line(f"Report: {folder / 'report.html'}")
 
@@ -151,7 +159,10 @@ class EvasionProbing(Probing["Evasion"]):
         int | None, typer.Option("--restarts", metavar="N", help="Random starts of attacks that have them.")
     ] = None
     victims: Annotated[
-        int | None, typer.Option("--victims", metavar="N", help="Test examples to attack; default: the run's, or 200.")
+        int | None,
+        typer.Option(
+            "--victims", metavar="N", help="Test examples to attack; default: the run's, or 200, or all of fewer."
+        ),
     ] = None
     votes: Annotated[int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked example.")] = (
         None

@@ -98,7 +98,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
         lines: list[EvasionAttempt] = []
         for number, trial in enumerate(trials, 1):
             lines += attempts(trial, target, victims)
-            progress.images_attacked(number, len(trials))
+            progress.advanced("attacks by size", number, len(trials))
     evasion = _evasion(config, victims, trials, lines, len(rows), robustness)
     evasion = evasion.model_copy(update={"seconds": time.monotonic() - began})
     with writing(shlex.join(["fedpriv", "probe", str(folder.path)])):
@@ -128,7 +128,7 @@ def _chosen_rows(
     """Rows of the test set, ascending; where there are certificates, a part of theirs."""
     smoothing = RobustnessConfig.noisy(world.experiment)
     public, there = 0 if smoothing is None else smoothing.public_images, len(world.dataset.x_test)
-    wanted = config.victims
+    wanted = config.among(len(certificates) or there - public)
     if certificates and wanted > len(certificates):
         progress.warn(f"evade.victims = {wanted}: only certified images are attacked, {len(certificates)}")
         wanted = len(certificates)

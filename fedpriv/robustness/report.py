@@ -338,9 +338,9 @@ class RobustFinding(Finding[Robust]):
         left = there - (0 if smoothing is None else smoothing.public_images)
         certify, evade = RobustnessConfig.certified(experiment), RobustnessConfig.evaded(experiment)
         asked = {
-            "certify.examples": 0 if certify is None else certify.examples,
+            "certify.examples": 0 if certify is None else certify.among(left),
             # Where there are certificates, only images that have one are attacked.
-            "evade.victims": 0 if evade is None or certify is not None else evade.victims,
+            "evade.victims": 0 if evade is None or certify is not None else evade.among(left),
         }
         for key, wanted in asked.items():
             if wanted > left:

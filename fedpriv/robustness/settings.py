@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 """In pixels from 0 to 1. Smaller noise is lost in the rounding of float32, and what it would prove with it."""
 
+_CERTIFIED, _EVADED = 500, 200  # images, unless set
 _USED_BY_EPSILON = ("delta", "size", "calibration")
 
 
@@ -44,7 +45,7 @@ Sizes = Annotated[tuple[Positive, ...], AfterValidator(_ascending)]
 class CertifyConfig(Settings):
     """What ``fedpriv certify`` does where its options do not say otherwise."""
 
-    examples: Count = Field(500, description="test images that are certified")
+    examples: Count | None = Field(None, description="test images that are certified; unset: 500, or all of fewer")
     selection: Count = Field(100, description="votes that choose the class of an image")
     votes: Count = Field(1000, description="fresh votes that its certificate rests on")
     alpha: Annotated[Real, Field(ge=1e-15, lt=0.5)] = Field(
@@ -57,6 +58,10 @@ class CertifyConfig(Settings):
     )
     radii_l2: Sizes = Field((0.25, 0.5, 0.75, 1.0), description="sizes of the curve, Euclidean, pixels from 0 to 1")
     radii_linf: Sizes = Field((0.01, 0.02, 0.03, 0.04), description="sizes of the curve, largest change of a pixel")
+
+    def among(self, images: int) -> int:
+        """Return how many of so many images are certified."""
+        return min(_CERTIFIED, images) if self.examples is None else self.examples
 
 
 # Where attacks begin to tell networks of this laboratory apart; for the largest change of a pixel they are the paper's.
@@ -83,8 +88,12 @@ class EvadeConfig(Settings):
         8, description="draws of noise that each gradient is a mean over (EOT); 0: without noise, the weaker attack"
     )
     restarts: Count = Field(1, description="random starts of attacks that have them; the highest loss is kept")
-    victims: Count = Field(200, description="test images that are attacked")
+    victims: Count | None = Field(None, description="test images that are attacked; unset: 200, or all of fewer")
     votes: Count = Field(200, description="votes that judge an attacked image")
+
+    def among(self, images: int) -> int:
+        """Return how many of so many images are attacked."""
+        return min(_EVADED, images) if self.victims is None else self.victims
 
     @property
     def attacked_sizes(self) -> tuple[float, ...]:

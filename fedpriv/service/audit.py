@@ -85,7 +85,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
             learnt = stored_network(folder.path / "service", world, policy, service)
             neighbours = _heads(world, policy, service, head_features(world, policy, learnt), replaced)
         else:
-            neighbours = _networks(world, policy, replaced)
+            neighbours = _networks(world, policy, replaced, progress)
         progress.stage("playing the most different neighbours against each other")
         audit = _judged(policy, service, neighbours)
     with writing(""):
@@ -132,7 +132,7 @@ def _heads(world: World, policy: HeadPolicy, service: Service, shown: Features, 
     )
 
 
-def _networks(world: World, policy: AnswerPolicy, replaced: int) -> _Neighbours:
+def _networks(world: World, policy: AnswerPolicy, replaced: int, progress: Progress) -> _Neighbours:
     """Networks trained like the run's, on its data with one example replaced, all from the same seed."""
     facts = network_facts(world, policy)
     if facts.claimed is None:
@@ -147,7 +147,7 @@ def _networks(world: World, policy: AnswerPolicy, replaced: int) -> _Neighbours:
         references.append(Reference(world.experiment.seed, _with(world.partitions, at, train + image)))
     schedule = usual_schedule(world.experiment)
     last = max(schedule)
-    stacked = train_references(world, build_pool(world), references, schedule, [last])[last]
+    stacked = train_references(world, build_pool(world), references, schedule, [last], progress=progress)[last]
     scores, numbers = [], []
     for index in range(len(references)):
         vector = {name: value[index].cpu() for name, value in stacked.items()}

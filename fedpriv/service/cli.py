@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedpriv.service.served import Served
 
 _ADDRESS = "127.0.0.1"
+_ASKED = 10  # test images, unless others are named
 _SHOWN = 20  # rows of a table
 _NUMBER = re.compile(r"[0-9]{1,9}")  # str.isdigit would let through what int refuses
 
@@ -91,7 +92,10 @@ def serve(
 def query(
     folder: Run,
     test: Annotated[
-        str | None, typer.Option("--test", metavar="A:B", help="Ask about these test images, B not included.")
+        str | None,
+        typer.Option(
+            "--test", metavar="A:B", help="Ask about these test images, B not included; default: the first 10."
+        ),
     ] = None,
     npz: Annotated[
         Path | None, typer.Option("--npz", metavar="FILE", help="Ask about the array named images in this .npz file.")
@@ -101,8 +105,8 @@ def query(
     as_json: Json = False,
 ) -> None:
     """Ask the endpoint of DIR without a server; the same query ledger is charged."""
-    if (test is None) == (npz is None):
-        raise InputError("query needs either --test A:B or --npz FILE")
+    if test is not None and npz is not None:
+        raise InputError("--test A:B and --npz FILE are two sets of images; give one of them")
     config = _config(folder, set_)
     from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
@@ -110,7 +114,7 @@ def query(
     from fedpriv.service.opening import open_service
 
     run = RunFolder.open(folder)
-    images, truth = _test_images(run, test) if test is not None else (_own_images(npz), None)
+    images, truth = _test_images(run, test) if npz is None else (_own_images(npz), None)
     with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     before = served.asked
@@ -228,13 +232,15 @@ def _print_status(folder: Path, as_json: bool) -> None:
     )
 
 
-def _test_images(run: "RunFolder", text: str) -> "tuple[Tensor, Tensor]":
-    """These test images, and their labels."""
+def _test_images(run: "RunFolder", text: str | None) -> "tuple[Tensor, Tensor]":
+    """These test images, and their labels; the first ones where none are named."""
     from fedpriv.data.datasets import load_dataset
 
     experiment = run.experiment()
     dataset = load_dataset(experiment.data, experiment.seed)
     images = dataset.x_test
+    if text is None:
+        return images[:_ASKED], dataset.y_test[:_ASKED]
     first, _, last = text.partition(":")
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
         raise InputError(key="--test", given=text, allowed=f"A:B with 0 <= A < B <= {len(images)} is wanted")
@@ -242,13 +248,11 @@ def _test_images(run: "RunFolder", text: str) -> "tuple[Tensor, Tensor]":
     return images[rows], dataset.y_test[rows]
 
 
-def _own_images(path: Path | None) -> "Tensor":
+def _own_images(path: Path) -> "Tensor":
     import torch
 
     from fedpriv.core.npz import read_arrays, read_headers
 
-    if path is None:
-        raise InputError("--npz FILE is wanted")
     headers = read_headers(path, ["images"])
     if "images" not in headers:
         raise InputError(f"{path}: has no array named images")

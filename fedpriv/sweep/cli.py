@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpriv.core.cli.terminal import Json, Quiet, err, out, print_json, print_line, print_sentences, print_warning
+from fedpriv.core.cli.terminal import (
+    Json,
+    Quiet,
+    err,
+    folders_here,
+    out,
+    print_json,
+    print_line,
+    print_sentences,
+    print_warning,
+)
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import writing, writing_to
 from fedpriv.core.verb import Options, Verb
@@ -88,7 +98,12 @@ def sweep(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of sweeps or runs.")],
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DIR...", help="Folders of sweeps or runs; default: all finished ones in runs/ and sweeps/."
+        ),
+    ] = None,
     out_file: Annotated[Path, typer.Option("--out", metavar="FILE", help="The report to write.")] = Path(
         "comparison.html"
     ),
@@ -100,16 +115,28 @@ def compare(
     from fedpriv.sweep.comparison import read_folders, sources_of
     from fedpriv.sweep.report import write_comparison
 
-    records = read_folders(folders)
+    compared = folders or [path for path in folders_here("summary.json", "sweep.json") if _is_over(path)]
+    if not compared:
+        raise InputError("there is no finished run in runs/ and no sweep in sweeps/: name the folders")
+    records = read_folders(compared)
     chosen = {name: asked for each in options for name, asked in vars(each).items()}
     with writing_to(out_file):
-        report = write_comparison(records, out_file, attack, chosen, title=_title(folders))
+        report = write_comparison(records, out_file, attack, chosen, title=_title(compared))
     _print(records, as_json)
     if not as_json:
         for text in sources_of(records):
             print_line(text)
         print_line(f"Report: {report}")
     _refuse_faults(records)
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a run came to its end; a sweep holds those trials that did."""
+    from fedpriv.core.records import COMPLETED
+    from fedpriv.core.runs import RunFolder
+
+    summary = RunFolder(folder).summary()
+    return summary is None or summary.status == COMPLETED
 
 
 def _write_trial_reports(folder: Path, records: Any) -> None:
@@ -207,6 +234,7 @@ VERBS = (
         "compare",
         compare,
         place=100,
-        epilog="Example:\n\n  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000",
+        epilog="Examples:\n\n  fedpriv compare\n\n"
+        "  fedpriv compare sweeps/table2-small runs/quickstart-20260101-120000",
     ),
 )

@@ -157,9 +157,16 @@ def test_how_many_are_trained_at_once_makes_no_difference(mechanism: str) -> Non
     settings = experiment(mechanism=MECHANISMS[mechanism])
     world = build_world(settings)
     references, schedule = others(world, 5), usual_schedule(settings)
+    shown: list[tuple[int, int]] = []
+
+    class Counted(Silent):
+        def advanced(self, what: str, done: int, total: int) -> None:
+            shown.append((done, total))
+
     together, apart = (
-        train_references(world, pool_of(world), references, schedule, [1, 3], at_once=count) for count in (5, 2)
+        train_references(world, pool_of(world), references, schedule, [1, 3], count, Counted()) for count in (5, 2)
     )
+    assert shown == [(done, 3) for done in (1, 2, 3)] + [(done, 9) for done in range(1, 10)]
     for number, name in itertools.product((1, 3), together[3]):
         torch.testing.assert_close(together[number][name], apart[number][name], rtol=1e-4, atol=1e-5)
 

@@ -28,12 +28,14 @@ def test_a_table_in_80_columns_and_what_is_proven(here: Path) -> None:
 
 
 def test_json_is_what_the_folder_holds(here: Path) -> None:
-    done = fedpriv("certify", "run", *FEW, "--noise", "0.1", "--alpha", "0.01", "--json", cwd=here)
+    done = fedpriv("certify", "run", *FEW, "--alpha", "0.01", "--json", cwd=here)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop("folder") == "run"
     assert found == json.loads((here / "run" / "robustness.json").read_text())
     assert (found["alpha"], found["examples"], found["votes"]) == (0.01, 10, 30)
+    noise = found["noise"]  # unless it is given, of a run that was trained without
+    assert (noise["sigma"], noise["place"], noise["afterwards"]) == (0.25, "input", True)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,6 @@ def test_json_is_what_the_folder_holds(here: Path) -> None:
     [
         (["nowhere"], "Directory 'nowhere' does not exist"),
         (["."], "not the folder of a run"),
-        (["run"], "was trained without noise, which certificates rest on; say how much, with --noise"),
         (["run", "--noise", "0"], "--noise 0: a deviation from 1e-06 to 1e+06 is wanted"),
         (["run", "--noise", "nan"], "--noise nan: a deviation from"),
         (["run", "--noise", "1e-46"], "--noise 1e-46: a deviation from"),

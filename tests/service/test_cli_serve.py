@@ -66,7 +66,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["query", "run"], "query needs either --test A:B or --npz FILE"),
+        (["query", "run", "--test", "0:1", "--npz", "a.npz"], "--test A:B and --npz FILE are two sets of images"),
         (["query", "run", "--test", "5:2"], "--test 5:2: A:B with 0 <= A < B <= 360 is wanted"),
         (["query", "run", "--test", "0:1000"], "A:B with 0 <= A < B <= 360"),
         (["query", "run", "--npz", "nothing.npz"], "nothing.npz: no such file"),

@@ -519,9 +519,9 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
     assert code == 0 and (tmp_path / "comparison.html").is_file()
     assert [trial["trial"] for trial in json.loads(out)["trials"]] == [1, 2, 3, 4]
-    (tmp_path / "mine").mkdir()
-    shutil.copytree(tmp_path / "sweeps" / "small" / "trials" / "0001", tmp_path / "mine" / "run")
-    assert "trials 1-3: sweeps/small\ntrial 4: mine/run\n" in fedpriv("compare", "mine/run", "sweeps/small")[1]
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(tmp_path / "sweeps" / "small" / "trials" / "0001", tmp_path / "runs" / "run")
+    assert "trials 1-3: sweeps/small\ntrial 4: runs/run\n" in fedpriv("compare")[1]
     (tmp_path / "sweeps" / "small" / "trials" / "0002" / "record.json").unlink()
     assert fedpriv("report", "sweeps/small")[0] == 0
     assert "2 of 3 trials over" in (tmp_path / "sweeps" / "small" / "report.html").read_text()

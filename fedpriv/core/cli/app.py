@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import webbrowser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +22,11 @@ from fedpriv.core.cli.terminal import (
     Out,
     Quiet,
     Resume,
-    Run,
     Set,
     begun_or_resumed,
     command_of,
     err,
+    folders_here,
     out,
     plain,
     print_json,
@@ -34,7 +35,7 @@ from fedpriv.core.cli.terminal import (
     print_warning,
 )
 from fedpriv.core.config import Experiment, describe, json_schema, load_experiment, read_toml
-from fedpriv.core.config.file import kind_of_file
+from fedpriv.core.config.file import kind_of_file, load_run
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, drop_output, printable
 from fedpriv.core.files import is_disk, stopped, writing
 from fedpriv.core.registry import FILES
@@ -95,15 +96,26 @@ def run(
     print_summary(summary, path, as_json)
 
 
-def report(folder: Run) -> None:
-    """Write report.html from DIR, the folder of a run, of a trial, of a sweep, or of fedpriv icl."""
+def report(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", exists=True, file_okay=False, help="Default: the newest in runs/ and sweeps/."),
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser, too.")] = False,
+) -> None:
+    """Write report.html into DIR, the folder of a run, a trial, a sweep, or of fedpriv icl."""
+    own = {kind.kept_as: kind.write_report for kind in FILES.values()}
+    here = folder or next(reversed(folders_here("config.toml", *own)), None)
+    if here is None:
+        raise InputError("there is no run in runs/ and no sweep in sweeps/: name the folder")
     from fedpriv.core.report import write_report
 
-    own = {kind.kept_as: kind.write_report for kind in FILES.values()}
-    write = next((write for name, write in own.items() if (folder / name).is_file()), write_report)
-    with writing(shlex.join(["fedpriv", "report", str(folder)])):
-        path = write(folder)
+    write = next((write for name, write in own.items() if (here / name).is_file()), write_report)
+    with writing(shlex.join(["fedpriv", "report", str(here)])):
+        path = write(here)
     print_line(f"Report: {path}")
+    if opened and not webbrowser.open(path.resolve().as_uri()):
+        raise InputError(f"no browser was found; open {path}")
 
 
 @config_app.command("check", epilog="Example:\n\n  fedpriv config check configs/quickstart.toml --set seed=3")
@@ -143,7 +155,9 @@ def config_show(file: File, set_: Set = None, as_json: Json = False) -> None:
 
 
 def _settings(file: Path, overrides: list[str] | None) -> Settings:
-    """An experiment, or what another kind of files says."""
+    """An experiment, that of a run's folder, or what another kind of files says."""
+    if file.is_dir():
+        return load_run(file, overrides or ())
     kind = kind_of_file(read_toml(file))
     return load_experiment(file, overrides or ()) if kind is None else kind.load(file, overrides or ())
 
@@ -172,7 +186,12 @@ _FRAME = (
     Verb(
         "data", data, place=30, epilog="Examples:\n\n  FEDPRIV_DATA=~/data fedpriv data\n\n  fedpriv data --unicity 5"
     ),
-    Verb("report", report, place=110, epilog="Example:\n\n  fedpriv report runs/quickstart-20260101-120000"),
+    Verb(
+        "report",
+        report,
+        place=110,
+        epilog="Examples:\n\n  fedpriv report --open\n\n  fedpriv report runs/quickstart-20260101-120000",
+    ),
     Verb("config", config_app, place=10),
     Verb(
         "schema",

@@ -31,7 +31,7 @@ class Display(Progress):
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
             bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            bars.TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            bars.TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             # The only column that gives way where the line is too short for all.
             bars.TextColumn("{task.fields[figures]}", markup=False, table_column=Column()),
             console=console,
@@ -78,13 +78,9 @@ class Display(Progress):
         """Advance the bar of one attack."""
         self._advance(name, done, total, f"loss {loss:.2e}")
 
-    def images_certified(self, done: int, total: int) -> None:
-        """Advance the bar of certificates."""
-        self._advance("images", done, total, "")
-
-    def images_attacked(self, done: int, total: int) -> None:
-        """Advance the bar of evasion attacks."""
-        self._advance("attacks by size", done, total, "")
+    def advanced(self, what: str, done: int, total: int) -> None:
+        """Advance the bar of a piece of work."""
+        self._advance(what, done, total, "")
 
     def warn(self, text: str) -> None:
         """Print a warning."""

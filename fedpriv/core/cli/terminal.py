@@ -56,6 +56,12 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
+def folders_here(*marks: str) -> list[Path]:
+    """Return the folders in runs/ and sweeps/ that hold one of these files, the newest last."""
+    found = [path for mark in marks for path in (*Path("runs").glob(f"*/{mark}"), *Path("sweeps").glob(f"*/{mark}"))]
+    return [path.parent for path in sorted(found, key=lambda path: (path.stat().st_mtime, path))]
+
+
 class _Named(Protocol):
     @property
     def name(self) -> str: ...

@@ -63,7 +63,7 @@ def test_a_run_ends_with_its_result_in_words_and_the_report(here: Path) -> None:
     assert summary["status"] == "completed"
     assert summary["command"] == "fedpriv run small.toml"
 
-    again = fedpriv("report", "out", cwd=here)
+    again = fedpriv("report", "out", "--open", cwd=here, BROWSER="true")
     assert again.returncode == 0, again.stderr
     again = fedpriv("run", "--resume", "out", cwd=here)
     assert (again.returncode, again.stdout) == (0, done.stdout)
