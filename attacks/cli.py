@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.attacks.commands import Audit, Probing
+from fedpriv.attacks.commands import Audit, Probing, chosen_audit
 from fedpriv.core.cli.terminal import (
     FolderByDefault,
     Json,
@@ -312,9 +312,7 @@ def audit(folder: Run, options: tuple[Audit[Any], ...] = (), quiet: Quiet = Fals
     from fedpriv.core.runs import RunFolder
 
     run = RunFolder.open(folder)
-    chosen = next((each for each in reversed(options) if each.suits(run)), None)
-    if chosen is None:
-        raise InputError(f"{folder}: there is no audit for this run")
+    chosen = chosen_audit(run, options)
     with shown(quiet or as_json) as progress, reported(folder):
         found = chosen.made(run, progress)
     if as_json:

@@ -1,10 +1,11 @@
 """What ``fedpriv audit`` and ``fedpriv probe`` do to a finished run: capabilities register theirs in their cli.py."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from fedpriv.core.errors import InputError
 from fedpriv.core.verb import Options
 
 if TYPE_CHECKING:
@@ -36,6 +37,18 @@ class Audit(Options, ABC, Generic[R]):
     def figures(self, found: R) -> "tuple[Figure, ...]":
         """Return what must not exceed what is claimed."""
         return ()
+
+
+def chosen_audit(run: "RunFolder", audits: "Sequence[Audit[Any]]") -> "Audit[Any]":
+    """Return the audit that suits a run.
+
+    Raises:
+        InputError: there is none.
+    """
+    chosen = next((each for each in reversed(audits) if each.suits(run)), None)
+    if chosen is None:
+        raise InputError(f"{run.path}: there is no audit for this run")
+    return chosen
 
 
 @dataclass(frozen=True)

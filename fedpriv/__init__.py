@@ -1,6 +1,8 @@
 """fedpriv: a crash-test lab for federated learning.
 
->>> from fedpriv import Silent, load_experiment, start_run, write_report  # doctest: +SKIP
+>>> import fedpriv
+>>> run = fedpriv.run("configs/quickstart.toml", mechanism={"name": "gaussian", "sigma": 1})  # doctest: +SKIP
+>>> run.epsilon, run.accuracy, run.report  # doctest: +SKIP
 """
 
 import importlib
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from fedpriv.core.lab import attack_run as attack_run
     from fedpriv.core.lab import resume_run as resume_run
     from fedpriv.core.lab import start_run as start_run
+    from fedpriv.core.notebook import Run as Run
+    from fedpriv.core.notebook import run as run
     from fedpriv.core.progress import Silent as Silent
     from fedpriv.core.report import write_report as write_report
 
@@ -26,12 +30,14 @@ __version__ = version("fedpriv")
 _HOME = {
     "Experiment": "fedpriv.core.config",
     "InputError": "fedpriv.core.errors",
+    "Run": "fedpriv.core.notebook",
     "RunFailedError": "fedpriv.core.errors",
     "Silent": "fedpriv.core.progress",
     "attack_run": "fedpriv.core.lab",
     "load_experiment": "fedpriv.core.config",
     "reconstruct": "fedpriv.attacks",
     "resume_run": "fedpriv.core.lab",
+    "run": "fedpriv.core.notebook",
     "start_run": "fedpriv.core.lab",
     "write_report": "fedpriv.core.report",
 }

@@ -1,5 +1,6 @@
 """The ways in which a command ends early."""
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -89,6 +90,23 @@ def _shown(key: str, given: object) -> str:
         value = repr(given)
     value = value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 4]} ..."
     return f"{key} {value}" if key.startswith("--") else f"{key} = {value}"
+
+
+def optional(module: str, extra: str, user: str) -> Any:
+    """Import a module that an extra of fedpriv installs; where it is missing, the error names the extra.
+
+    Args:
+        module: such as ``fastapi``.
+        extra: such as ``service``.
+        user: what needs it, such as ``fedpriv serve``.
+
+    Raises:
+        InputError: the module, or one that it needs, is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InputError(f"{user} needs {error.name}: pip install 'fedpriv[{extra}]'") from None
 
 
 class RunFailedError(RuntimeError):

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from fedpriv.core.config import DataConfig
 from fedpriv.core.config.data import PartitionerConfig
-from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.errors import InputError, one_line, optional
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 
@@ -113,10 +113,8 @@ def _cut(order: np.ndarray, clients: int) -> Shares:
 
 
 def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients: int, seed: int) -> Shares:
-    from datasets import Dataset  # with the partitioners three seconds to import
-
     partitioner = _partitioner(config, clients, seed)
-    partitioner.dataset = Dataset.from_dict({"index": order, "label": labels[order]})
+    partitioner.dataset = _table({"index": order, "label": labels[order]})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # each redraw of the Dirichlet partitioner warns
@@ -135,14 +133,12 @@ def _by_partitioner(
     labels: np.ndarray, order: np.ndarray, config: PartitionerConfig, keys: np.ndarray | None, clients: int, seed: int
 ) -> Shares:
     """As the partitioner cuts examples in a random order, with the columns index, label and, where known, key."""
-    from datasets import Dataset  # with the partitioners three seconds to import
-
     partitioner = _flower_partitioner(config, clients, seed, has_keys=keys is not None)
     columns = {"index": order, "label": labels[order]} | ({} if keys is None else {"key": keys[order]})
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # some show how far they are
             warnings.simplefilter("ignore")
-            partitioner.dataset = Dataset.from_dict(columns)
+            partitioner.dataset = _table(columns)
             made = int(partitioner.num_partitions)
             shares = [_indices(partitioner, client) for client in range(min(clients, made))]
     except Exception as error:  # noqa: BLE001 (other people's code, with arguments of the user's)
@@ -157,6 +153,15 @@ def _by_partitioner(
     return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
 
 
+def _known_partitioners(key: str) -> Any:
+    """Flower's partitioners, which take three seconds to import."""
+    return optional("flwr_datasets.partitioner", "datasets", key)
+
+
+def _table(columns: dict[str, np.ndarray]) -> Any:
+    return optional("datasets", "datasets", "data.partition").Dataset.from_dict(columns)
+
+
 _FLOWERS = "Partitioner"  # what the names of its classes end with
 _UNSUITED = (
     "",
@@ -168,7 +173,7 @@ _UNSUITED = (
 
 def _flower_partitioner(config: PartitionerConfig, clients: int, seed: int, *, has_keys: bool) -> "Partitioner":
     """The partitioner of this name, with its arguments and those that follow from the experiment."""
-    import flwr_datasets.partitioner as known
+    known = _known_partitioners(f"data.partitioner.name = {config.name!r}")
 
     def plain(name: str) -> str:
         return re.sub("[^a-z]", "", name.removesuffix(_FLOWERS).lower())
@@ -251,8 +256,7 @@ def _check_enough(examples: int, config: DataConfig, clients: int) -> None:
 
 
 def _partitioner(config: DataConfig, clients: int, seed: int) -> "Partitioner":
-    from flwr_datasets.partitioner import DirichletPartitioner, ShardPartitioner
-
+    known = _known_partitioners(f"data.partition = {config.partition!r}")
     if config.partition == "dirichlet":
-        return DirichletPartitioner(clients, "label", config.alpha, min_partition_size=1, seed=seed)
-    return ShardPartitioner(clients, "label", num_shards_per_partition=config.shards_per_client, seed=seed)
+        return known.DirichletPartitioner(clients, "label", config.alpha, min_partition_size=1, seed=seed)
+    return known.ShardPartitioner(clients, "label", num_shards_per_partition=config.shards_per_client, seed=seed)

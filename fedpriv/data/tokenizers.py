@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import TypeAliasType, override
 
 from fedpriv.core.config.corpus import CorpusConfig
-from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.errors import InputError, one_line, optional
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.npz import read_arrays, read_headers
 
@@ -92,10 +92,7 @@ class Pairs(Tokenizer):
     name = "bpe"
 
     def __init__(self, texts: Sequence[str], size: int, path: str = "") -> None:
-        try:
-            import tokenizers
-        except ModuleNotFoundError:
-            raise InputError("data.text.tokenizer = 'bpe' needs tokenizers: pip install 'fedpriv[text]'") from None
+        tokenizers = optional("tokenizers", "text", "data.text.tokenizer = 'bpe'")
         self._library = self._read(tokenizers, path) if path else self._trained(tokenizers, texts, size)
         self.size = len(_OWN) + int(self._library.get_vocab_size())
 

@@ -5,7 +5,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
@@ -14,7 +14,7 @@ from typing_extensions import override
 from fedpriv.attacks.commands import Audit
 from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
 from fedpriv.core.config import load_run
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, optional
 from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Verb
 from fedpriv.service.settings import ServiceConfig
@@ -53,6 +53,7 @@ def serve(
 ) -> None:
     """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
+    uvicorn = None if status or new else _server()
     from fedpriv.service.endpoint_files import made_service, users
 
     if status and config is None:
@@ -75,8 +76,6 @@ def serve(
     if status:
         _print_status(folder, as_json)
         return
-    import uvicorn
-
     from fedpriv.service.http import build_app
 
     facts = made_service(folder)
@@ -87,6 +86,12 @@ def serve(
         address = f"http://{_ADDRESS}:{port}"
         print_line(f"Answers by {facts.method} at {address}/answers; described at {address}/docs")
         uvicorn.Server(server).run(sockets=[listener])
+
+
+def _server() -> Any:
+    """The libraries of the server, which asking without one does not need."""
+    optional("fastapi", "service", "fedpriv serve")
+    return optional("uvicorn", "service", "fedpriv serve")
 
 
 def query(

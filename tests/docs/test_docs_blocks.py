@@ -25,7 +25,9 @@ def with_blocks(language: str) -> list[Path]:
 
 
 # Run by tests of their own.
-ELSEWHERE = {"attack-your-own", "flower-app", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"}
+ELSEWHERE = {"attack-your-own", "flower-app", "tutorial", "tutorial-own", "tutorial-gradient", "tutorial-sweep"} | {
+    "notebook"
+}
 WITH_PYTHON = [
     pytest.param(page, marks=pytest.mark.slow if page.stem == "README" else (), id=page.stem)
     for page in with_blocks("python")

@@ -44,6 +44,7 @@ RELATIVE = {
     ("fedpriv/core/cli/terminal.py", "runs"): _OWN,
     ("server/app.py", "runs"): _OWN,
     ("fedpriv/sweep/cli.py", "sweeps"): "runs with ledgers of their own lie in it",
+    ("fedpriv/core/cli/terminal.py", "sweeps"): "no budget: reports are written and compared",
     (
         "fedpriv/deploy/cli.py",
         "deployment",

@@ -339,6 +339,13 @@ class ReportConfig(Settings):
         "second one, of the padded picture, as torchmetrics has it",
     )
 
+    trackers: tuple[Literal["csv", "mlflow", "tensorboard"], ...] = Field(
+        (),
+        exclude_if=lambda value: not value,
+        description="where metrics, epsilon, leakage and the report are logged when a run is finished: csv: "
+        "metrics.csv in its folder; tensorboard: tensorboard/ there; mlflow: where MLFLOW_TRACKING_URI says",
+    )
+
     @property
     def pads(self) -> bool:
         """Whether each score also has the SSIM of the padded picture."""

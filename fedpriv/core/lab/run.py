@@ -39,6 +39,7 @@ from fedpriv.core.records import (
     members_text,
 )
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.trackers import check_trackers
 from fedpriv.core.world import World, build_world
 from fedpriv.engines import check_engine, choose_engine, run_engine
 from fedpriv.server.aggregation import ServerOptimizer
@@ -70,6 +71,7 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
 
 
 def _checked(world: World) -> tuple[str, ...]:
+    check_trackers(world.experiment)
     check_engine(world.experiment.engine)
     return (*warnings_for(world), *rehearse(world))
 

@@ -5,7 +5,7 @@ The folder is read into a :class:`~fedpriv.core.report.view.View` (view.py), dra
 that says what is missing.
 """
 
-from fedpriv.core.report.page import render_page, reported, write_report
+from fedpriv.core.report.page import render_card, render_page, reported, write_report
 from fedpriv.core.report.view import View, load_view
 
-__all__ = ["View", "load_view", "render_page", "reported", "write_report"]
+__all__ = ["View", "load_view", "render_card", "render_page", "reported", "write_report"]

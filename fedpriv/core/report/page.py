@@ -26,6 +26,7 @@ from fedpriv.core.report.readings import column_table, row_table, sentence_lines
 from fedpriv.core.report.tiles import mechanism_name, tiles
 from fedpriv.core.report.view import ShownResult, View, load_view
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.trackers import track
 
 # SSIM's window, and the side below which it shrinks (fedpriv.attacks.metrics).
 SSIM_WINDOW = 11
@@ -72,6 +73,7 @@ def _write_if_new(folder: Path, before: list[tuple[int, int] | None]) -> None:
     if _versions(folder) != before:
         with writing(RunFolder(folder).to_report):
             write_report(folder)
+            track(RunFolder(folder))
 
 
 def _versions(folder: Path) -> list[tuple[int, int] | None]:
@@ -117,6 +119,26 @@ def render_page(view: View) -> str:
         partition_plot=partition_plot(view.partition) if view.partition else None,
         settings=_settings(view.experiment),
     )
+
+
+_IN_CARD = 4  # victims
+
+
+def render_card(view: View) -> str:
+    """Return what a notebook shows of a run: a piece of HTML."""
+    shown = [victim for victim in view.victims[:_IN_CARD] if isinstance(victim.original, Picture)]
+    names = dict.fromkeys(_made_by(each) for victim in shown for each in victim.candidates)
+    victims = []
+    for victim in shown:
+        made = {_made_by(each): each.content for each in victim.candidates if isinstance(each.content, Picture)}
+        victims.append((victim, (victim.original, *(made.get(name) for name in names))))
+    page = template("core/report/card.html")
+    return page.render(view=view, tiles=tiles(view), columns=tuple(names), victims=victims)
+
+
+def _made_by(shown: ShownResult) -> str:
+    name = NAMES.get(shown.attack, shown.attack)
+    return name if shown.upload == "none" else f"{name}, {shown.upload}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError, one_line, some_of
+from fedpriv.core.errors import InputError, one_line, optional, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import LABEL_BYTES, NAME_BYTES, Arrays, check_memory
 from fedpriv.data.own import ClientExamples, OwnFile, image_shares, text_shares
@@ -57,10 +57,7 @@ class ClientGroups(OwnFile):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    try:
-        import h5py
-    except ImportError:
-        raise InputError("data.name = 'hdf5' needs the library h5py: pip install 'fedpriv[hdf5]'") from None
+    h5py = optional("h5py", "hdf5", "data.name = 'hdf5'")
     try:
         file = h5py.File(path, "r")
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fedpriv.core.config.corpus import CorpusConfig
-from fedpriv.core.errors import InputError, one_line, some_of
+from fedpriv.core.errors import InputError, one_line, optional, some_of
 from fedpriv.core.registry import DATASETS, suggestion
 from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
@@ -181,10 +181,9 @@ def _parquet(paths: Sequence[Path], where: str) -> StoredTable:
 
 
 def _saved(root: Path) -> list[StoredTable]:
-    from datasets import load_from_disk  # a second to import
-
+    datasets = optional("datasets", "datasets", f"{root} of datasets.save_to_disk")  # a second to import
     try:
-        found = load_from_disk(str(root))
+        found = datasets.load_from_disk(str(root))
     except Exception as error:  # noqa: BLE001 (the library's errors are of many kinds)
         raise InputError(f"{root}: datasets.load_from_disk cannot read it: {one_line(error)}") from None
     return tables_of(found, str(root))

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.errors import InputError, optional, reason_of
 from fedpriv.core.files import content_digest
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.sets.hub import HubTables, StoredTable, tables_of
@@ -29,9 +29,8 @@ class OwnObject(HubTables):
     @override
     def parts(cls, place: Place) -> list[StoredTable]:
         found = _object(place.path)
-        from datasets import Dataset, DatasetDict  # a second to import
-
-        if not isinstance(found, Dataset | DatasetDict):
+        datasets = optional("datasets", "datasets", "an object of the library datasets")  # a second to import
+        if not isinstance(found, datasets.Dataset | datasets.DatasetDict):
             kind = type(found).__name__
             raise InputError(
                 key="data.name", given=place.path, allowed=f"a Dataset or DatasetDict is wanted, not {kind}"
