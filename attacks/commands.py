@@ -45,7 +45,7 @@ def chosen_audit(run: "RunFolder", audits: "Sequence[Audit[Any]]") -> "Audit[Any
     Raises:
         InputError: there is none.
     """
-    chosen = next((each for each in reversed(audits) if each.suits(run)), None)
+    chosen: Audit[Any] | None = next((each for each in reversed(audits) if each.suits(run)), None)
     if chosen is None:
         raise InputError(f"{run.path}: there is no audit for this run")
     return chosen

@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, PathDistribution, distribution
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
+from packaging.requirements import Requirement
 
 import fedpriv as package
 from fedpriv.clients.app import app as client_app
@@ -68,6 +71,41 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+UNUSED = ("fastapi", "uvicorn")  # Flower installs its servers' libraries; training and attacks need none of them
+
+
+def needed_by(requirements: list[str], extras: tuple[str, ...] = ("",)) -> Iterator[Requirement]:
+    for text in requirements:
+        needed = Requirement(text)
+        if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+            yield needed
+
+
+@pytest.fixture(scope="module")
+def alone(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of Python in an environment that holds the wheel and what it needs without any extra."""
+    (about,) = installed.glob("*.dist-info")
+    left, seen = list(needed_by(PathDistribution(about).requires or [])), set()
+    folder = tmp_path_factory.mktemp("alone")
+    while left:
+        needed = left.pop()
+        if (needed.name, extras := tuple(sorted(needed.extras))) in seen or needed.name in UNUSED:
+            continue
+        seen.add((needed.name, extras))
+        try:
+            found = distribution(needed.name)
+        except PackageNotFoundError:
+            continue  # a build of PyTorch for CPUs needs nothing of CUDA
+        left += needed_by(found.requires or [], ("", *extras))
+        for name in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(Path(str(found.locate_file(name))))
+    names = {name.lower().replace("_", "-") for name, _ in seen}
+    assert {"torch", "flwr", "pydantic", "typer"} <= names
+    assert not names & {"flwr-datasets", "datasets", "pandas", "ray", "transformers", "mlflow"}
+    return os.pathsep.join((str(installed), str(folder)))
+
+
 def test_a_wheel_takes_one_name_only(installed: Path) -> None:
     names = {path.name for path in installed.iterdir()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"fedpriv"}
@@ -84,17 +122,22 @@ def users_modules(folder: Path) -> None:
         (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
 
 
-def test_a_wheel_works_alone(installed: Path, tmp_path: Path) -> None:
-    """Next to modules of the same names, too."""
+def test_a_wheel_works_alone(installed: Path, alone: str, tmp_path: Path) -> None:
+    """Without a clone and without any extra, next to modules of the same names."""
     done = python("-c", WHERE, cwd=tmp_path, PYTHONPATH=str(installed))
     assert Path(done.stdout.strip()) == installed / "fedpriv" / "server" / "__init__.py", done.stderr
-    assert python("-m", "fedpriv", "init", cwd=tmp_path, PYTHONPATH=str(installed)).returncode == 0
+    assert python("-S", "-m", "fedpriv", "init", cwd=tmp_path, PYTHONPATH=alone).returncode == 0
     users_modules(tmp_path / "quickstart")
     sets = [part for text in SMALL for part in ("--set", text)]
-    command = ("-m", "fedpriv", "run", "quickstart.toml", "--quiet", "--out", "run", *sets)
-    done = python(*command, cwd=tmp_path / "quickstart", PYTHONPATH=str(installed))
+    command = ("-S", "-m", "fedpriv", "run", "quickstart.toml", "--quiet", "--out", "run", *sets)
+    done = python(*command, cwd=tmp_path / "quickstart", PYTHONPATH=alone)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
+    done = python("-S", "-m", "fedpriv", "serve", "run", cwd=tmp_path / "quickstart", PYTHONPATH=alone)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fedpriv: fedpriv serve needs fastapi: pip install 'fedpriv[service]'\n",
+    )
 
 
 @pytest.mark.essential

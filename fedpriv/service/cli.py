@@ -53,7 +53,7 @@ def serve(
 ) -> None:
     """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
-    uvicorn = None if status or new else _server()
+    uvicorn: Any = None if status or new else _server()
     from fedpriv.service.endpoint_files import made_service, users
 
     if status and config is None:

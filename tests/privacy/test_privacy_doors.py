@@ -108,6 +108,7 @@ QUIET: dict[str, str] = {
     **dict.fromkeys((f"command: config {word}" for word in ("check", "schema", "show")), _SETTINGS),
     **dict.fromkeys(("command: init", "command: attack list", "command: probe list"), _SETTINGS),
     "command: model": "measures a network on random input; of an experiment's data it takes the shape",
+    "command: doctor": "versions and devices of this machine, and names of data sets",
     "command: attack tune": "tunes an attack on public images",
     "command: flower audit": "runs a copy of somebody's app on their own machine, with what the app itself sends",
     **dict.fromkeys(

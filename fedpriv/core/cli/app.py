@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedpriv.core.cli.account import account_app
 from fedpriv.core.cli.data import data
+from fedpriv.core.cli.doctor import doctor
 from fedpriv.core.cli.init import init
 from fedpriv.core.cli.terminal import (
     File,
@@ -192,6 +193,7 @@ _FRAME = (
         place=110,
         epilog="Examples:\n\n  fedpriv report --open\n\n  fedpriv report runs/quickstart-20260101-120000",
     ),
+    Verb("doctor", doctor, place=120, epilog="Example:\n\n  fedpriv doctor"),
     Verb("config", config_app, place=10),
     Verb(
         "schema",

@@ -5,13 +5,14 @@ import io
 import json
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from fedpriv.core.cli.app import app
 from fedpriv.core.cli.display import Display
 from tests.command_line import fedpriv
 
@@ -261,6 +262,31 @@ def test_what_was_given_is_printed_as_it_is(here: Path) -> None:
     done = fedpriv("config", "show", "small.toml", "--json", "--set", "data.root=a:b:c", cwd=here)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["data"]["root"] == "a:b:c"
+
+
+def test_doctor_tells_versions_and_what_was_not_tested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told() -> dict[str, tuple[str, str]]:
+        app(["doctor", "--json"], standalone_mode=False)
+        return {row["what"]: (row["found"], row["problem"]) for row in json.loads(capsys.readouterr().out)}
+
+    rows = told()
+    assert rows["flwr"] == (f"{version('flwr')} (tested: <1.43,>=1.41)", "")
+    assert rows["ray"][0].startswith(f"{version('ray')} (tested: ==")
+    assert rows["extra service"] == ("installed", "") and "extra dev" not in rows
+    assert "digits" in rows["data sets"][0] and "GiB free" in rows["disk"][0] and "cpu" in rows["devices"][0]
+    others = {"flwr": "1.50.0", "fastapi": None}
+
+    def changed(name: str) -> str:
+        if name in others and others[name] is None:
+            raise PackageNotFoundError(name)
+        return others.get(name) or version(name)
+
+    monkeypatch.setattr("fedpriv.core.cli.doctor.version", changed)
+    rows = told()
+    assert rows["flwr"] == ("1.50.0 (tested: <1.43,>=1.41)", "this version was not tested")
+    assert rows["extra service"] == ("no fastapi: pip install 'fedpriv[service]'", "")
 
 
 def test_data_lists_what_is_here(here: Path) -> None:
