@@ -29,7 +29,7 @@ COPY configs configs
 COPY fedpriv fedpriv
 COPY server server
 RUN --mount=type=secret,id=uv,target=/etc/uv/uv.toml --mount=type=bind,from=wheels,target=/wheels \
-    uv pip install --constraint containers/constraints.txt ${TORCH:+--torch-backend "$TORCH"} --compile-bytecode .
+    uv pip install --constraint containers/constraints.txt ${TORCH:+--torch-backend "$TORCH"} --compile-bytecode ".[datasets,service]"
 
 
 FROM python:3.11.11-slim-bookworm AS run
