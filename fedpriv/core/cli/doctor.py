@@ -33,8 +33,8 @@ def doctor(as_json: Json = False) -> None:
         print_json([asdict(check) for check in checks])
         return
     table = Table(box=None, pad_edge=False, show_header=False)
-    for overflow in ("fold", "fold", "fold"):
-        table.add_column(overflow=overflow)  # type: ignore[arg-type]
+    for _ in range(3):
+        table.add_column(overflow="fold")
     for check in checks:
         table.add_row(check.what, check.found, check.problem, style="yellow" if check.problem else "")
     out.print(table)
