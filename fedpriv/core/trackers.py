@@ -35,7 +35,7 @@ class Tracked:
 
     path: Path  # its folder, which may hold report.html
     name: str
-    settings: Mapping[str, str]  # that differ from the defaults
+    settings: Mapping[str, str]  # names, and what differs from the defaults
     metrics: tuple[Metric, ...]
     summary: Summary
 
@@ -60,7 +60,9 @@ def track(folder: RunFolder) -> None:
     experiment, summary = folder.experiment(), folder.summary()
     if not experiment.report.trackers or summary is None or summary.status != COMPLETED:
         return
-    settings = {key: str(value)[:_LONGEST] for key, value, default, _ in describe(experiment) if value != default}
+    every = describe(experiment)
+    shown = {key: value for key, value, default, _ in every if value != default or key.endswith(".name")}
+    settings = {key: str(value)[:_LONGEST] for key, value in shown.items()}
     tracked = Tracked(folder.path, _run_name(folder, summary), settings, tuple(_metrics(folder, summary)), summary)
     for name in experiment.report.trackers:
         try:
