@@ -96,9 +96,9 @@ def optional(module: str, extra: str, user: str) -> Any:
     """Import a module that an extra of fedpriv installs; where it is missing, the error names the extra.
 
     Args:
-        module: such as ``fastapi``.
-        extra: such as ``service``.
-        user: what needs it, such as ``fedpriv serve``.
+        module: such as ``tokenizers``.
+        extra: such as ``text``.
+        user: what needs it, such as ``data.text.tokenizer``.
 
     Raises:
         InputError: the module, or one that it needs, is not installed.

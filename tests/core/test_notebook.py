@@ -129,7 +129,7 @@ def test_mlflow_and_tensorboard_hold_the_run(tmp_path: Path, monkeypatch: pytest
     assert logged.data.metrics["test_accuracy"] == pytest.approx(run.accuracy)
     assert logged.data.metrics["epsilon"] == pytest.approx(run.epsilon)
     assert any(name.startswith("leakage/map") for name in logged.data.metrics)
-    assert logged.data.params["mechanism.name"] == "vmf" and logged.info.run_name == "small-one"
+    assert logged.data.params["mechanism.name"] == "vmf" and logged.info.run_name == "experiment-one"
     assert {each.path for each in mlflow.MlflowClient().list_artifacts(logged.info.run_id)} >= {"report.html"}
     events = EventAccumulator("one/tensorboard").Reload()
     assert [event.step for event in events.Scalars("round/accuracy")] == [0, 1, 2]
