@@ -44,6 +44,21 @@ class TapSettings(Settings):
     learning_rate: Positive | None = Field(None, description="of the local optimiser")
     optimizer: Annotated[str, Field(pattern="^(sgd|adam)$")] | None = Field(None, description="sgd or adam")
     momentum: Momentum | None = Field(None, description="of the local SGD")
+    noise: Annotated[MechanismSettings, MECHANISM] | None = Field(
+        None, description="noise that the app or another library adds to what leaves, where the tap does not know it"
+    )
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _on_whole(cls, given: Any) -> Any:
+        return on_updates(given)
+
+    @field_validator("noise")
+    @classmethod
+    def _is_known(cls, noise: MechanismSettings | None) -> MechanismSettings | None:
+        if noise is not None and (noise.noise is None or not noise.on_gradients or noise.needs_redistribution):
+            raise InputError("allowed is a mechanism on gradients with the noise itself, such as sigma of gaussian")
+        return noise
 
 
 class NumbersSettings(Settings):

@@ -352,7 +352,8 @@ def _scored(reconstruction: Reconstruction, upload: _TappedUpload, judge: Truth,
     if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
         unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in reconstruction.attempts)
         reconstruction = replace(reconstruction, attempts=tuple(unnamed))
-    kind = "protected" if upload.line is not None else "unprotected"
+    changed = upload.exchange is not None and upload.exchange.changed
+    kind = "protected" if upload.line is not None else "changed" if changed else "unprotected"
     std, threshold = upload.observation.settings.std, AdversaryConfig().success_ssim
     named = replace(reconstruction, attack=name)
     return score(named, kind, judge, _offers(judge), std, threshold, perceptual=False).scores
@@ -403,13 +404,22 @@ def _measured(results: Sequence[AttackResult], heard: Sequence[_TappedUpload]) -
 
 def _proven(heard: Sequence[_TappedUpload]) -> str:
     lines = [upload.line for upload in heard if upload.line is not None]
+    changed = [upload.name for upload in heard if upload.exchange is not None and upload.exchange.changed]
+    if changed and len(lines) < len(heard):
+        return (
+            f"Proven: nothing; what changed {', '.join(changed)} after training is not known: [tap.noise] says it if "
+            "that is noise."
+        )
     if len(lines) < len(heard):
-        return "Proven: nothing; no mechanism of fedpriv.flower.privatise acted on these uploads."
+        return "Proven: nothing; no mechanism of fedpriv.flower.privatise, LocalDpMod or Opacus acted on these uploads."
     worst = min(lines, key=lambda line: line.badness)
     told = worst.ceilings.get("told")
+    makers = dict.fromkeys(upload.exchange.noise for upload in heard if upload.exchange is not None)
+    others = [maker for maker in makers if maker not in ("", "privatise")]
+    by = f" of the noise of {', '.join(others)}" if others else ""
     limit = "nothing" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
     return (
-        f"Proven, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
+        f"Proven{by}, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
         f"attack tells which of 100 images it was: {limit} (chance 1.0%)."
     )

@@ -61,13 +61,15 @@ class Exchange(Record):
     summed: bool = False  # whether secure aggregation shows the server the sum alone
     optimizers: tuple[str, ...] = ()  # that PyTorch was seen to take, in lower case
     rates: dict[str, Rates] = field(default_factory=dict)  # how optimisers moved the arrays
+    changed: bool = False  # whether something changed what the network had become, which nothing explains
+    noise: str = ""  # what added noise to the reply; empty: nothing that is known
     unattacked: str = ""  # why no gradient attack fits; empty: one does
     remarks: tuple[str, ...] = ()  # what makes an attack mean less, and what else is to be known
 
     @property
     def protected(self) -> bool:
-        """Whether a mechanism of ours made the reply."""
-        return self.source == MADE
+        """Whether a mechanism made the reply, ours or another library's."""
+        return self.source == MADE or bool(self.noise)
 
     @property
     def name(self) -> str:

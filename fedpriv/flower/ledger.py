@@ -60,6 +60,14 @@ def _opening_of(line: bytes, path: Path) -> dict[str, Any]:
     return told
 
 
+def line_of(plan: Plan, answers: int) -> LedgerLine:
+    """Return what is proven of a client after so many answers."""
+    rounds = range(1, answers + 1)
+    (told,) = ceilings(plan.accounted(rounds), [TOLD])
+    line = LedgerLine.of(plan.client, 1, plan.guarantee(rounds), plan.config.noise, {"told": told})
+    return replace(line, examples=None)
+
+
 @dataclass(frozen=True)
 class AnswerLedger:
     """The ledger of one client."""
@@ -140,11 +148,8 @@ class AnswerLedger:
         return sum(1 for line in lines if line) - failed, failed
 
     def _line(self, answers: int) -> LedgerLine:
-        rounds = range(1, answers + 1)
-        guarantee = self.plan.guarantee(rounds)
-        (told,) = ceilings(self.plan.accounted(rounds), [TOLD])
-        line = LedgerLine.of(self.plan.client, 1, guarantee, self.plan.config.noise, {"told": told})
-        return replace(line, examples=None, notes=(*line.notes, *self.notes))
+        line = line_of(self.plan, answers)
+        return replace(line, notes=(*line.notes, *self.notes))
 
     def _check(self, answers: int, line: LedgerLine) -> None:
         client, most = self.plan.client, self.most_epsilon

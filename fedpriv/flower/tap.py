@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from fedpriv.flower.folder import (
     write_exchange,
     write_truth,
 )
+from fedpriv.flower.noise import Noises, hearing_noise, is_changed, noising_outside, others_noise
 from fedpriv.flower.watch import ReleasedUpdate, Seen, is_tapped, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
@@ -93,8 +94,8 @@ class Tap:
             return call_next(message, context)
         about, sent = self._message(message, context, heard)
         later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
-        with watching(shapes) as seen:
-            write = partial(self._told, about, sent, seen, context.run_id)
+        with watching(shapes) as seen, hearing_noise() as noises:
+            write = partial(self._told, about, sent, seen, partial(self._others, noises, heard), context.run_id)
             if later is not None:
                 later.append(write)
             reply = call_next(message, context)
@@ -113,6 +114,9 @@ class Tap:
             replied={},
             summed=stage_of(message.content) == "",
         )
+        if noising_outside():
+            why = "LocalDpMod comes before the tap and noises what leaves after the tap has seen it: put the tap first"
+            return replace(about, unattacked=why), {}
         try:
             record = record_of(message.content, self.settings.record)
             return replace(about, record=record), arrays_of(message.content, record)
@@ -120,14 +124,29 @@ class Tap:
             return replace(about, unattacked=str(error)), {}
 
     def _told(
-        self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message, released: ReleasedUpdate | None
+        self,
+        about: Exchange,
+        sent: Vector,
+        seen: Seen,
+        others: Callable[[Exchange, Vector, Seen], ReleasedUpdate | None],
+        run: int,
+        reply: Message,
+        released: ReleasedUpdate | None,
     ) -> None:
         """Write down a reply; what goes wrong is told, and changes nothing for the app."""
-        seen.released = released
         try:
+            seen.released = released or others(about, sent, seen)
             self._write(about, sent, seen, run, reply)
         except (InputError, OSError, ValueError) as error:
             _LOG.error("fedpriv tap: client %d, nothing was written: %s", about.client, error)
+
+    def _others(self, noises: Noises, answers: int, about: Exchange, sent: Vector, seen: Seen) -> ReleasedUpdate | None:
+        """The noise of other libraries in a reply to train; a mechanism of ours is claimed alone."""
+        moving = {name: sent[name] for name in seen.trained or moved(sent)}
+        if not moving or not about.type.startswith("train"):
+            return None
+        batches = {"size": max([1, *seen.batch_sizes[:1]]), "examples": seen.examples, "steps": seen.step_count}
+        return others_noise(noises, self.settings.noise, about.client, answers, moving, batches)
 
     def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():
@@ -188,14 +207,17 @@ class Tap:
         if not names:
             kinds = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in before.values()}))
             raise InputError(f"no array of the message is trained by gradients ({kinds or 'there is none'})")
+        held = seen.candidates(before)
         found: dict[str, Form | None] = {
             "tap.reply says so": self.settings.reply,
             MADE: seen.released.form if seen.released is not None else None,
-            "compared with the network that was watched": watched_form(after, seen.candidates(before)),
+            "compared with the network that was watched": watched_form(after, held),
             "by its distance from the parameters that were sent": nearest_form(before, after, names),
         }
         source, form = next((how, form) for how, form in found.items() if form is not None)
-        watched = replace(exchange, optimizers=tuple(seen.optimizers), rates=seen.rates)
+        noise = seen.released.by if seen.released is not None else ""
+        changed = not noise and is_changed(after, held, form)
+        watched = replace(exchange, optimizers=tuple(seen.optimizers), rates=seen.rates, noise=noise, changed=changed)
         return replace(watched, form=form, source=source, remarks=self._remarks(seen))
 
     def _remarks(self, seen: Seen) -> tuple[str, ...]:

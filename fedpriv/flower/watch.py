@@ -35,11 +35,12 @@ _CLIPPING = "_group_tensors_by_device_and_dtype"
 
 @dataclass(frozen=True)
 class ReleasedUpdate:
-    """What :func:`fedpriv.flower.privatise` did to a reply."""
+    """What :func:`fedpriv.flower.privatise`, or the noise of another library, did to a reply."""
 
     config: MechanismSettings  # the mechanism, with the noise itself
     line: LedgerLine  # of the ledger, with this release in it
-    form: Form  # of the reply
+    form: Form | None  # of the reply; `None`: this does not tell
+    by: str = "privatise"  # what added the noise
 
 
 @dataclass(frozen=True)

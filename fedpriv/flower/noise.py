@@ -1,0 +1,161 @@
+"""Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings.
+
+Flower's LocalDpMod is known by its class, Opacus by the optimiser that steps. An upload with such noise has the
+mechanism, the ledger line and the ceilings that the same noise of ours would have.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from inspect import getclosurevars
+from math import log, sqrt
+from typing import Any
+
+from flwr.app import Message
+from flwr.clientapp.mod import LocalDpMod
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fedpriv.core.plan import Plan
+from fedpriv.data.sampling import Sampling
+from fedpriv.flower.arrays import Form
+from fedpriv.flower.ledger import line_of
+from fedpriv.flower.watch import ReleasedUpdate
+from fedpriv.gradients import Vector
+from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+
+LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
+
+
+@dataclass
+class Noises:
+    """What added noise while a message was answered."""
+
+    mods: list[LocalDpMod] = field(default_factory=list)  # innermost first
+    optimizer: Any = None  # of Opacus
+    steps: int = 0  # of it
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note the optimiser of Opacus around one that steps."""
+        if self.optimizer is None and self.steps == 0:
+            around = (frame.f_locals.get("self") for frame in _frames())
+            kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
+            self.optimizer = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
+        self.steps += 1
+
+
+@contextmanager
+def hearing_noise() -> Iterator[Noises]:
+    """Note which mods and optimisers add noise inside."""
+    noises, call = Noises(), LocalDpMod.__call__
+
+    def called(mod: LocalDpMod, message: Message, *given: Any) -> Message:
+        reply = call(mod, message, *given)
+        if not reply.has_error():
+            noises.mods.append(mod)
+        return reply
+
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
+    setattr(LocalDpMod, "__call__", called)  # noqa: B010 (it is no method for mypy)
+    try:
+        yield noises
+    finally:
+        setattr(LocalDpMod, "__call__", call)  # noqa: B010
+        hook.remove()
+
+
+def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
+    """Whether a reply is off what the watched network holds in this form, by a hundredth of the update or more.
+
+    A network that was not watched tells nothing.
+    """
+    own, update = held.get(form, {}), held.get("update", {})
+    if not own or any(name not in reply or reply[name].shape != value.shape for name, value in own.items()):
+        return False
+    off = sum(float((reply[name].double() - value.double()).square().sum()) for name, value in own.items())
+    return off > 1e-4 * sum(float(value.double().square().sum()) for value in update.values())
+
+
+def noising_outside() -> bool:
+    """Whether a LocalDpMod is around this, which noises a reply after it has been seen here."""
+    return any(isinstance(frame.f_locals.get("self"), LocalDpMod) for frame in _frames())
+
+
+def _frames() -> Iterator[Any]:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def others_noise(
+    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, batches: Mapping[str, int]
+) -> ReleasedUpdate | None:
+    """Return what is known of the noise in a reply; ``None``: none is known.
+
+    Args:
+        noises: what was seen.
+        told: what ``[tap.noise]`` says.
+        client: whose reply it is.
+        answers: how many of its replies had such noise by now, with this one.
+        sent: the floating-point arrays of the message.
+        batches: ``size`` of one, ``examples`` of the client and ``steps`` of a round, of noise on examples.
+    """
+    tensors = tuple(value.numel() for value in sent.values())
+    if told is not None:
+        whole = told.unit == "update"
+        sampling = Sampling("shuffled", 1, 1) if whole else _shuffled(batches)
+        return _released("tap.noise", told, client, answers, tensors, sampling, 1 if whole else batches["steps"])
+    if noises.mods:
+        return _of_local(noises.mods[-1], client, answers, sent)
+    if noises.optimizer is None or not noises.optimizer.noise_multiplier:
+        return None
+    return _of_opacus(noises, client, answers, tensors)
+
+
+def _of_local(mod: LocalDpMod, client: int, answers: int, sent: Vector) -> ReleasedUpdate | None:
+    """The noise of LocalDpMod, as it computes it; nothing is proven where it leaves arrays out."""
+    deviation = mod.sensitivity * sqrt(2 * log(1.25 / mod.delta)) / mod.epsilon if mod.epsilon and mod.delta else 0.0
+    if not deviation:
+        return None
+    own = {"name": "gaussian", "unit": "update", "clip_norm": mod.clipping_norm, "delta": mod.delta}
+    config = mechanism_settings({**own, "sigma": deviation / mod.clipping_norm})
+    tensors = tuple(value.numel() for value in sent.values())
+    released = _released("LocalDpMod", config, client, answers, tensors, Sampling("shuffled", 1, 1), 1)
+    scalars = [name for name, value in sent.items() if not value.ndim]
+    if not scalars:
+        return released
+    why = LEFT_OUT.format(", ".join(scalars[:4]))
+    nothing = dict.fromkeys(released.line.theorem, f"none: {why}")
+    line = replace(released.line, epsilon=None, pure_epsilon=None, theorem=nothing, ceilings={}, notes=(why,))
+    return replace(released, line=line)
+
+
+def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ...]) -> ReleasedUpdate:
+    """The noise of Opacus' optimiser: Poisson batches at the rate that its accountant was given."""
+    optimizer, size = noises.optimizer, max(1, int(noises.optimizer.expected_batch_size))
+    known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
+    examples = max(size, int(size / known["sample_rate"] + 1e-9)) if known.get("sample_rate") else size
+    bounds = optimizer.max_grad_norm
+    clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else bounds
+    own = {"name": "gaussian", "clip_norm": float(clip_norm), "adjacency": "zero-out"}
+    config = mechanism_settings({**own, "sigma": float(optimizer.noise_multiplier)})
+    return _released("Opacus", config, client, answers, tensors, Sampling("poisson", size, examples), noises.steps)
+
+
+def _shuffled(batches: Mapping[str, int]) -> Sampling:
+    return Sampling("shuffled", batches["size"], max(batches["size"], batches["examples"]))
+
+
+def _released(
+    by: str,
+    config: MechanismSettings,
+    client: int,
+    answers: int,
+    tensors: tuple[int, ...],
+    sampling: Sampling,
+    steps: int,
+) -> ReleasedUpdate:
+    noise = config.noise if config.noise is not None else config.nominal_noise()
+    plan = Plan(client, sampling, max(1, steps), config.with_noise(noise), tensors, 0)
+    return ReleasedUpdate(plan.config, line_of(plan, answers), None, by)

@@ -1,0 +1,144 @@
+"""Noise of other libraries is recognised whatever the order of mods, told by [tap.noise], and used by attacks."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.clientapp.mod import LocalDpMod
+
+from fedpriv.attacks.observation import read_observation
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.flower import privatise, tap
+from fedpriv.flower.app_settings import read_settings
+from fedpriv.flower.attack import attack_tapped
+from fedpriv.flower.folder import read_exchanges
+from tests.flower.apps import client, context, question, settings
+from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
+from tests.flower.test_flower_audit import normal_delta
+
+KNOWN = """[tap]
+shape = [1, 8, 8]
+classes = 10
+batch_size = 8
+local_steps = 2
+learning_rate = 0.5
+optimizer = "sgd"
+"""
+ROUNDING = """
+def rounding(message, context, call_next):
+    reply = call_next(message, context)
+    after = reply.content["arrays"].to_torch_state_dict()
+    reply.content["arrays"] = ArrayRecord({key: value.round(decimals=2) for key, value in after.items()})
+    return reply
+"""
+NOISE = '[mechanism]\nname = "gaussian"\nsigma = 3.0\nclip_norm = 0.1\n[privatise]\nfolder = "{}"\n'
+
+
+@pytest.mark.parametrize("case", ["LocalDpMod", "Opacus", "scalar", "none", "changed"])
+def test_what_noise_an_upload_has_is_recognised(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real apps: the observation has the mechanism, the ledger the line, and no word says unprotected."""
+    half = {"imports": ROUNDING, "mods": "rounding"}
+    client = {"LocalDpMod": LOCAL, "Opacus": OPACUS, "scalar": SCALAR, "none": USUAL, "changed": half}[case]
+    app = write_app(tmp_path / "app", client, AVERAGE, rounds=1)
+    found = observed(app, tmp_path / "out", 2, monkeypatch)
+    folder = tmp_path / "out" / "tap-1"
+    (exchange, _) = read_exchanges(folder)
+    assert exchange.noise == {"LocalDpMod": case, "Opacus": case, "scalar": "LocalDpMod"}.get(case, "")
+    assert exchange.changed is (case == "changed")
+    mechanism = read_observation(folder / "observations" / "0001-0000.safetensors").settings.mechanism
+    line = folder / "ledger" / "0001-0000.json"
+    assert line.is_file() is (case not in ("none", "changed"))
+    told = json.loads(line.read_text()) if line.is_file() else {"epsilon": None}
+    if case == "LocalDpMod":
+        assert (mechanism["unit"], mechanism["sigma"]) == ("update", pytest.approx(0.60561, rel=1e-4))
+        assert normal_delta(told["epsilon"], 2 / mechanism["sigma"]) == pytest.approx(1e-5, rel=1e-6)
+    elif case == "Opacus":
+        assert (mechanism["unit"], mechanism["sigma"], mechanism["clip_norm"]) == ("example", 1.1, 1.0)
+        assert told["epsilon"] == pytest.approx(found.claims["Opacus"].epsilon)
+    else:
+        assert told["epsilon"] is None
+    about = json.loads((folder / "tap.json").read_text()) | {"model": "digits.client_app:Net"}
+    (folder / "tap.json").write_text(json.dumps(about))
+    with importable(app, monkeypatch):
+        summary = attack_tapped(folder, ["iga"], ["1-0"], ["adversary.iga.iterations=5"], Silent())
+    said, kind = summary.verdict[-1], summary.attacks[0].upload
+    words = {
+        "none": ("unprotected", "no mechanism of fedpriv.flower.privatise, LocalDpMod or Opacus acted"),
+        "changed": ("changed", "what changed 1-0 after training is not known: [tap.noise] says it"),
+        "scalar": ("protected", "of the noise of LocalDpMod, of client 0 after 1 answers"),
+    }
+    assert (kind, True) == (words.get(case, ("protected",))[0], words.get(case, ("", f"of {case}"))[1] in said)
+
+
+ORDERS = {
+    "tap, LocalDpMod": "LocalDpMod",
+    "tap, privatise, LocalDpMod": "privatise",
+    "tap, LocalDpMod, privatise": "privatise",
+    "privatise, tap, LocalDpMod": "privatise",
+    "LocalDpMod, tap": "LocalDpMod comes before the tap",
+    "LocalDpMod, privatise, tap": "LocalDpMod comes before the tap",
+    "tap": "",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_mods_in_every_order_are_claimed_once_by_the_tap(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    path = settings(tmp_path, KNOWN + NOISE.format(tmp_path / "p"))
+    made = {"tap": lambda: tap(path), "privatise": lambda: privatise(path)}
+    mods = [made.get(name, lambda: LocalDpMod(1.0, 1.0, 8.0, 1e-5))() for name in order.split(", ")]
+    app = client(mods, lambda given: {"w": given["w"] + 1})
+    home = context()
+    for number in (1, 2):
+        app(question({"w": np.zeros((4, 16), np.float32)}, number=number), home)
+    (exchange,) = read_exchanges(tmp_path / "tap-1")
+    expected = ORDERS[order]
+    if "before" in expected:
+        assert expected in exchange.unattacked and not [*(tmp_path / "tap-1" / "observations").iterdir()]
+    else:
+        assert (exchange.noise, exchange.protected) == (expected, bool(expected))
+
+
+TOLD = {
+    "update": ('name = "gaussian"\nsigma = 2.0\nclip_norm = 0.5', 2 / 2.0),
+    "laplace": ('name = "laplace"\nscale = 4.0\nclip_norm = 0.5', None),
+    "example": ('name = "gaussian"\nunit = "example"\nsigma = 2.0\nclip_norm = 0.5', 2 / 2.0),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_noise_that_is_told_is_used(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    text, mu = TOLD[case]
+    app = client([tap(settings(tmp_path, f"{KNOWN}[tap.noise]\n{text}\n"))], lambda given: {"w": given["w"] + 1})
+    app(question({"w": np.zeros((4, 16), np.float32)}), context())
+    folder = tmp_path / "tap-1"
+    assert read_exchanges(folder)[0].noise == "tap.noise"
+    assert read_observation(folder / "observations" / "0001-0003.safetensors").settings.mechanism["clip_norm"] == 0.5
+    line = json.loads((folder / "ledger" / "0001-0003.json").read_text())
+    if mu is None:
+        assert line["pure_epsilon"] == pytest.approx(2 / 4.0)
+    else:
+        assert line["ceilings"]["told"]["gamma"] < 1 and normal_delta(line["epsilon"], mu) <= 1e-5 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "text", ['name = "gaussian"', 'name = "none"', 'name = "gaussian"\nepsilon = 1.0', "sigma = 1.0"]
+)
+def test_noise_that_says_nothing_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_settings(settings(tmp_path, f"[tap.noise]\n{text}\n"))
+    assert re.search(r"tap\.noise", str(caught.value)) and "\n" not in str(caught.value)
+
+
+def test_nothing_of_flower_is_changed_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    before = LocalDpMod.__call__
+    app = client([tap(tmp_path)], lambda given: given)  # type: ignore[arg-type, return-value]
+    app(question({"w": np.zeros(2, np.float32)}), context())
+    assert LocalDpMod.__call__ is before
