@@ -63,7 +63,7 @@ AttackNames = Annotated[
 
 attack_app = typer.Typer(
     cls=FolderByDefault,
-    help="Run other attacks on what an earlier run heard, list the attacks, or tune one.",
+    help="Run other attacks on the observations of a run, list the attacks, or tune one.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n  fedpriv attack runs/quickstart-20260101-120000 --attack dlg\n\n"
@@ -306,7 +306,7 @@ def _results(results: "Sequence[AttackResult]") -> Table:
 
 
 def audit(folder: Run, options: tuple[Audit[Any], ...] = (), quiet: Quiet = False, as_json: Json = False) -> None:
-    """Membership inference on DIR's models, or what a language model remembers."""
+    """Audit DIR: membership inference on its models, or what its language model remembers."""
     from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder

@@ -62,7 +62,7 @@ def up(
         int, typer.Option("--port", min=1024, max=65535, help="The SuperLink's; the nodes take those after it.")
     ] = 8000,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener hears.")
+        bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener reads.")
     ] = False,
     listens: Annotated[
         bool, typer.Option("--listener", help="Put an eavesdropper between the nodes and the SuperLink; DIR/heard.")
@@ -116,7 +116,7 @@ def run(
 
 @deploy_app.command()
 def status(folder: Folder = _DEFAULT, as_json: Json = False) -> None:
-    """Say which processes run, how many SuperNodes are connected, and the state of each run."""
+    """Show the running processes, the connected SuperNodes, and the state of each run."""
     from fedpriv.deploy.up import look
 
     state = look(folder)
@@ -228,12 +228,8 @@ def warm(
 def listen(
     server: Server = "127.0.0.1:8000",
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="SuperNodes that connect here are heard.")
-    ] = 9000,
-    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Where to store what it can read.")] = Path(
-        "heard"
-    ),
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port that SuperNodes connect to.")] = 9000,
+    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Folder for what it can read.")] = Path("heard"),
     quiet: Quiet = False,
 ) -> None:
     """Eavesdrop between SuperNodes and the SuperLink until Ctrl-C: pass everything on, and store what is readable.

@@ -25,7 +25,11 @@ def model(
     ],
     shape: Annotated[
         str,
-        typer.Option("--shape", metavar="C,H,W|T", help="Of an image, or tokens. Default: what it takes."),
+        typer.Option(
+            "--shape",
+            metavar="C,H,W|T",
+            help="Shape of an image, or number of tokens; default: what the network takes.",
+        ),
     ] = "",
     classes: Annotated[int | None, typer.Option("--classes", min=2, help="Default: 10.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=2, help="Examples of the steps that are measured.")] = 16,
@@ -33,7 +37,7 @@ def model(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Say before any run how private gradients of a network are computed, how exact and dear they are, and more.
+    """Measure a network before any run: how its private gradients are computed, how exact they are, what they cost.
 
     All of it is measured on random examples: whether it trains with a mechanism, the way of each layer, the error of
     per-example gradients, CPU time and memory of a private step next to SGD's, and which attacks can be made.

@@ -38,7 +38,7 @@ def icl(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Answer from private examples in prompts of a language model, privately, and attack the prompts."""
+    """Answer from private examples in prompts of a language model, with noise, and attack the prompts."""
     needed = "icl needs either a FILE or --resume DIR"
     settings, path = begun_or_resumed(needed, load_prompting, file, resume, set_, out_dir)
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.

@@ -149,7 +149,7 @@ class EvasionProbing(Probing["Evasion"]):
         typer.Option("--size", metavar="MU", help="Of perturbations, inputs from 0 to 1; may be given several times."),
     ] = None
     norm: Annotated[
-        str | None, typer.Option("--norm", metavar="l2|linf", help="What perturbations are measured by; default: linf.")
+        str | None, typer.Option("--norm", metavar="l2|linf", help="Norm of perturbations; default: linf.")
     ] = None
     draws: Annotated[
         int | None,

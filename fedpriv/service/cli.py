@@ -42,7 +42,7 @@ def serve(
         int, typer.Option("--port", metavar="N", min=1, max=65535, help="Port on this machine only (127.0.0.1).")
     ] = 8700,
     status: Annotated[
-        bool, typer.Option("--status", help="Say what the endpoint is and how much is used; serve nothing.")
+        bool, typer.Option("--status", help="Show the endpoint and how much of its budget is used; serve nothing.")
     ] = False,
     user: Annotated[
         str | None,
@@ -51,7 +51,7 @@ def serve(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Answer questions to the final model in DIR over HTTP, under a policy and a budget that outlives the server."""
+    """Serve the final model in DIR over HTTP, with an answer policy and a budget that is kept across restarts."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
     uvicorn: Any = None if status or new else _server()
     from fedpriv.service.endpoint_files import made_service, users

@@ -111,7 +111,7 @@ def compare(
     options: tuple[Options, ...] = (),
     as_json: Json = False,
 ) -> None:
-    """Set the trials of sweeps and single runs side by side: a table, and a report with trade-offs."""
+    """Compare the trials of sweeps and single runs: a table, and a report with trade-offs."""
     from fedpriv.sweep.comparison import read_folders, sources_of
     from fedpriv.sweep.report import write_comparison
 

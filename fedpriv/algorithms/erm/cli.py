@@ -41,7 +41,7 @@ def erm(
     ] = 1e-8,
     as_json: Json = False,
 ) -> None:
-    """Private empirical risk minimisation: how far one example moves a convex model, and the noise that hides it."""
+    """Private empirical risk minimisation: the sensitivity of a convex model, and the noise for an epsilon."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.accounting.convex_models import Problem
     from fedpriv.core.cli.account.answer import in_options

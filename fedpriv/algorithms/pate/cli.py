@@ -45,7 +45,7 @@ def votes(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Noisy answers by vote, as PATE and prompts give them: what they prove, or how many of them a target allows."""
+    """Noisy answers by vote (PATE, prompts): their guarantee, or how many of them a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.algorithms.pate.poll_cost import PollOptions, answered_poll
 

@@ -46,7 +46,7 @@ from fedpriv.core.verb import Options, Verb, verbs, with_options
 _EXIT_FAILED, _EXIT_INPUT, _EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
-    help="A crash-test lab for federated learning: train with a privacy mechanism, listen in, attack what was heard.",
+    help="A crash-test lab for federated learning: train with a privacy mechanism, eavesdrop, attack, and report.",
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -81,7 +81,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train, listen, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
+    """Train, eavesdrop, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
     needed = "run needs either an experiment FILE or --resume DIR"
     experiment, path = begun_or_resumed(needed, load_experiment, file, resume, set_, out_dir)
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
@@ -124,10 +124,10 @@ def config_check(
     file: File,
     set_: Set = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Try data, network, mechanism and attacks, too, as a run does first.")
+        bool, typer.Option("--deep", help="Also build data, network, mechanism and attacks, as a run does first.")
     ] = False,
 ) -> None:
-    """Say whether the settings in FILE are valid; --deep also tries what takes more than reading them."""
+    """Check the settings in FILE; --deep also builds the data, the network, the mechanism and the attacks."""
     settings = _settings(file, set_)
     if deep and not isinstance(settings, Experiment):
         raise InputError(f"--deep tries experiments, and {file} is none")

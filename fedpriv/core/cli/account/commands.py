@@ -45,7 +45,7 @@ class _Mechanisms(TyperGroup):
 
 account_app = typer.Typer(
     cls=_Mechanisms,
-    help="Say what is proven about a mechanism's noise, or how much noise a target needs, without running anything.",
+    help="Compute the privacy guarantee of a mechanism, or the noise for a target, without a run.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n  fedpriv account vmf --epsilon 50 --dimension 15826 --participations 10\n\n"
@@ -216,7 +216,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """All mechanisms at the same proven epsilon: how much noise is left on the mean gradient."""
+    """Compare all mechanisms at the same proven epsilon: how much noise is on the mean gradient."""
     if libraries is not None:
         unread = {"--epsilon": epsilon, "--block-size": block_size, "--plot": plot}
         _refuse(unread, "--with compares libraries, which do not read it")
