@@ -90,6 +90,7 @@ def sweep(
         report = write_sweep_report(folder.path)
     if reports:
         _write_trial_reports(folder.path, records)
+    _track(folder.path, records)
     _print(records, as_json, folder=str(folder.path))
     if not as_json:
         print_line(f"Results: {folder.path / 'results.parquet'}, {folder.path / 'results.csv'}")
@@ -148,6 +149,16 @@ def _write_trial_reports(folder: Path, records: Any) -> None:
             write_report(folder / record.folder)
         except (InputError, OSError) as error:
             print_warning(f"trial {record.trial}: {error}")
+
+
+def _track(folder: Path, records: Any) -> None:
+    """Log every finished trial, one after the other: a tracker's database may take one writer only."""
+    from fedpriv.core.runs import RunFolder
+    from fedpriv.core.trackers import track
+
+    for record in records:
+        if not record.failed:
+            track(RunFolder(folder / record.folder))
 
 
 def _list(trials: Any, as_json: bool) -> None:

@@ -22,7 +22,6 @@ from fedpriv.core.lab.rehearsal import rehearse
 from fedpriv.core.lab.run import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
-from fedpriv.core.trackers import track
 from fedpriv.core.world import build_world
 from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tasks
@@ -191,7 +190,6 @@ def run_trial(task: TrialTask) -> TrialRecord:
             finding.measure_trial(run)
         settings = task.trial.settings
         record = read_record(run, _label(number), number, settings, seconds=time.monotonic() - began)
-        track(run)
         folder.write_record(record)
         return record
 

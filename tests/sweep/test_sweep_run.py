@@ -512,8 +512,9 @@ def test_a_sweep_without_ray_says_what_else_there_is(
 
 
 def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
-    write(tmp_path, seeds=[1], resources={"cpus": 1})
+    write(tmp_path, base=SMALL | {"report": {"trackers": ["csv"]}}, seeds=[1], resources={"cpus": 1})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
+    assert "test_accuracy," in (tmp_path / "sweeps" / "small" / "trials" / "0002" / "metrics.csv").read_text()
     assert code == 0 and "Report: sweeps/small/report.html" in out
     assert "3 of 3 trials over" in shown
     code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
