@@ -29,7 +29,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help demo deploy-demo tapped test test-all slow soak audit same lint format docs bench findings clean
+.PHONY: help screenshot demo deploy-demo tapped test test-all slow soak audit same lint format docs bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -42,6 +42,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
+	@echo "make screenshot        README's picture of the report; needs Chromium"
 	@echo "make findings          surprises about other software, a table: minutes, and PyTorch's download; FINDING=name for one"
 
 $(APP): pyproject.toml
@@ -57,6 +58,13 @@ $(READY): $(APP)
 
 demo: $(APP)
 	$(BIN)/fedpriv run configs/quickstart.toml $(ARGS)
+
+# README's picture of the report; needs Chromium.
+screenshot: $(APP)
+	rm -rf runs/screenshot
+	$(BIN)/fedpriv run configs/quickstart.toml --quiet --out runs/screenshot
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,1250 \
+		--screenshot=docs/images/report.png file://$(CURDIR)/runs/screenshot/report.html
 
 # Twice the same, on real processes: without TLS the listener has the pictures, with TLS it has nothing.
 deploy-demo: $(APP)

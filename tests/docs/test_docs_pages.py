@@ -61,8 +61,8 @@ def test_lines_are_wrapped() -> None:
         assert max(map(len, prose + code)) <= COLUMNS, page
 
 
-def test_the_readme_is_two_screens_up_to_its_commands() -> None:
-    assert (ROOT / "README.md").read_text(encoding="utf-8").partition("## Commands")[0].count("\n") <= 80
+def test_the_readme_is_two_screens() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 85
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
