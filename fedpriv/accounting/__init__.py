@@ -12,12 +12,13 @@ from fedpriv.accounting.calibration import (
     Point,
     calibrate,
     calibrate_ceiling,
+    calibrate_membership,
     compare_mechanisms,
     equal_blocks,
     noise_to_signal,
     nominal_noise,
 )
-from fedpriv.accounting.ceiling import ceilings
+from fedpriv.accounting.ceiling import ceilings, membership
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,
@@ -53,6 +54,7 @@ __all__ = [
     "analytic_sigma",
     "calibrate",
     "calibrate_ceiling",
+    "calibrate_membership",
     "ceilings",
     "classic_sigma",
     "compare_mechanisms",
@@ -65,6 +67,7 @@ __all__ = [
     "laplace_rdp",
     "log_mgf",
     "mean_resultant_length",
+    "membership",
     "noise_to_signal",
     "nominal_noise",
     "proven_epsilon",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import scipy
 
-from fedpriv.accounting.ceiling import ceilings
+from fedpriv.accounting.ceiling import ceilings, membership, quick_ceiling
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
@@ -105,32 +105,83 @@ def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
         OutOfReachError: no noise parameter in range fits.
         InputError: the target is out of range, the mechanism has no ceiling, or there is nothing to calibrate.
     """
-    noise = _parameter(_proof(release.mechanism))
     if not 0 < k0 < 1:
         raise InputError(key="guess", given=k0, allowed="allowed is between 0 and 1, both excluded")
     if not k0 < target < 1:
         raise InputError(key="ceiling", given=target, allowed=f"allowed is above the guess, {k0:g}, and below 1")
-    if release.participations == 0:
-        raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
 
     def beyond(gamma: float) -> float:
         # Normal quantiles grow with the noise about as epsilon does.
         return float(scipy.special.ndtri(gamma) - scipy.special.ndtri(k0))
 
-    def reached(log_noise: float) -> float:
-        (ceiling,) = ceilings(replace(release, noise=noise.at(log_noise)), [k0])
+    def reached(noisy: Release) -> float:
+        (ceiling,) = ceilings(noisy, [k0])
         if ceiling.gamma is None:
             raise InputError(key="ceiling", given=target, allowed=f"{release.mechanism}: {ceiling.theorem}")
         return beyond(ceiling.gamma)
 
-    exposed, private, goal = math.log(noise.least), math.log(noise.most), beyond(target)
-    if reached(exposed) <= goal:
+    goal = beyond(target)
+    return _least_noise(release, "ceiling", target, goal, reached, lambda noisy: beyond(quick_ceiling(noisy, k0)))
+
+
+def calibrate_membership(target: float, release: Release, fpr: float | None = None) -> float:
+    """Return the least noise with which no test tells a record from its neighbour better than this.
+
+    Args:
+        target: the largest true minus false positive rate; with ``fpr`` the true positive rate at it.
+        release: of a mechanism with a dominating pair, at least one participation; its own noise has no effect.
+        fpr: a false positive rate, in (0, 1), below the target.
+
+    Returns:
+        The mechanism's noise parameter; what :func:`membership` proves for it is at most the target, and within 0.1 %
+        of it in the distance of two normal laws that a test tells apart as well.
+
+    Raises:
+        OutOfReachError: no noise parameter in range fits.
+        InputError: a rate out of range, no dominating pair is known, or there is nothing to calibrate.
+    """
+    key, least = ("advantage", 0.0) if fpr is None else ("tpr", fpr)
+    if not least < target < 1:
+        raise InputError(key=key, given=target, allowed=f"allowed is above {least:g} and below 1")
+
+    def distance(power: float) -> float:
+        if fpr is None:
+            return 2 * float(scipy.special.ndtri((1 + power) / 2))
+        return float(scipy.special.ndtri(power) - scipy.special.ndtri(fpr))
+
+    def reached(noisy: Release) -> float:
+        found = membership(noisy, () if fpr is None else (fpr,))
+        return distance(found.advantage if fpr is None else found.rates[0][1])
+
+    return _least_noise(release, key, target, distance(target), reached)
+
+
+def _least_noise(
+    release: Release,
+    key: str,
+    target: float,
+    goal: float,
+    reached: Callable[[Release], float],
+    quick: Callable[[Release], float] | None = None,
+) -> float:
+    """The least noise with which a figure, which grows as noise gets less, is at most the goal; quick: never below."""
+    noise = _parameter(_proof(release.mechanism))
+    if release.participations == 0:
+        raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
+
+    def with_noise(figure: Callable[[Release], float]) -> Callable[[float], float]:
+        return lambda log_noise: figure(replace(release, noise=noise.at(log_noise)))
+
+    exposed, private, final = math.log(noise.least), math.log(noise.most), with_noise(reached)
+    if final(exposed) <= goal:
         least = f"so high that it needs less noise than the least allowed ({noise.name} = {noise.least:g})"
-        raise OutOfReachError(key="ceiling", given=target, allowed=least)
-    if reached(private) > goal:
+        raise OutOfReachError(key=key, given=target, allowed=least)
+    if quick is not None and with_noise(quick)(private) <= goal:
+        private = _search(with_noise(quick), goal, private, exposed)
+    elif final(private) > goal:
         between = f"from {min(noise.least, noise.most):g} to {noise.ceiling:g}"
-        raise OutOfReachError(key="ceiling", given=target, allowed=f"no {noise.name} {between} reaches it")
-    return noise.at(_search(reached, goal, private, exposed))
+        raise OutOfReachError(key=key, given=target, allowed=f"no {noise.name} {between} reaches it")
+    return noise.at(_search(final, goal, private, exposed))
 
 
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
 from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
-from fedpriv.accounting.pairs import before_sampling, interpolated
+from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.references import CeilingReference, ReferencePair
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Ceiling
+from fedpriv.core.records import Ceiling, Membership
 from fedpriv.core.registry import MECHANISMS
 
 Array = NDArray[np.float64]
@@ -60,6 +60,10 @@ _TELLS_ALL = (
 
 _BLOW_UP = "sup P(E) where Q(E) <= k0 (Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023, arXiv 2307.03928)"
 _NORMAL = f"{_BLOW_UP}, T participations as one of sqrt(T) times the distance (Dong, Roth and Su 2022, Cor. 3.3)"
+_NORMAL_TEST = (
+    "the best test of two normal laws (Neyman and Pearson), T releases as one of sqrt(T) times the distance (Dong, "
+    "Roth and Su 2022, Cor. 3.3)"
+)
 _COMPOSED = ", privacy-loss distributions composed numerically with pessimistic rounding"
 _TAKING_PART = "a step with the secret tells it, the others do not depend on it"
 _RENYI = "Renyi form, (k0 exp(D_a))^((a - 1) / a) (Balle, Cherubin and Hayes 2022)"
@@ -88,10 +92,20 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
     return tuple(_smallest(bounds, reference, k0) for k0 in checked)
 
 
-def _checked(baseline: float) -> float:
+def _checked(baseline: float, key: str = "k0") -> float:
     if not 0 < baseline < 1:
-        raise InputError(key="k0", given=baseline, allowed="allowed is between 0 and 1, both excluded")
+        raise InputError(key=key, given=baseline, allowed="allowed is between 0 and 1, both excluded")
     return float(baseline)
+
+
+def quick_ceiling(release: Release, k0: float) -> float:
+    """Return a ceiling within milliseconds, never below :func:`ceilings`'s; 1 where there is none."""
+    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
+    reference = proof.reference()
+    if reference is None:
+        return 1.0
+    rate = 1.0 if reference.is_hidden else _rate(release)
+    return max(_renyi(int(release.participations) * tagged_rdp(ORDERS, reference.rdp(ORDERS), rate), k0), k0)
 
 
 def _smallest(bounds: Iterable[Bound], reference: CeilingReference, k0: float) -> Ceiling:
@@ -277,6 +291,57 @@ def _deltas(law: LossDistribution, epsilons: Array) -> Array:
 
 def _rate(release: Release) -> float:
     return float(release.rate) if release.sampling in ("fixed", "poisson") else 1.0
+
+
+# ---- membership -----------------------------------------------------------------------------------------------------
+
+
+def membership(release: Release, rates: Iterable[float] = ()) -> Membership:
+    """Return how well any test tells a client's record from its neighbour, which adjacency names: from all releases.
+
+    Args:
+        release: all that one client releases in a run; its delta does not matter.
+        rates: of false positives, in (0, 1).
+
+    Raises:
+        InputError: a rate out of range, or a mechanism of which no dominating pair is known.
+    """
+    checked = [_checked(rate, "fpr") for rate in rates]
+    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
+    if type(proof).dominating_pairs is Proof.dominating_pairs:
+        known = [
+            name for name, kind in MECHANISMS.items() if kind.proof().dominating_pairs is not Proof.dominating_pairs
+        ]
+        allowed = f"no pair of laws is known that dominates it; allowed: {', '.join(known)}"
+        raise InputError(key="mechanism", given=release.mechanism, allowed=allowed)
+    if release.participations == 0:
+        return Membership(0.0, tuple((rate, rate) for rate in checked), "no participation", proof.adjacency)
+    pair, number = proof.whole_run()[0][0]
+    if isinstance(pair, GaussianPair) and number == 1:
+        advantage = 2 * float(scipy.special.ndtr(pair.mu / 2)) - 1
+        powers = [float(scipy.special.ndtr(scipy.special.ndtri(rate) + pair.mu)) for rate in checked]
+        return Membership(advantage, tuple(zip(checked, powers, strict=True)), _NORMAL_TEST, proof.adjacency)
+    laws, slack = _run_laws(release), max(_ROUNDING, _ROUNDING_PER_RELEASE * release.participations)
+    advantage = max(float(_deltas(law, np.zeros(1))[0]) for law in laws) + slack
+    powers = [min(max(law.success(rate) for law in laws) + slack, 1.0) for rate in checked]
+    found = tuple(zip(checked, powers, strict=True))
+    return Membership(min(advantage, 1.0), found, proof.run_theorem, proof.adjacency)
+
+
+@lru_cache(maxsize=4)
+def _run_laws(release: Release) -> tuple[LossDistribution, ...]:
+    """The loss of a whole run, for each order of the neighbours; kept, because a target asks for one many times."""
+    return tuple(map(_run_law, MECHANISMS[release.mechanism].proof()(release).whole_run()))
+
+
+def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:
+    count = sum(number for _, number in parts)
+    spread = math.sqrt(sum(number * pair.spread**2 for pair, number in parts) / count)
+    largest = min(max(pair.largest for pair, _ in parts), _LARGEST_LOSS)
+    interval = max(_SHARE_OF_SPREAD * spread, largest / _MOST_CELLS, *(pair.finest for pair, _ in parts))
+    interval = largest / math.ceil(largest / interval)  # as in _interval
+    laws = (_repeated(LossDistribution.of(pair, interval, largest), number) for pair, number in parts)
+    return reduce(_joined, (law.narrowed(_LARGEST_LOSS) for law in laws))
 
 
 def membership_advantage(epsilon: float, delta: float) -> float:

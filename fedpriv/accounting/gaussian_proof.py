@@ -89,6 +89,20 @@ class GaussianProof(Proof):
         # Without sampling the closed form is exact.
         return ((GaussianPair(2 / self.noise), 1),) if self.is_sampled else ()
 
+    @override
+    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
+        if self._is_zero_out and self._is_poisson:
+            goes = PoissonZeroOutPair(self.noise, float(self.release.rate))
+            return tuple(((pair, int(self.release.participations)),) for pair in (goes, goes.exchanged))
+        return super().whole_run() or (((GaussianPair(self._distance), 1),),)
+
+    @property
+    @override
+    def run_theorem(self) -> str:
+        if self._is_zero_out and self._is_poisson:
+            return f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
+        return super().run_theorem
+
     @property
     @override
     def pair_theorem(self) -> str:
@@ -150,16 +164,24 @@ class GaussianProof(Proof):
         """Whether Poisson batches are drawn and amplify."""
         return self.release.sampling == "poisson" and self.release.rate < 1
 
+    @property
+    def _sensitivity(self) -> int:
+        """In units of clip_norm: one clipped gradient goes (zero-out) or turns round (replace-one)."""
+        return 1 if self._is_zero_out else 2
+
+    @property
+    def _distance(self) -> float:
+        """Of the two normal laws that all releases are, without sampling."""
+        return self._sensitivity * math.sqrt(self.release.participations) / self.noise
+
     def _unsampled(self) -> Claim:
-        # In units of clip_norm: one clipped gradient goes (zero-out) or turns round (replace-one).
-        sensitivity = 1 if self._is_zero_out else 2
-        mu = sensitivity * math.sqrt(self.release.participations) / self.noise
+        sensitivity = self._sensitivity
         theorem = (
             f"{self.mechanism} with sensitivity {sensitivity} {self.norm}, T releases as one of "
             f"mu = {sensitivity} sqrt(T) / sigma (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
             "(Balle and Wang 2018, Thm 8); no amplification used"
         )
-        return Claim(gaussian_epsilon(float(self.release.delta), mu), theorem)
+        return Claim(gaussian_epsilon(float(self.release.delta), self._distance), theorem)
 
     def _zero_out_renyi(self) -> Claim:
         release = self.release
@@ -173,14 +195,11 @@ class GaussianProof(Proof):
         return Claim(epsilon, theorem)
 
     def _zero_out_numerical(self, known: float) -> list[Claim]:
-        count, delta = int(self.release.participations), float(self.release.delta)
-        goes = PoissonZeroOutPair(self.noise, float(self.release.rate))
-        figures = [composed_epsilon(((pair, count),), delta, known) for pair in (goes, goes.exchanged)]
+        figures = [composed_epsilon(parts, float(self.release.delta), known) for parts in self.whole_run()]
         epsilons = [epsilon for epsilon in figures if epsilon is not None]
         if len(epsilons) < len(figures):
             return [self._sampled_renyi()]
-        theorem = f"Poisson-sampled {self.mechanism} with sensitivity {self.norm}{COMPOSED_NUMERICALLY}"
-        return [Claim(max(epsilons), theorem)]
+        return [Claim(max(epsilons), self.run_theorem)]
 
     def _sampled_renyi(self) -> Claim:
         """Under replace-one, which implies zero-out."""

@@ -144,18 +144,20 @@ class Proof(ABC):
         """Why there is none."""
         return f"mechanism {self.release.mechanism} names no law that does not depend on the secret"
 
+    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
+        """Pairs that dominate the whole run together, and how many of each; for both orders where they differ."""
+        count, pairs = int(self.release.participations), self.dominating_pairs()
+        if self.is_sampled and pairs:
+            return (((SampledPair(self.batch_pair(), float(self.release.rate)), count),),)
+        return (tuple((pair, number * count) for pair, number in pairs),) if pairs else ()
+
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller than the finite epsilon ``known``."""
-        count, pairs = int(self.release.participations), self.dominating_pairs()
-        if not pairs:
+        if not self.dominating_pairs():
             return []
-        if self.is_sampled:
-            parts: tuple[tuple[Pair, int], ...] = ((SampledPair(self.batch_pair(), float(self.release.rate)), count),)
-        else:
-            parts = tuple((pair, number * count) for pair, number in pairs)
+        (parts,) = self.whole_run()
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
-        theorem = f"{self.pair_theorem}{SAMPLED_DELTA if self.is_sampled else ''}{COMPOSED_NUMERICALLY}"
-        return [] if epsilon is None else [Claim(epsilon, theorem)]
+        return [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
 
     def best(self) -> Claim:
         """The smallest claim of all."""
@@ -166,6 +168,11 @@ class Proof(ABC):
     def pair_theorem(self) -> str:
         """What dominating_pairs rests on."""
         return ""
+
+    @property
+    def run_theorem(self) -> str:
+        """What figures of the composed pairs of :meth:`whole_run` rest on."""
+        return f"{self.pair_theorem}{SAMPLED_DELTA if self.is_sampled else ''}{COMPOSED_NUMERICALLY}"
 
     @property
     def is_sampled(self) -> bool:

@@ -81,12 +81,23 @@ class PureProof(Proof):
         return [named, self._composition(), self._renyi()]
 
     @override
+    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
+        if not self._is_tagged:
+            return super().whole_run()
+        return (((TaggedPair(self.batch_pair(), float(self.release.rate)), int(self.release.participations)),),)
+
+    @property
+    @override
+    def run_theorem(self) -> str:
+        return f"{self.pair_theorem}{_TAGGED}{COMPOSED_NUMERICALLY}" if self._is_tagged else super().run_theorem
+
+    @override
     def numerical_claims(self, known: float) -> list[Claim]:
         if not self._is_tagged:
             return super().numerical_claims(known)
-        step = TaggedPair(self.batch_pair(), float(self.release.rate))
-        epsilon = composed_epsilon(((step, int(self.release.participations)),), float(self.release.delta), known)
-        claims = [] if epsilon is None else [Claim(epsilon, f"{self.pair_theorem}{_TAGGED}{COMPOSED_NUMERICALLY}")]
+        (parts,) = self.whole_run()
+        epsilon = composed_epsilon(parts, float(self.release.delta), known)
+        claims = [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
         # Where a grid is coarse, what holds without sampling may be smaller.
         return [*claims, type(self)(replace(self.release, sampling="full", rate=1.0)).best()]
 

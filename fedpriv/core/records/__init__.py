@@ -31,6 +31,7 @@ from fedpriv.core.records.ledger import (
     Ledger,
     LedgerLine,
     LedgerView,
+    Membership,
     Stop,
     shown_epsilon,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "Ledger",
     "LedgerLine",
     "LedgerView",
+    "Membership",
     "ModelFacts",
     "Origin",
     "Partition",

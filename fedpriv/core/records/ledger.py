@@ -160,6 +160,23 @@ class LabelCeiling(Record):
 
 
 @dataclass(frozen=True)
+class Membership(Record):
+    """How well any test tells a record of a client from its neighbour at most, from all of the client's releases.
+
+    Attributes:
+        advantage: the largest true minus false positive rate.
+        rates: pairs of a false positive rate and the largest true positive rate at it.
+        theorem: what both rest on.
+        adjacency: which two data sets the test tells apart, in words.
+    """
+
+    advantage: float
+    rates: tuple[tuple[float, float], ...]
+    theorem: str
+    adjacency: str
+
+
+@dataclass(frozen=True)
 class DataRelease(Record):
     """What was released of the data before the training: a line of its own, which the clients' lines include.
 

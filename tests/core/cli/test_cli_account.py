@@ -280,7 +280,15 @@ VMF = ["vmf", "--dimension", 100]
 GAUSSIAN = ["gaussian", "--sigma", 1]
 RATE = ["--sampling-rate", 0.1]
 BAD = [
-    (["gaussian"], "gaussian needs exactly one of --sigma, --epsilon, --target-epsilon, --target-ceiling; none"),
+    (["gaussian", "--target-advantage", 1.5], "--target-advantage 1.5: allowed is above 0 and below 1"),
+    (["gaussian", "--target-tpr", 0.1], "--target-tpr 0.1: it needs --fpr, the false positive rate, once"),
+    (["gaussian", "--target-tpr", 0.01, "--fpr", "1/100"], "--target-tpr 0.01: allowed is above 0.01 and below 1"),
+    (["gaussian", "--sigma", 1, "--fpr", 2], "--fpr 2: allowed are numbers and fractions between 0 and 1"),
+    (["distributed", "--sigma", 3, "--dimension", 9, "--fpr", 0.1], "no pair of laws is known that dominates it"),
+    (
+        ["gaussian"],
+        "gaussian needs exactly one of --sigma, --epsilon, --target-epsilon, --target-ceiling, --target-advantage, --target-tpr; none",
+    ),
     ([*GAUSSIAN, "--epsilon", 1], "--sigma and --epsilon are given"),
     (
         [*VMF, "--kappa", 1, "--epsilon", 1, "--target-epsilon", 1],

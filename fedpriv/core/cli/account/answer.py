@@ -12,15 +12,18 @@ from fedpriv.accounting import (
     Release,
     calibrate,
     calibrate_ceiling,
+    calibrate_membership,
     ceilings,
     equal_blocks,
     guarantee,
+    membership,
     nominal_noise,
     release_with,
 )
 from fedpriv.accounting.release import LARGEST_DIMENSION
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.records import Membership
 from fedpriv.core.registry import MECHANISMS
 
 
@@ -34,6 +37,9 @@ class AccountOptions:
     target_epsilon: float | None  # proven for the whole run
     target_ceiling: float | None  # of any attack's success
     guess: str | None  # how often a guess succeeds, for the target
+    target_advantage: float | None  # of any test of membership: its true minus false positive rate
+    target_tpr: float | None  # of any test, at the one rate of fpr
+    fpr: list[str] | None  # false positive rates to compute the largest true positive rates for
     participations: int  # of one example or update
     delta: float
     sampling_rate: float | None  # share of a client's examples in a batch
@@ -54,6 +60,7 @@ class Answer:
     release: Release  # what is accounted for, the noise with it
     guarantee: Guarantee  # what is proven
     ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline
+    membership: Membership | None  # what no test of membership can; None: it was not asked for
 
     @property
     def parameter(self) -> NoiseParameter:
@@ -65,7 +72,7 @@ def answer(options: AccountOptions) -> Answer:
     """Find the noise and what is proven with it."""
     noise = _parameter(options).name
     target = "--epsilon" if options.target_epsilon is None else "--target-epsilon"
-    with in_options({noise: f"--{noise}", "epsilon": target, "ceiling": "--target-ceiling"}):
+    with in_options({noise: f"--{noise}", "epsilon": target}):
         return _answered(options)
 
 
@@ -84,6 +91,9 @@ _OPTIONS = {
     "participations": "--participations",
     "delta": "--delta",
     "dimension": "--dimension",
+    "ceiling": "--target-ceiling",
+    "advantage": "--target-advantage",
+    "tpr": "--target-tpr",
 }
 
 
@@ -95,6 +105,9 @@ def _answered(options: AccountOptions) -> Answer:
     if options.guess is not None and option != "--target-ceiling":
         raise InputError(key="--guess", given=options.guess, allowed="it is read with --target-ceiling alone")
     baselines = [_baseline("--ceiling", text) for text in options.ceiling or ()]
+    rates = [_baseline("--fpr", text) for text in options.fpr or ()]
+    if option == "--target-tpr" and len(rates) != 1:
+        raise InputError(key="--target-tpr", given=value, allowed="it needs --fpr, the false positive rate, once")
     sampling, rate = _sampling(options)
     release = release_with(
         1.0,
@@ -112,11 +125,14 @@ def _answered(options: AccountOptions) -> Answer:
     elif option == "--target-ceiling":
         baselines = [k0 := _baseline("--guess", options.guess or _GUESS), *baselines]
         value = calibrate_ceiling(value, k0, release)
+    elif option in ("--target-advantage", "--target-tpr"):
+        value = calibrate_membership(value, release, rates[0] if option == "--target-tpr" else None)
     elif option == "--epsilon":
         value = _nominal_noise(options, value)
     release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), options)
-    return Answer(options, release, proven, _ceilings(release, baselines))
+    tests = membership(release, rates) if rates or option == "--target-advantage" else None
+    return Answer(options, release, proven, _ceilings(release, baselines), tests)
 
 
 def _dimension(options: AccountOptions) -> int:
@@ -160,6 +176,8 @@ def _given_noise(options: AccountOptions) -> tuple[str, float]:
         "--epsilon": options.epsilon,
         "--target-epsilon": options.target_epsilon,
         "--target-ceiling": options.target_ceiling,
+        "--target-advantage": options.target_advantage,
+        "--target-tpr": options.target_tpr,
     }
     given = [(name, value) for name, value in choices.items() if value is not None]
     if len(given) != 1:

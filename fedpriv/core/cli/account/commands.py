@@ -71,6 +71,25 @@ Guess = Annotated[
     str | None,
     typer.Option("--guess", metavar="K0", help="With --target-ceiling: how often a guess succeeds; by default 1/100."),
 ]
+TargetAdvantage = Annotated[
+    float | None,
+    typer.Option(
+        "--target-advantage",
+        help="Largest true minus false positive rate of any test of membership; the least noise for it is found.",
+    ),
+]
+TargetTpr = Annotated[
+    float | None,
+    typer.Option("--target-tpr", help="With --fpr: its true positive rate; the least noise for it is found."),
+]
+Fpr = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fpr",
+        metavar="RATE",
+        help="Also print which true positive rate no test of membership exceeds at this false one; may be repeated.",
+    ),
+]
 Participations = Annotated[
     int,
     typer.Option(
@@ -131,6 +150,9 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "target_epsilon": (Target, None),
         "target_ceiling": (TargetCeiling, None),
         "guess": (Guess, None),
+        "target_advantage": (TargetAdvantage, None),
+        "target_tpr": (TargetTpr, None),
+        "fpr": (Fpr, None),
         "participations": (Participations, 1),
         "delta": (Delta, 1e-5),
         "sampling_rate": (Rate, None),

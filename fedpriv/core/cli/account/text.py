@@ -32,11 +32,14 @@ def account_json(answer: Answer) -> dict[str, Any]:
         answer.parameter.name: answer.release.noise,
         "target_epsilon": answer.options.target_epsilon,
         "target_ceiling": answer.options.target_ceiling,
+        "target_advantage": answer.options.target_advantage,
+        "target_tpr": answer.options.target_tpr,
         "unit": answer.options.unit,
         "dimension": answer.options.dimension,
         "blocks": answer.options.blocks,
         **asdict(answer.guarantee),
         "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
+        "membership": None if answer.membership is None else asdict(answer.membership),
     }
 
 
@@ -47,8 +50,12 @@ def print_account(answer: Answer) -> None:
     extreme = "largest" if answer.parameter.least > answer.parameter.most else "smallest"
     if options.target_epsilon is not None:
         means = f"{means}; the {extreme} that still proves epsilon {number(options.target_epsilon)}"
-    if options.target_ceiling is not None:
-        means = f"{means}; the {extreme} with which no attack succeeds in more than {number(options.target_ceiling)}"
+    for target, text in (
+        (options.target_ceiling, "no attack succeeds in more than"),
+        (options.target_advantage, "no test of membership has a larger advantage than"),
+        (options.target_tpr, "no test of membership has a larger true positive rate than"),
+    ):
+        means = means if target is None else f"{means}; the {extreme} with which {text} {number(target)}"
     figures = columns("left", "right", "left")
     figures.add_row(answer.parameter.name, bold(answer.release.noise), means)
     figures.add_row("epsilon", bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
@@ -60,6 +67,12 @@ def print_account(answer: Answer) -> None:
             f"{number(ceiling.k0)}"
         )
         figures.add_row("ceiling", bold(ceiling.gamma), meaning)
+    if answer.membership is not None:
+        meaning = "no test of membership has a larger true minus false positive rate"
+        figures.add_row("advantage", bold(answer.membership.advantage), meaning)
+        for fpr, tpr in answer.membership.rates:
+            meaning = f"no test of membership has a larger true positive rate at a false one of {number(fpr)}"
+            figures.add_row("TPR", bold(tpr), meaning)
     out.print(figures)
     setting = {
         "mechanism": _mechanism(answer),
@@ -71,6 +84,7 @@ def print_account(answer: Answer) -> None:
     theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
     # Ceilings of one release mostly rest on the same.
     theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
+    theorems += [] if answer.membership is None else [f"membership: {answer.membership.theorem}"]
     print_grounds(setting, theorems, proven.notes)
 
 
