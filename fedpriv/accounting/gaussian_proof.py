@@ -96,6 +96,16 @@ class GaussianProof(Proof):
             return tuple(((pair, int(self.release.participations)),) for pair in (goes, goes.exchanged))
         return super().whole_run() or (((GaussianPair(self._distance), 1),),)
 
+    @override
+    def run_rdp(self) -> Array:
+        whole = gaussian_rdp(ORDERS, 1 / self._distance)
+        count, rate = int(self.release.participations), float(self.release.rate)
+        if self._is_zero_out and self._is_poisson:
+            return np.minimum(whole, count * NormalReference(self.noise, rate).rdp(ORDERS))
+        if not (self.is_sampled or self._is_poisson):
+            return whole
+        return np.minimum(whole, count * (_poisson_step_rdp if self._is_poisson else _fixed_step_rdp)(self.noise, rate))
+
     @property
     @override
     def run_theorem(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
@@ -14,6 +16,8 @@ from fedpriv.accounting.references import CeilingReference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
+
+Array = NDArray[np.float64]
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
 NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
@@ -134,6 +138,10 @@ class Proof(ABC):
         """Return what dominates one participation as a single pair, where there are dominating pairs."""
         pairs = self.dominating_pairs()
         return pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
+
+    def run_rdp(self) -> Array | None:
+        """Renyi privacy of the whole run at ORDERS; ``None``: it is not known at these."""
+        return None
 
     def reference(self) -> CeilingReference | None:
         """What ceilings compare a run with: a law that does not depend on the secret; or None."""

@@ -128,12 +128,15 @@ class PureProof(Proof):
             theorem + (_SAMPLED_PURE if self.is_sampled else ""),
         )
 
-    def _renyi(self) -> Claim:
+    @override
+    def run_rdp(self) -> Array:
         step = tagged_rdp(ORDERS, self.step_rdp(), float(self.release.rate)) if self._is_tagged else self.step_rdp()
-        rdp = int(self.release.participations) * step
+        return np.asarray(int(self.release.participations) * step)
+
+    def _renyi(self) -> Claim:
         sampled = SAMPLED_RDP if self.is_sampled else _TAGGED if self._is_tagged else ""
         theorem = self.renyi_theorem + sampled + RENYI_TO_EPSILON
-        return Claim(rdp_to_epsilon(ORDERS, rdp, float(self.release.delta)), theorem)
+        return Claim(rdp_to_epsilon(ORDERS, self.run_rdp(), float(self.release.delta)), theorem)
 
     @property
     def _is_tagged(self) -> bool:

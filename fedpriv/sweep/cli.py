@@ -3,7 +3,7 @@
 import os
 import shlex
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,23 +109,31 @@ def compare(
         "comparison.html"
     ),
     attack: Attack = "",
+    private_selection: Annotated[
+        bool,
+        typer.Option(
+            "--private-selection", help="Also print what is proven of the most accurate trial as the chosen one."
+        ),
+    ] = False,
     options: tuple[Options, ...] = (),
     as_json: Json = False,
 ) -> None:
     """Compare the trials of sweeps and single runs: a table, and a report with trade-offs."""
     from fedpriv.sweep.comparison import read_folders, sources_of
     from fedpriv.sweep.report import write_comparison
+    from fedpriv.sweep.selection import chosen_trial
 
     compared = folders or [path for path in folders_here("summary.json", "sweep.json") if _is_over(path)]
     if not compared:
         raise InputError("there is no finished run in runs/ and no sweep in sweeps/: name the folders")
     records = read_folders(compared)
+    best = chosen_trial(records) if private_selection else None
     chosen = {name: asked for each in options for name, asked in vars(each).items()}
     with writing_to(out_file):
         report = write_comparison(records, out_file, attack, chosen, title=_title(compared))
-    _print(records, as_json)
+    _print(records, as_json, **({} if best is None else {"private_selection": asdict(best)}))
     if not as_json:
-        for text in sources_of(records):
+        for text in (*sources_of(records), *(() if best is None else best.sentences())):
             print_line(text)
         print_line(f"Report: {report}")
     _refuse_faults(records)
@@ -203,7 +211,7 @@ def _title(folders: list[Path]) -> str:
     return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} sweeps and runs"
 
 
-def _print(records: Any, as_json: bool, **more: str) -> None:
+def _print(records: Any, as_json: bool, **more: Any) -> None:
     from fedpriv.sweep.display import result_table
 
     if as_json:

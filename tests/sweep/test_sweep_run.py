@@ -523,6 +523,12 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     (tmp_path / "runs").mkdir()
     shutil.copytree(tmp_path / "sweeps" / "small" / "trials" / "0001", tmp_path / "runs" / "run")
     assert "trials 1-3: sweeps/small\ntrial 4: runs/run\n" in fedpriv("compare")[1]
+    noisy = ("sweeps/small/trials/0002", "sweeps/small/trials/0003")
+    code, out, _ = fedpriv("compare", *noisy, "--private-selection", "--json")
+    found = json.loads(out)["private_selection"]
+    assert code == 0
+    assert min(each["epsilon"] for each in found["selections"]) > found["own_epsilon"] > 0
+    assert "Epsilon of the chosen trial" in fedpriv("compare", *noisy, "--private-selection")[1]
     (tmp_path / "sweeps" / "small" / "trials" / "0002" / "record.json").unlink()
     assert fedpriv("report", "sweeps/small")[0] == 0
     assert "2 of 3 trials over" in (tmp_path / "sweeps" / "small" / "report.html").read_text()
@@ -536,6 +542,7 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
         (["compare", "nowhere"], "is not the folder of a run or a sweep"),
         (["compare", "sweeps/small", "./sweeps/../sweeps/small"], "sweeps/../sweeps/small is given twice"),
         (["compare", "sweeps/small/trials/0001", "sweeps/small/trials/0001"], "0001 is given twice"),
+        (["compare", "sweeps/small", "--private-selection"], "nothing is proven of trial 1 (sweeps/small/trials/0001)"),
         (["compare", "sweeps/small", "--attack", "dlg"], "no trial has a reconstruction attack 'dlg'"),
     ):
         code, _, refused = fedpriv(*arguments)
