@@ -76,7 +76,7 @@ def _print(found: "Audit") -> None:
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == headings[0])
     for row in rows:
         table.add_row(*map(Text, row))
     out.print(table)

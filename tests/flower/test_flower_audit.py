@@ -23,7 +23,7 @@ from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.leaving import leaving
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies, read_layers
 from fedpriv.flower.audit.records import Answer, ModAction
-from fedpriv.flower.audit.simulation import read_answers
+from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, observed, write_app
 
@@ -81,6 +81,8 @@ def test_arrays_without_dimensions_leave_local_dp_as_training_made_them(audited)
     )
     sent = {"w": np.zeros(3, np.float32), "scale": np.zeros((), np.float32)}
     reply = app(question(sent), context()).content["arrays"]
+    with pytest.raises(ZeroDivisionError):
+        client([LocalDpMod(1.0, 1.0, 8.0, DELTA)], dict)(question(sent), context())
     assert reply["scale"].numpy() == 7.0 and not np.isclose(reply["w"].numpy(), 7.0).any()
 
 
@@ -325,10 +327,29 @@ def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert hashes(app) == before
-    assert "LocalDpMod says: epsilon 8, delta 1e-05" in done.stdout and "(30.12, 1e-05)-DP after 2" in done.stdout
+    assert (
+        "LocalDpMod says: epsilon 8, delta 1e-05" in done.stdout and "(30.12, 1e-05)-DP after 2 releases" in done.stdout
+    )
     assert "DifferentialPrivacyServerSideFixedClipping says" in done.stdout
     page = (tmp_path / "out" / "report.html").read_text()
     assert "claims more than is proven" in page and "Originals above" in page
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    """A run config that Flower does not read, an app that is imported from elsewhere, settings, a project of no app."""
+    for text in ("rounds", "rounds=", "=2"):
+        with pytest.raises(InputError, match="--run-config"):
+            _overridden(text)
+    with pytest.raises(InputError, match=r"json:loads is imported from .*, which is not in the app's folder"):
+        _loaded("json:loads", tmp_path)
+    write_app(tmp_path / "app", {})
+    (tmp_path / "app" / "fedpriv.toml").write_text("[tap]\nrounds = 0\n")
+    told = observe(tmp_path / "app", tmp_path, 2, "")
+    assert "tap.rounds = 0" in told.problem and not told.by_app
+    (tmp_path / "app" / "fedpriv.toml").write_text("")
+    (tmp_path / "app" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    told = observe(tmp_path / "app", tmp_path, 2, "")
+    assert "Invalid pyproject.toml" in told.problem and told.by_app
 
 
 @pytest.mark.slow

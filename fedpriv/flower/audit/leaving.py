@@ -41,8 +41,8 @@ def leaving(answers: Sequence[Answer]) -> tuple[Leaving, ...]:
     for (kind, name), row in rows.items():
         verdict, why = row.verdict, row.why
         if verdict == "uncovered" and row.answers > 1 and len(row.values - {""}) == 1:
-            why = f"{next(iter(row.values))} in all answers; {why}"
-            verdict = verdict if any(word in name for word in _COUNTS) else "constant"
+            same, counted = f"{next(iter(row.values))} in all answers", any(word in name for word in _COUNTS)
+            verdict, why = (verdict, f"{same}; {why}") if counted else ("constant", same)
         found.append(Leaving(kind, name, row.kind, row.answers, row.cover, verdict, why))
     return tuple(found)
 
@@ -52,6 +52,10 @@ def _rows(answer: Answer) -> Iterator[tuple[str, _Row, str]]:
     for name, values in answer.replied.items():
         if _is_arrays(values):
             yield from ((f"{name}{part}", row, "") for part, row in _of_arrays(answer, name, values))
+            continue
+        if name == MASKED:
+            kind = ", ".join(values) or "nothing"
+            yield name, _Row(kind, "secaggplus_mod", "masked", "keys, shares and masked vectors"), ""
             continue
         for key, value in values.items():
             yield f"{name}.{key}", _of_value(answer, name, key, value), str(value)
@@ -130,8 +134,6 @@ def _noising(answer: Answer) -> ModAction | None:
 
 def _of_value(answer: Answer, name: str, key: str, value: Any) -> _Row:
     kind = "a number" if isinstance(value, (int, float)) else type(value).__name__
-    if name == MASKED:
-        return _Row(kind, "secaggplus_mod", "masked", "keys, shares and masked vectors")
     if isinstance(value, str) and value.endswith(" bytes"):
         return _Row(value, "", "raw data", "bytes, such as a model of trees")
     if isinstance(value, list) and len(value) > 1:

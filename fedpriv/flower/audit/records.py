@@ -124,7 +124,7 @@ class Claim(Record):
         if self.epsilon is None:
             return "nothing"
         once = f"; of one {shown_epsilon(self.once)}" if self.once is not None and self.releases > 1 else ""
-        return f"({shown_epsilon(self.epsilon)}, {self.delta:g})-DP after {self.releases}{once}"
+        return f"({shown_epsilon(self.epsilon)}, {self.delta:g})-DP after {self.releases} releases{once}"
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import write_whole
 from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import Record, parse_json
+from fedpriv.flower.app_settings import FILE, TapSettings, read_settings
 from fedpriv.flower.audit.records import Answer, Round, StrategyLayer
 
 RUN, SERVER, LOG = 1, "server.json", "simulation.log"
@@ -134,54 +135,80 @@ def read_answers(out: Path) -> tuple[Answer, ...]:
 
 
 def observe(copy: Path, out: Path, clients: int, overrides: str) -> Simulated:
-    """Run a copy of an app in this process, with Ray's workers for its clients."""
-    from flwr.app import Context, RecordDict
-    from flwr.clientapp.client_app import LoadClientAppError
-    from flwr.common.config import get_fused_config_from_dir, get_project_config, parse_config_args
-    from flwr.common.constant import SUPERLINK_NODE_ID
-    from flwr.serverapp.server_app import LoadServerAppError
-    from flwr.simulation.run_simulation import _run_simulation
-    from flwr.supercore.constant import NOOP_FEDERATION_ID
-    from flwr.supercore.object_ref import load_app
-    from flwr.supercore.run import Run
-    from flwr.supercore.telemetry import EventType
+    """Run a copy of an app in this process, with Ray's workers for its clients; whatever happens is told."""
+    from fedpriv.flower.audit.observers import observing_mods, observing_strategies
 
-    from fedpriv.engines.identity import assume_server_identity
-    from fedpriv.flower.app_settings import FILE, TapSettings, read_settings
-    from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies
-
-    near = next(iter(sorted(copy.rglob(FILE))), None)
-    settings = read_settings(near).tap if near is not None else None
-    components = get_project_config(copy)["tool"]["flwr"]["app"]["components"]
-    assume_server_identity(RUN)
-    run = Run.create_empty(RUN)
-    run.primary_task_id, run.federation_id = RUN, NOOP_FEDERATION_ID
-    run.override_config = parse_config_args([overrides]) if overrides else {}
-    with observing_strategies() as notes, observing_mods(out, settings or TapSettings(), copy) as mods:
-        problem, by_app = "", False
+    problem, by_app, mods = "", False, list[str]()
+    with observing_strategies() as notes:
         try:
-            server = load_app(components["serverapp"], LoadServerAppError, copy)
-            client = load_app(components["clientapp"], LoadClientAppError, copy)
-            _run_simulation(
-                num_supernodes=clients,
-                client_app=cast(Any, ObservedApp(client, out)),
-                server_app=server,
-                server_app_context=Context(
-                    RUN, SUPERLINK_NODE_ID, {}, RecordDict(), get_fused_config_from_dir(copy, run.override_config)
-                ),
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-                app_dir=str(copy),
-                is_app=True,
-                run=run,
-                exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
-            )
+            near = next(iter(sorted(copy.rglob(FILE))), None)
+            settings = read_settings(near).tap if near is not None else None
+            with observing_mods(out, settings or TapSettings(), copy) as mods:
+                _run(copy, out, clients, overrides)
         except InputError as error:
             problem = str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (an app may raise anything)
             problem, by_app = reason_of(error), True
-        if notes.unread is not None:
-            problem, by_app = str(notes.unread), False
-        return Simulated(tuple(mods), notes.layers, tuple(notes.rounds), problem, by_app)
+    if notes.unread is not None:
+        problem, by_app = str(notes.unread), False
+    return Simulated(tuple(mods), notes.layers, tuple(notes.rounds), problem, by_app)
+
+
+def _run(copy: Path, out: Path, clients: int, overrides: str) -> None:
+    """Load both apps, and do what Flower does for ``flwr run`` on its simulation runtime."""
+    from flwr.app import Context, RecordDict
+    from flwr.common.config import get_fused_config_from_dir, get_project_config
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.simulation.run_simulation import _run_simulation
+    from flwr.supercore.constant import NOOP_FEDERATION_ID
+    from flwr.supercore.run import Run
+    from flwr.supercore.telemetry import EventType
+
+    from fedpriv.engines.identity import assume_server_identity
+    from fedpriv.flower.audit.observers import ObservedApp
+
+    assume_server_identity(RUN)
+    run = Run.create_empty(RUN)
+    run.primary_task_id, run.federation_id = RUN, NOOP_FEDERATION_ID
+    run.override_config = _overridden(overrides)
+    components = get_project_config(copy)["tool"]["flwr"]["app"]["components"]
+    server, client = (_loaded(components[name], copy) for name in ("serverapp", "clientapp"))
+    config = get_fused_config_from_dir(copy, run.override_config)
+    _run_simulation(
+        num_supernodes=clients,
+        client_app=cast(Any, ObservedApp(client, out)),
+        server_app=server,
+        server_app_context=Context(RUN, SUPERLINK_NODE_ID, {}, RecordDict(), config),
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        app_dir=str(copy),
+        is_app=True,
+        run=run,
+        exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+    )
+
+
+def _overridden(text: str) -> dict[str, Any]:
+    """Keys of the run config, as Flower reads them from its command line."""
+    from flwr.common.config import parse_config_args
+
+    try:
+        found = parse_config_args([text]) if text else {}
+    except Exception as error:  # noqa: BLE001 (it is that of Flower's command line)
+        raise InputError(key="--run-config", given=text, allowed=reason_of(error)) from None
+    if text and not found:  # Flower leaves out what it does not read
+        raise InputError(key="--run-config", given=text, allowed="allowed are keys and values, such as rounds=2 lr=0.1")
+    return found
+
+
+def _loaded(reference: str, copy: Path) -> Any:
+    """An app of the copy; one that is installed elsewhere as well would run, and write, there."""
+    from flwr.supercore.object_ref import load_app
+
+    app = load_app(reference, ValueError, copy)
+    found = getattr(sys.modules[reference.partition(":")[0]], "__file__", None)
+    if found is not None and not Path(found).resolve().is_relative_to(copy.resolve()):
+        raise InputError(f"{reference} is imported from {found}, which is not in the app's folder: uninstall it there")
+    return app
 
 
 def main(copy: str, out: str, clients: str, overrides: str) -> None:
