@@ -9,11 +9,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.cli.terminal import Json, Out, Quiet, Set, default_folder, out, print_json, print_line
+from fedpriv.core.cli.terminal import (
+    Json,
+    Out,
+    Quiet,
+    Set,
+    default_folder,
+    out,
+    print_json,
+    print_line,
+    print_sentences,
+)
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
-    from fedpriv.flower.audit.records import Audit
+    from fedpriv.flower.audit.records import Audit, Claim
 
 flower_app = typer.Typer(help="Audit a Flower app: what leaves its clients, and what is proven.", no_args_is_help=True)
 
@@ -67,10 +77,22 @@ def _print(found: "Audit") -> None:
         [(each.name, each.type, each.kind, each.verdict, each.why) for each in found.leaving],
     )
     out.print()
-    for line in found.claim_lines:
-        print_line(line)
-    for line in found.attacks:
-        print_line(line)
+    if found.claims:
+        _table(
+            ("software", "says", "proven over the run"),
+            [(each.what, each.says, _proven(each)) for each in found.claims],
+        )
+        out.print()
+        for each in found.claims:
+            print_sentences([f"{each.what}, against {each.against}; {each.adjacency}."])
+            print_sentences([f"    {text}." for text in each.remarks])
+    else:
+        print_line("Nothing is claimed, and nothing is proven: no mod, strategy or engine of the app adds noise.")
+    print_sentences(found.attacks)
+
+
+def _proven(claim: "Claim") -> str:
+    return f"{claim.proves}: less than it says" if claim.falls_short else claim.proves
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -127,14 +127,9 @@ class Claim(Record):
         return f"({shown_epsilon(self.epsilon)}, {self.delta:g})-DP after {self.releases} releases{once}"
 
     @property
-    def sentences(self) -> tuple[str, ...]:
-        """All of it for a terminal."""
-        verdict = " It claims more than is proven." if self.falls_short else ""
-        return (
-            f"{self.what} says: {self.says}. Proven against {self.against}, {self.adjacency}: {self.proves}.{verdict}",
-            f"    by: {self.theorem}",
-            *(f"    {note}" for note in self.notes),
-        )
+    def remarks(self) -> tuple[str, ...]:
+        """Theorem and notes."""
+        return (self.theorem, *self.notes)
 
 
 @dataclass(frozen=True)
@@ -153,10 +148,3 @@ class Audit(Record):
     pictures: tuple[str, ...]
     warnings: tuple[str, ...]
     seconds: float
-
-    @property
-    def claim_lines(self) -> tuple[str, ...]:
-        """What is claimed and proven, in lines."""
-        if not self.claims:
-            return ("Nothing is claimed, and nothing is proven: no mod, strategy or engine of the app adds noise.",)
-        return tuple(line for claim in self.claims for line in claim.sentences)
