@@ -2,9 +2,9 @@
 # flwr 1.42.0, torch 2.15.0: parameters without dimensions leave a client unclipped and without noise.
 #
 # Guess: LocalDpMod clips the update and adds noise to all of it.
-# Seen: a parameter of shape (), such as CLIP's logit_scale or a learnt temperature, arrives as the client made it: moved
-# by 100 where the clipping norm is 1, and to the last bit. The same number in the shape (1,) is clipped and gets noise.
-# Arithmetic on a numpy array without dimensions returns a new number, and the loop that works in place drops it.
+# Seen: a parameter of shape (), such as CLIP's logit_scale or a learnt temperature, arrives as the client made it:
+# moved by 100 where the clipping norm is 1, and to the last bit. The same number in the shape (1,) is clipped and gets
+# noise. Arithmetic on a numpy array without dimensions returns a new number, and the loop that works in place drops it.
 . "$(dirname "$0")/packages.bash"
 packages flwr==1.42.0 torch==2.15.0 numpy==2.4.6
 python -W ignore - <<'END'

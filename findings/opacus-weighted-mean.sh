@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # opacus 1.6.0, torch 2.15.0: with class weights one example moves the sum of "clipped" gradients by 22 times the bound.
 #
-# Guess: each example's gradient is clipped to max_grad_norm, so that adding one example moves their sum by that at most,
-# whatever the loss.
+# Guess: each example's gradient is clipped to max_grad_norm, so that adding one example moves their sum by that at
+# most, whatever the loss.
 # Seen: CrossEntropyLoss(weight=...) divides by the weights of the batch. The modes "hooks" and "functorch" read each
-# example's gradient out of that loss, so that one example of a rare class makes those of all others smaller, before they
-# are clipped: 32 gradients of length 0.71 become 0.02. The sum moves by 21.9, where the bound is 1 and the noise is made
-# for 1. A mean over tokens (ignore_index, padded texts) does the same. Nothing warns. Ghost clipping takes the losses
-# without the mean: its sum moves by 1.
+# example's gradient out of that loss, so that one example of a rare class makes those of all others smaller, before
+# they are clipped: 32 gradients of length 0.71 become 0.02. The sum moves by 21.9, where the bound is 1 and the noise
+# is made for 1. A mean over tokens (ignore_index, padded texts) does the same. Nothing warns. Ghost clipping takes the
+# losses without the mean: its sum moves by 1.
 . "$(dirname "$0")/packages.bash"
 packages opacus==1.6.0 torch==2.15.0 torchvision==0.29.2
 python -W ignore - <<'END'

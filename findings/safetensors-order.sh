@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# safetensors 0.8.0, torch 2.15.0: tensors come back in another order, and weights given by position land in wrong layers.
+# safetensors 0.8.0, torch 2.15.0: tensors come back in another order, and weights given by position land in wrong
+# layers.
 #
 # Guess: load_file returns the tensors in the order in which save_file got them, as torch.load does.
 # Seen: they are sorted by the width of their type and by name, so that layer 10 comes before layer 2. Apps that pair

@@ -3,8 +3,8 @@
 #
 # Guess: the maximum likelihood estimate, as in fewer dimensions, or an error.
 # Seen: in 65 dimensions kappa = 50 is estimated as 50.3. In 68 dimensions the estimate is 1e-08, the lower end of the
-# search, for kappa = 50 and for kappa = 500; a RuntimeWarning speaks of a division. The usual approximation R (d - R^2) / (1 - R^2), with R
-# the length of the mean direction, is right within 2 % in all of them.
+# search, for kappa = 50 and for kappa = 500; a RuntimeWarning speaks of a division. The usual approximation R (d - R^2)
+# / (1 - R^2), with R the length of the mean direction, is right within 2 % in all of them.
 . "$(dirname "$0")/packages.bash"
 packages scipy==1.17.1 numpy==2.4.6
 python - <<'END'

@@ -2,9 +2,9 @@
 # torch 2.15.0: Module.to(torch.float64) makes complex parameters real; Module.double() leaves them complex.
 #
 # Guess: net.to(torch.float64) and net.double() do the same.
-# Seen: to() drops the imaginary parts of complex parameters, as layers that filter in Fourier space have (GFNet, Fourier
-# neural operators); a UserWarning speaks of casting, and training goes on with half of the layer. double(), float() and
-# half() pass complex parameters by, so that those keep complex64 next to float64.
+# Seen: to() drops the imaginary parts of complex parameters, as layers that filter in Fourier space have (GFNet,
+# Fourier neural operators); a UserWarning speaks of casting, and training goes on with half of the layer. double(),
+# float() and half() pass complex parameters by, so that those keep complex64 next to float64.
 . "$(dirname "$0")/packages.bash"
 packages torch==2.15.0 numpy==2.4.6
 python -W ignore - <<'END'

@@ -4,7 +4,8 @@
 # Guess: two seeds from the range that manual_seed takes give two streams.
 # Seen: 1, 1 + 2^32 and 1 + 2^63 give the same numbers; initial_seed() returns the whole seed, as if all of it counted.
 # Of 200,000 seeds hashed from (client, round), to give each its own noise, several share a stream: about one pair is
-# expected among 93,000. Whoever must not find the noise has to try 4e9 seeds at most. numpy's default_rng keeps all bits.
+# expected among 93,000. Whoever must not find the noise has to try 4e9 seeds at most. numpy's default_rng keeps all
+# bits.
 . "$(dirname "$0")/packages.bash"
 packages torch==2.15.0 numpy==2.4.6
 python - <<'END'

@@ -2,8 +2,8 @@
 # xgboost 3.2.0: the thresholds of trees are values of the training data, to the cent.
 #
 # Guess: a threshold lies between two values, as those of scikit-learn, LightGBM, CatBoost, and of the method "exact".
-# Seen: with "hist", the default, and "approx", each of 97 thresholds is the value of a row: ten trees of depth 4 name 50
-# of the incomes and ages of 200 people exactly. In federated XGBoost such trees are what a client uploads.
+# Seen: with "hist", the default, and "approx", each of 97 thresholds is the value of a row: ten trees of depth 4 name
+# 50 of the incomes and ages of 200 people exactly. In federated XGBoost such trees are what a client uploads.
 . "$(dirname "$0")/packages.bash"
 packages xgboost==3.2.0 numpy==2.4.6
 python -W ignore - <<'END'

@@ -13,7 +13,10 @@ from scipy import stats
 
 from fedpriv.core.config import DataConfig, Experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.lab.preflight import warnings_for
+from fedpriv.core.world import build_world
 from fedpriv.data.partition import partition_indices
+from tests.integration.small import experiment
 
 KINDS = ("iid", "dirichlet", "shards")
 LABELS = np.random.default_rng(0).integers(0, 10, 1437)
@@ -297,6 +300,15 @@ def test_wrong_partitioners(settings: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         flowers(str(settings["name"]), 5, **{key: value for key, value in settings.items() if key != "name"})
     assert "\n" not in str(caught.value)
+
+
+def test_examples_that_a_partitioner_gives_to_nobody_are_said() -> None:
+    """Some do so without a word: findings/flwr-datasets-shards.sh."""
+    four = {"name": "size", "partition_sizes": [100] * 4}
+    worlds = [build_world(experiment(data={"partitioner": each})) for each in (four, {"name": "iid"})]
+    left = len(worlds[0].dataset.y_train) - 400
+    said = [[line for line in warnings_for(world) if "belong to no client" in line] for world in worlds]
+    assert said == [[f"data.partitioner = 'size': {left:,} of {left + 400:,} examples belong to no client"], []]
 
 
 def test_partitioners_and_partitions_exclude_each_other() -> None:

@@ -83,6 +83,16 @@ def test_draws_are_as_concentrated_as_kappa_says(kappa: float) -> None:
     assert abs(cosine - mean) <= 5 * math.sqrt(variance / (batch * repeats))
 
 
+def test_a_million_dimensions() -> None:
+    """No matrix of the square of it (findings/scipy-vmf-memory.sh); the ratio lies between bounds of Amos (1974)."""
+    dimension = kappa = 1_000_000
+    gradient = torch.ones(1, dimension)
+    released = flat(VmfMechanism(kappa).release(DenseGradients({"w": gradient}), 1, stream(35)))
+    low, high = (kappa / (shift + math.hypot(shift, kappa)) for shift in (dimension / 2, dimension / 2 - 1))
+    cosine = float(released.double().sum()) / math.sqrt(dimension)
+    assert low - 6e-3 < cosine < high + 6e-3  # its standard deviation is 1e-3 at most
+
+
 @in_one_test("blocks", BLOCKS)
 def test_an_empty_batch_gives_zero(blocks: str) -> None:
     released = release(VmfMechanism(3.0, blocks), rows(0), batch_size=8)

@@ -24,7 +24,8 @@ from fedpriv.server.tap import public_settings
 def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
     algorithm = algorithm_of(world.experiment)
-    lines = (*_read_off(world), *_copies(world), *_small(world), *algorithm.warnings(world), *_one_at_a_time(world))
+    about_data = (*_read_off(world), *_copies(world), *_small(world), *_left_out(world))
+    lines = (*about_data, *algorithm.warnings(world), *_one_at_a_time(world))
     return (*lines, *attack_warnings(world, world.experiment.adversary.attacks)) if algorithm.trains_in_steps else lines
 
 
@@ -117,3 +118,12 @@ def _copies(world: World) -> list[str]:
         f"data.partition = 'overlapping': {len(world.sizes)} clients hold {copies} copies of each of {examples} "
         "examples on average; what is proven is about one client's copy"
     ]
+
+
+def _left_out(world: World) -> list[str]:
+    """How many examples a partitioner gave to nobody, as some do of classes and of the last shard."""
+    data, examples = world.experiment.data, len(world.dataset.y_train)
+    left = examples - int(world.sizes.sum())
+    if data.partitioner is None or left <= 0:
+        return []
+    return [f"data.partitioner = '{data.partitioner.name}': {left:,} of {examples:,} examples belong to no client"]
