@@ -134,6 +134,17 @@ def test_replace_one_is_dp_accountings_pld_and_twice_the_sensitivity(sigma, part
     assert renyi.get_epsilon(1e-5) < 0.8 * claimed
 
 
+@pytest.mark.parametrize(("sigma", "batches"), [(0.5, 1000), (0.6, 1000)])
+def test_shuffled_batches_are_not_amplified_as_poisson_batches_are(sigma, batches):
+    """By whether the largest sum exceeds a threshold (Chua et al. 2024): findings/opacus-shuffled-batches.sh."""
+    threshold = np.linspace(1, 8, 5000)
+    others = (batches - 1) * stats.norm.logcdf(threshold / sigma)
+    taken, zero = (-np.expm1(others + stats.norm.logcdf((threshold - moved) / sigma)) for moved in (2, 1))
+    shown = np.log((taken[taken > 1e-5] - 1e-5) / zero[taken > 1e-5]).max()
+    assert guarantee(poisson(sigma, batches, 1 / batches)).epsilon < shown
+    assert shown < guarantee(release("shuffled", sigma, 1)).epsilon
+
+
 # ---- Poisson sampling, zero-out -------------------------------------------------------------------------------------
 
 
