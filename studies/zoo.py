@@ -49,6 +49,7 @@ LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")
 LEAST_MIB = 64  # of a step of SGD: with less, what noise is drawn in counts for most
 CONTEXT = "forkserver"
 IMAGES, TEXTS = ("iga", "dlg", "map"), ("tag", "lamp", "text_map", "dager")
+SHORT = 6  # tokens of texts that are attacked: two fill less than the 16 dimensions of most rows, which DAGER needs
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,15 @@ class Row:
         parser.add_argument("--set", action="append", default=[])
         return parser.parse_args(self.given.split())
 
+    @property
+    def takes_texts(self) -> bool:
+        """Whether the shape is a number of tokens."""
+        return str(self.asked.shape).isdecimal()
+
     def fitting(self, attacks: Sequence[str] = ()) -> tuple[Experiment, Dataset]:
         """Return an experiment with the network and these attacks, and random examples."""
         asked = self.asked
-        shape = tuple(map(int, asked.shape.split(",")))
+        shape = (SHORT,) if attacks and self.takes_texts else tuple(map(int, asked.shape.split(",")))
         overrides = (*asked.set, f"adversary.attacks=[{', '.join(attacks)}]")
         return fitting(asked.model, overrides, shape, CLASSES, asked.batch)
 
@@ -117,7 +123,7 @@ def way_of(found: Diagnosis) -> str:
 
 def attacks_of(row: Row) -> dict[str, Any]:
     """Which attacks can be made, and why others refuse."""
-    trials, _ = attacked(*row.fitting(TEXTS if row.asked.shape.isdecimal() else IMAGES), Silent())
+    trials, _ = attacked(*row.fitting(TEXTS if row.takes_texts else IMAGES), Silent())
     refused = [f"{trial.name}: {trial.reason}" for trial in trials if not trial.runs]
     return {"attacks": ", ".join(trial.name for trial in trials if trial.runs), "refused": "; ".join(refused)}
 
@@ -278,7 +284,10 @@ _MEANING = (
     ("step", "CPU time of a private step over that of SGD; batches of 16, of larger networks 8; one thread"),
     ("memory", f"highest memory of a private step over that of SGD, where that is {LEAST_MIB} MiB or more"),
     ("Opacus", "CPU time of its step over that of SGD; no: it raises"),
-    ("attacks", "can be made on an upload of random examples without noise; in brackets: refuse"),
+    (
+        "attacks",
+        f"can be made on an upload of two random examples without noise, of texts {SHORT} tokens; in brackets: refuse",
+    ),
 )
 
 

@@ -22,6 +22,7 @@ from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import dropout_layers
 
 # Linear layers of a transformer as probes: what goes into each of them, and which tokens that depends on.
 #
@@ -177,7 +178,7 @@ def _listening(
 ) -> Iterator[None]:
     def hook(name: str) -> "torch.utils.hooks.RemovableHandle":
         def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if given and isinstance(given[0], Tensor):
+            if given and isinstance(given[0], Tensor) and given[0].ndim == 3:  # DoRA gives it matrices, too
                 heard[name] = given[0]
             if stop and len(heard) == len(layers):
                 raise _EnoughError
@@ -344,7 +345,8 @@ def kept_tokens(
     tokens = tuple(tuple(token for _, token in sorted(each)) for each in found)
     if not tokens[0]:
         why = "noise edge" if any(span.noisy for span in spans) else "rank"
-        raise AttackRefused(f"{why}: no token at the first position is in the row space of {probes[0].layer}")
+        drawn = ", and the client drops numbers at random" if dropout_layers(network) else ""
+        raise AttackRefused(f"{why}: no token at the first position is in the row space of {probes[0].layer}{drawn}")
     tested = range(int(unseeing.all()), length)
     crowded = max(tested, key=lambda place: len(tokens[place]))
     if len(tokens[crowded]) > most:
@@ -637,7 +639,7 @@ def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[S
     probes = [*(each for each in probes if each.reach == "token"), *_deeper(probes)]
     if not probes or probes[0].reach != "token":
         raise AttackRefused(
-            "no trained linear layer of the network gets single tokens, one a position, by which they could be tested"
+            "no trained linear layer of the network gets single tokens, laid out as (sentences, positions, width)"
         )
     samples, drifts = _samples(scene, network, probes), _drifts(scene, victim, network, probes)
     first: list[Span] = []

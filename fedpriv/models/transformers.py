@@ -17,7 +17,7 @@ from fedpriv.models.machinery.settings import SequenceShape, Shape
 from fedpriv.models.machinery.weights import another_network, read_weights, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -61,7 +61,13 @@ class TransformersSettings(LibraryModelSettings):
     @override
     def built(self, shape: Shape, classes: int) -> Any:
         side = shape[1] if shape[1] == shape[2] else list(shape[1:])
-        return self._built("ImageClassification", {"num_channels": shape[0], "image_size": side}, classes)
+        network = self._built("ImageClassification", {"num_channels": shape[0], "image_size": side}, classes)
+        if getattr(network.config, "num_channels", shape[0]) != shape[0]:  # weights are for others
+            from fedpriv.models.machinery.adapt import take_channels
+
+            take_channels(network, shape[0])
+            network.config.num_channels = shape[0]
+        return network
 
     @override
     def text_built(self, sequences: SequenceShape) -> Any:
@@ -120,7 +126,7 @@ class TransformersSettings(LibraryModelSettings):
                 raise InputError(f"model.config: {self.architecture} has no key {key}{close}")
         free = _OF_TASK if self.folder is not None and self.weights is not None else sizes.keys()
         known = {key: value for key, value in sizes.items() if key in free and hasattr(usual, key)}
-        return load(**{**known, **given})
+        return load(**{**known, **_implied(usual, given), **given})
 
     def _check_weights(self, network: "PreTrainedModel", told: Any, classes: int) -> None:
         """Refuse weights of another network: its last layers alone may be missing, or be for other classes."""
@@ -154,6 +160,17 @@ class TransformersSettings(LibraryModelSettings):
         for table, kept in zip(tables, values, strict=True):
             for part, value in zip(_rows(table), kept, strict=True):
                 part.copy_(value)
+
+
+def _implied(usual: Any, given: "Mapping[str, Any]") -> dict[str, Any]:
+    """Return keys of a configuration that follow from others: as many heads of keys as of queries, where the usual
+    number does not fit, and weights that RWKV does not scale back and forth, which changes no logits.
+    """
+    implied = {"rescale_every": 0} if hasattr(usual, "rescale_every") else {}
+    heads, keys = given.get("num_attention_heads"), getattr(usual, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(keys, int) and heads % keys:
+        implied["num_key_value_heads"] = heads
+    return implied
 
 
 def _rows(table: Any) -> "list[Tensor]":

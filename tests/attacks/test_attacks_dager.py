@@ -43,20 +43,31 @@ class Transposed(nn.Module):
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], -1)
 
 
-def transposed(model: nn.Module) -> nn.Module:
+class Twice(nn.Module):
+    """A layer that is given a matrix first, as adapters of DoRA are."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.inner = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shift = 0 * self.inner(torch.eye(self.inner.in_features)).sum()
+        return self.inner(x) + shift  # type: ignore[no-any-return]
+
+
+def wrapped(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     for layer in list(model.modules()):
         for name, child in layer.named_children():
             if isinstance(child, nn.Linear) and child.bias is not None:
-                setattr(layer, name, Transposed(child))
+                setattr(layer, name, kind(child))
     return model
 
 
 def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int = 2) -> nn.Module:
     torch.manual_seed(1)
-    if kind == "transposed":
-        return transposed(Gpt(VOCABULARY, LENGTH, width, depth, 4, classes))
-    if kind == "gpt":
-        return Gpt(VOCABULARY, LENGTH, width, depth, 4, classes)
+    if kind in ("gpt", "transposed", "twice"):
+        plain = Gpt(VOCABULARY, LENGTH, width, depth, 4, classes)
+        return plain if kind == "gpt" else wrapped(plain, Transposed if kind == "transposed" else Twice)
     if kind == "encoder":
         return Encoder(VOCABULARY, LENGTH, width, depth, 4, 2)
     model = Llama(_Sizes(width, 2 * width, depth, 4, 2, VOCABULARY, LENGTH))
@@ -66,7 +77,7 @@ def network(kind: str, classes: int | None = 2, width: int = WIDTH, depth: int =
 
 
 @in_one_test("batch", [1, 4])
-@pytest.mark.parametrize("kind", ["gpt", "transposed", "encoder", "llama"])
+@pytest.mark.parametrize("kind", ["gpt", "transposed", "twice", "encoder", "llama"])
 def test_labelled_sentences_are_read_whole(kind: str, batch: int) -> None:
     model, tokens, labels = network(kind), sentences(batch), torch.arange(batch) % 2
     campaign = attacked("dager", model, gradient(model, tokens, labels), batch)
@@ -223,6 +234,13 @@ def test_a_network_without_such_layers_is_refused() -> None:
     model = Bag()
     (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
     assert reason.startswith("no trained linear layer of the network gets single tokens")
+
+
+def test_dropped_numbers_are_the_reason_where_no_token_fits() -> None:
+    model = network("gpt")
+    model.embedding = nn.Sequential(model.get_submodule("embedding"), nn.Dropout(0.5))
+    (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
+    assert reason.startswith("rank: no token at the first position") and reason.endswith("drops numbers at random")
 
 
 def test_too_many_tokens_are_refused() -> None:

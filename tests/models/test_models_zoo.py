@@ -26,6 +26,7 @@ from tests.integration.small import experiment
 IMAGES, GREY = (3, 32, 32), (1, 32, 32)
 NEXT, LABELS = SequenceShape(8, 11, "byte", 11, True), SequenceShape(8, 11, "byte", 3, False)
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+RWKV = {"hidden_size": 8, "num_hidden_layers": 7, "attention_hidden_size": 8}  # it scales layers from the sixth on
 
 
 def needs(library: str) -> Any:
@@ -57,6 +58,8 @@ def examples(inputs: Any) -> Tensor:
         pytest.param("transformers:vit", GREY, {"config": {**SMALL, "patch_size": 8}}, marks=needs("transformers")),
         pytest.param("transformers:deit", IMAGES, {"config": {**SMALL, "patch_size": 8}}, marks=needs("transformers")),
         pytest.param("transformers:llama", NEXT, {"config": SMALL}, marks=needs("transformers")),
+        pytest.param("transformers:mistral", NEXT, {"config": SMALL}, marks=needs("transformers")),
+        pytest.param("transformers:rwkv", NEXT, {"config": RWKV}, marks=needs("transformers")),
         pytest.param("transformers:bert", LABELS, {"config": SMALL}, marks=needs("transformers")),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -68,8 +71,9 @@ def test_a_name_is_a_network_of_the_data_s_size(name: str, inputs: Any, more: An
     settings = model_settings({"name": name, **more})
     again = recorded_model(settings.decisive())
     assert again == settings and again.version
-    x = examples(inputs)
+    x, before = examples(inputs), copy.deepcopy(network.state_dict())
     whole = network.eval()(x)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     classes = inputs.classes if isinstance(inputs, SequenceShape) else 5
     assert whole.shape[-1] == classes and whole.ndim == 2 + (inputs is NEXT)
     alone = torch.cat([network(each[None]) for each in x])
@@ -167,16 +171,29 @@ def test_pretrained_weights_are_taken_over(classes: int, kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "first"),
+    ("name", "first", "more"),
     [
-        ("torchvision:squeezenet1_1", "features.0"),
-        pytest.param("timm:test_vit", "patch_embed.proj", marks=needs("timm")),
+        ("torchvision:squeezenet1_1", "features.0", {}),
+        pytest.param("timm:test_vit", "patch_embed.proj", {}, marks=needs("timm")),
+        pytest.param(
+            "transformers:vit",
+            "vit.embeddings.patch_embeddings.projection",
+            {"config": {**SMALL, "patch_size": 8}},
+            marks=needs("transformers"),
+        ),
     ],
 )
-def test_pretrained_weights_see_a_grey_image_as_three_equal_channels(name: str, first: str, tmp_path: Path) -> None:
-    colour = built(name)
-    save_file(colour.state_dict(), tmp_path / "weights.safetensors")
-    grey = built(name, GREY, pretrained=str(tmp_path / "weights.safetensors"))
+def test_pretrained_weights_see_a_grey_image_as_three_equal_channels(
+    name: str, first: str, more: Any, tmp_path: Path
+) -> None:
+    """A folder of transformers has its own number of channels in its configuration."""
+    colour, path = built(name, **more), str(tmp_path / "weights.safetensors")
+    if more:
+        colour.save_pretrained(tmp_path)  # type: ignore[operator]
+        grey = built(f"transformers:{tmp_path}", GREY)
+    else:
+        save_file(colour.state_dict(), path)
+        grey = built(name, GREY, pretrained=path)
     assert grey.get_submodule(first).in_channels == 1  # type: ignore[comparison-overlap]
     x = examples(GREY)
     assert torch.allclose(grey.eval()(x), colour.eval()(x.repeat(1, 3, 1, 1)), atol=1e-5)

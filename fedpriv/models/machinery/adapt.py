@@ -81,6 +81,18 @@ def taken_side(settings: OpenModelSettings, shape: Shape, classes: int) -> int |
     return None
 
 
+def take_channels(network: nn.Module, channels: int) -> None:
+    """Have the first convolution take another number of channels; it sees a grey image as before."""
+    name, first = next(each for each in network.named_modules() if isinstance(each[1], nn.Conv2d))
+    old, first.in_channels = first.in_channels, channels
+    first.weight = nn.Parameter(first.weight.detach().sum(dim=1, keepdim=True).repeat(1, channels, 1, 1) / channels)
+    while name:  # modules around it may check what they are given
+        name = name.rpartition(".")[0]
+        around = network.get_submodule(name)
+        if getattr(around, "num_channels", None) == old:
+            around.num_channels = channels
+
+
 def _tried(
     settings: OpenModelSettings, network: nn.Module, blank: Tensor, norms: Sequence[nn.Module]
 ) -> tuple[Any, dict[nn.Module, int]]:
