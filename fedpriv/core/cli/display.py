@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.table import Column
 
 from fedpriv.core.cli.terminal import err, print_warning
+from fedpriv.core.numbers import duration
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
 from fedpriv.core.settings import enumerated
 
 _LINES_PER_RUN = 10
+_LONG = 60  # seconds from which it is said after the second round how long the others take
 _CLIENTS_NAMED = 8
 
 
@@ -38,6 +40,7 @@ class Display(Progress):
             disable=not console.is_terminal,
         )
         self._tasks: dict[str, bars.TaskID] = {}
+        self._rounds = 0  # that were seen
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -62,6 +65,10 @@ class Display(Progress):
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger, which proves less or as much.
             figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick bound)"
+        self._rounds += 1
+        left = (rounds - record.round) * record.seconds
+        if self._rounds == 2 and left >= _LONG:
+            self.stage(f"{rounds - record.round} more rounds take about {duration(left)}")
         self._advance("rounds", record.round, rounds, figures)
         if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
             self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)

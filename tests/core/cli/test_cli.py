@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedpriv.core.cli.app import app
 from fedpriv.core.cli.display import Display
+from fedpriv.core.records import RoundRecord
 from tests.command_line import fedpriv
 
 SMALL = """
@@ -129,6 +130,19 @@ def test_count_and_time_are_visible_in_80_columns(figures: str) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "715/1716" in shown
     assert "-:--:--" in shown  # left
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(2.5, "714 more rounds take about 29 min 45 s"), (0.05, "")])
+def test_a_long_run_says_after_two_rounds_how_long_it_takes(seconds: float, told: str) -> None:
+    """Also one that goes on: the first round of a process takes longer than others."""
+    console = Console(width=80, file=io.StringIO())
+    display = Display(console)
+    for number in (1, 2, 3):
+        display.round_finished(
+            RoundRecord(number, 1.0, 0.5, (), (), (), seconds * (4 if number == 1 else 1), 1, 1), 716
+        )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown == (f"{told}\n" if told else "")
 
 
 @pytest.mark.parametrize(
