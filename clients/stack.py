@@ -91,8 +91,8 @@ def _other_work(world: World) -> str:
     experiment = world.experiment
     if not algorithm_of(experiment).trains_in_steps:
         return f"federation.algorithm = {experiment.federation.algorithm!r} has no steps of training"
-    if experiment.training.sampling == "poisson":
-        return "training.sampling = 'poisson' draws batches of different sizes"
+    if experiment.training.sampling in ("poisson", "balls-in-bins"):
+        return f"training.sampling = {experiment.training.sampling!r} draws batches of different sizes"
     if experiment.engine.precision == "bfloat16":
         return "engine.precision = 'bfloat16' rounds each model's products in its own way"
     if world.forward_noise is not None:

@@ -19,18 +19,17 @@ here, and composed exactly.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
-from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
+from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
-from fedpriv.accounting.references import CeilingReference, ReferencePair
+from fedpriv.accounting.references import CeilingReference, ReferencePair, grid, repeated_loss, rounded_loss
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.core.errors import InputError
@@ -44,8 +43,6 @@ Bound = tuple[Callable[[float], float], str]
 _SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
 _MOST_CELLS = 10**5  # of a single loss
 _FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
-_AT_ONCE = 2**20  # cells after composition by a single transform
-_JOINED_CELLS = 2**15  # of the losses of several blocks: a thousandth of their spread
 _LARGEST_LOSS = 600.0  # exp of 710 overflows
 _RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
 # The Fourier transform rounds absolutely, by about 1e-17 a release.
@@ -184,12 +181,11 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
 
 def _composed(reference: CeilingReference, count: int, rate: float) -> Callable[[float], float]:
     """Return gamma by the loss of a whole run."""
-    interval = _interval(reference)
     pair, number = reference.parts[0]
     if rate == 1 and len(reference.parts) == 1:
-        whole = _repeated(_rounded(pair, interval), number * count)
+        whole = repeated_loss(rounded_loss(pair, reference.interval), number * count)
     else:
-        whole = _repeated(_batch(reference, interval).tagged(rate), count)
+        whole = repeated_loss(reference.loss().tagged(rate), count)
     return partial(_success, whole, count * reference.pieces)
 
 
@@ -205,13 +201,13 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     M and A are neighbours under replace-one, M and M' have the reference pair. What is known without hiding holds, too.
     """
     rate, count = float(proof.release.rate), int(proof.release.participations)
-    batch = _batch(reference, _interval(reference))
+    batch = reference.loss()
     replaced = proof.batch_pair()
     highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), _LARGEST_LOSS)
     lowest = amplified_pure(min(-float(batch.losses[0]), _RARE_LOSS), rate)
     spread = rate * math.sqrt(math.expm1(min(reference.batch_spread, 1.0) ** 2))
     interval = max(_SHARE_OF_SPREAD * spread, (highest + lowest) / _MOST_CELLS, _FINEST)
-    above, below = (_grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
+    above, below = (grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
     exponents = before_sampling(above, rate)
     share = rate + (1 - rate) * np.exp(-exponents)  # b
     forward = rate * ((1 - share) * replaced.deltas(exponents) + share * _deltas(batch, exponents))
@@ -222,63 +218,11 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     backward = rate * (np.exp(odds) * _deltas(batch, -odds) - np.expm1(odds))
     deltas = -np.expm1(-below) + np.exp(-below) * np.maximum(backward, 0.0)
     step = LossDistribution.under(1 - below.size, np.concatenate([deltas[:0:-1], forward]), interval)
-    return partial(_success, _repeated(step, count), count * reference.pieces)
+    return partial(_success, repeated_loss(step, count), count * reference.pieces)
 
 
 def _success(law: LossDistribution, releases: int, k0: float) -> float:
     return law.success(k0) + max(_ROUNDING, _ROUNDING_PER_RELEASE * releases)
-
-
-def _interval(reference: CeilingReference) -> float:
-    widest = max(min(pair.largest, _LARGEST_LOSS) - max(pair.smallest, -_LARGEST_LOSS) for pair, _ in reference.parts)
-    interval = max(_SHARE_OF_SPREAD * reference.spread, widest / _MOST_CELLS)
-    # The largest loss may have a probability of its own: it lies on the grid.
-    largest = min(max(pair.largest for pair, _ in reference.parts), _LARGEST_LOSS)
-    return largest / math.ceil(largest / interval)
-
-
-def _grid(first: int, last: int, interval: float) -> Array:
-    return np.arange(first, last + 1, dtype=np.float64) * interval
-
-
-def _rounded(pair: ReferencePair, interval: float) -> LossDistribution:
-    ends = max(pair.smallest, -_LARGEST_LOSS), min(pair.largest, _LARGEST_LOSS)
-    edges = _grid(math.floor(ends[0] / interval), math.ceil(ends[1] / interval), interval)
-    losses, masses = pair.law(edges)
-    far = losses > _LARGEST_LOSS
-    kept = np.where(far, 0.0, masses)
-    law = LossDistribution.rounded(np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS), kept, interval)
-    return replace(law, infinite=float(masses[far].sum()))
-
-
-@lru_cache(maxsize=1)
-def _batch(reference: CeilingReference, interval: float) -> LossDistribution:
-    """The loss of one participation; kept, because two bounds ask for it."""
-    return reduce(_joined, (_blocks(_rounded(pair, interval), number) for pair, number in reference.parts))
-
-
-def _blocks(law: LossDistribution, number: int) -> LossDistribution:
-    return law if number == 1 else _repeated(law, number).narrowed(_LARGEST_LOSS)
-
-
-def _repeated(law: LossDistribution, count: int) -> LossDistribution:
-    if law.infinite > 1 - _ROUNDING:
-        return replace(law, infinite=1.0)
-    try:
-        return law.repeated(count, _AT_ONCE)
-    except TooManyCellsError:
-        return law.compounded(count)
-
-
-def _joined(first: LossDistribution, second: LossDistribution) -> LossDistribution:
-    """Both losses; grids that were made coarser differ by powers of two."""
-    fine, coarse = sorted((first, second), key=lambda law: law.interval)
-    while fine.interval < 0.99 * coarse.interval:
-        fine = fine.coarser()
-    joined = fine.composed_with(coarse).narrowed(_LARGEST_LOSS)
-    while joined.masses.size > _JOINED_CELLS:
-        joined = joined.coarser()
-    return joined
 
 
 def _deltas(law: LossDistribution, epsilons: Array) -> Array:
@@ -340,7 +284,7 @@ def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:
     largest = min(max(pair.largest for pair, _ in parts), _LARGEST_LOSS)
     interval = max(_SHARE_OF_SPREAD * spread, largest / _MOST_CELLS, *(pair.finest for pair, _ in parts))
     interval = largest / math.ceil(largest / interval)  # as in _interval
-    laws = (_repeated(LossDistribution.of(pair, interval, largest), number) for pair, number in parts)
+    laws = (repeated_loss(LossDistribution.of(pair, interval, largest), number) for pair, number in parts)
     return reduce(_joined, (law.narrowed(_LARGEST_LOSS) for law in laws))
 
 

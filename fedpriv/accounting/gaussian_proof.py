@@ -39,8 +39,8 @@ _SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "clas
 
 
 _ROUNDING = (
-    "Amplification by Poisson batches assumes that rounding of the other examples' gradients does not depend on the "
-    "size of the batch. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
+    "Amplification by batches of varying size assumes that rounding of the other examples' gradients does not depend "
+    "on that size. That holds, up to the last digits, for parameters that training leads to; a server that crafts "
     "parameters can make much of it."
 )
 
@@ -49,7 +49,7 @@ class GaussianProof(Proof):
     """Clipped sums with normal noise sigma * clip_norm; sensitivity 2 clip_norm, under zero-out clip_norm."""
 
     parameter: ClassVar[NoiseParameter] = SIGMA
-    amplifying: ClassVar[tuple[SamplingName, ...]] = ("poisson", "fixed")
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ("poisson", "balls-in-bins", "fixed")
     zero_out: ClassVar[bool] = True
     ratio: ClassVar[str] = "sigma sqrt(K) / B"
 
@@ -79,7 +79,8 @@ class GaussianProof(Proof):
     @override
     def cheap_claims(self) -> list[Claim]:
         if not self.is_sampled and not self._is_poisson:
-            return [self._unsampled()]
+            unsampled = self._unsampled()
+            return [unsampled, *self.allocated_claims(unsampled.epsilon, coarse=True)]
         return [self._unsampled(), self._zero_out_renyi() if self._is_zero_out else self._sampled_renyi()]
 
     @override
@@ -141,12 +142,16 @@ class GaussianProof(Proof):
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
+        if self.is_allocated:
+            return self.allocated_claims(known)
         if not self._is_zero_out:
             return super().numerical_claims(known)
         return self._zero_out_numerical(known) if self._is_poisson else []
 
     @override
     def notes(self) -> tuple[str, ...]:
+        if self.is_allocated:
+            return (*super().notes(), self._other_adjacency(), _ROUNDING)
         if self.release.sampling != "poisson":
             return super().notes()
         return (

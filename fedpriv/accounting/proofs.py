@@ -3,13 +3,15 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from fedpriv.accounting.allocation import AllocationPair, ZeroOutAllocationPair, amplifies
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
 from fedpriv.accounting.pairs import Pair, SampledPair
 from fedpriv.accounting.references import CeilingReference
@@ -30,6 +32,13 @@ SAMPLED_DELTA = ", fixed-size sampling without replacement (Balle, Barthe and Ga
 COMPOSED_NUMERICALLY = (
     ", privacy-loss distributions composed numerically with pessimistic rounding (Doroshenko et al. 2022)"
 )
+
+_ALLOCATED = (
+    ", balls in bins: the density ratio of a pass is the mean of those of its steps, which are independent (Chua et "
+    "al. 2024; Feldman and Shenfeld 2025), and in the convex order it is at least that of any two neighbours"
+)
+PADDING_TAIL = 1e-12
+"""The probability that a step of balls-in-bins holds more examples than draws are reserved for, with ``vmf``."""
 
 _REPLACE_EXAMPLE = Adjacency.REPLACE_ONE.worded("one example of this client is replaced by any other")
 _REPLACE_UPDATE = Adjacency.REPLACE_ONE_UPDATE.worded("this client's whole update is replaced by any other")
@@ -167,6 +176,27 @@ class Proof(ABC):
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
         return [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
 
+    @property
+    def is_allocated(self) -> bool:
+        """Whether examples choose one of several steps of a pass, which amplifies."""
+        return self.release.sampling == "balls-in-bins" and self.release.slots > 1
+
+    @property
+    def delta_of_sampling(self) -> float:
+        """The part of delta that the sampling itself may cost."""
+        return 0.0
+
+    def allocated_claims(self, known: float, coarse: bool = False) -> list[Claim]:
+        """What balls in bins prove, if anything; ``coarse``: faster, and no smaller than it has to be."""
+        delta, reference = float(self.release.delta) - self.delta_of_sampling, self.reference()
+        if not self.is_allocated or reference is None or delta <= 0 or not amplifies(reference):
+            return []
+        zero_out = self.release.adjacency == "zero-out"
+        count = int(self.release.participations)
+        epsilon = _allocated_epsilon(reference, self.release.slots, count, delta, zero_out, coarse, known)
+        theorem = f"{reference.theorem}{_ALLOCATED}{COMPOSED_NUMERICALLY}"
+        return [] if epsilon is None else [Claim(epsilon, theorem)]
+
     def best(self) -> Claim:
         """The smallest claim of all."""
         cheap = smallest(self.cheap_claims())
@@ -190,7 +220,20 @@ class Proof(ABC):
     def notes(self) -> tuple[str, ...]:
         """What a reader must know besides the figures. Heuristics are labelled so."""
         shuffled = "Shuffled passes: a pass is one participation (parallel composition); no amplification is claimed."
+        if self.release.sampling == "balls-in-bins":
+            return (CLIENTS, self._other_samplings())
         return (CLIENTS, shuffled) if self.release.sampling == "shuffled" else (CLIENTS,)
+
+    def _other_samplings(self) -> str:
+        """The figures of the same run with batches that are drawn in other ways."""
+        passes, slots = int(self.release.participations), self.release.slots
+        shuffled = replace(self.release, sampling="shuffled", adjacency="replace-one")
+        poisson = replace(shuffled, sampling="poisson", rate=1 / slots, participations=passes * slots)
+        figures = [type(self)(each).best().epsilon if passes else 0.0 for each in (shuffled, poisson)]
+        return (
+            f"The same noise proves epsilon {figures[0]:.4g} for shuffled and {figures[1]:.4g} for Poisson batches, "
+            "both under replace-one."
+        )
 
 
 class NoProof(Proof):
@@ -219,3 +262,23 @@ class NoProof(Proof):
     @override
     def notes(self) -> tuple[str, ...]:
         return ()
+
+
+@lru_cache(maxsize=1024)
+def _allocated_epsilon(
+    reference: CeilingReference, slots: int, passes: int, delta: float, zero_out: bool, coarse: bool, known: float
+) -> float | None:
+    """Return epsilon of passes of balls in bins; kept, because a run asks again after each round."""
+    pairs = _allocation_pairs(reference, slots, zero_out, coarse)
+    epsilons = [composed_epsilon(((pair, passes),), delta, known) for pair in pairs]
+    return None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
+
+
+@lru_cache(maxsize=64)
+def _allocation_pairs(
+    reference: CeilingReference, slots: int, zero_out: bool, coarse: bool
+) -> tuple[AllocationPair, ...]:
+    if not zero_out:
+        return (AllocationPair(reference, slots, coarse),)
+    goes = ZeroOutAllocationPair(reference, slots, coarse)
+    return goes, goes.exchanged

@@ -22,7 +22,7 @@ from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, tagg
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair, TaggedPair
-from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, PADDING_TAIL, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
 from fedpriv.accounting.references import CeilingReference, DirectionalReference, LaplaceReference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
@@ -43,7 +43,7 @@ _SAMPLED_PURE = (
 class PureProof(Proof):
     """A mechanism whose participations consist of releases of the same pure epsilon."""
 
-    amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed", "poisson")
+    amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed", "poisson", "balls-in-bins")
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class PureProof(Proof):
         """Claims that need no numerical composition."""
         pure = self.pure()
         named = Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}")
-        return [named, self._composition(), self._renyi()]
+        return [named, self._composition(), self._renyi(), *self.allocated_claims(pure.epsilon, coarse=True)]
 
     @override
     def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
@@ -94,7 +94,7 @@ class PureProof(Proof):
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
         if not self._is_tagged:
-            return super().numerical_claims(known)
+            return [*super().numerical_claims(known), *self.allocated_claims(known)]
         (parts,) = self.whole_run()
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
         claims = [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
@@ -238,6 +238,12 @@ class DirectionalProof(PureProof):
         return CeilingReference(
             tuple((DirectionalReference(self.noise, dimension), count) for dimension, count in self._sizes), theorem
         )
+
+    @property
+    @override
+    def delta_of_sampling(self) -> float:
+        # Steps with more examples than draws are reserved for: there nothing hides who took part.
+        return PADDING_TAIL * self.release.slots * float(self.release.participations)
 
     @cached_property
     def _sizes(self) -> tuple[tuple[int, int], ...]:

@@ -8,8 +8,8 @@ sign.
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 import scipy
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.accounting.amplification import LARGEST_SAMPLED_ORDER, poisson_gaussian_rdp, tagged_rdp
+from fedpriv.accounting.numerical import LossDistribution, TooManyCellsError
 from fedpriv.accounting.pairs import DirectionalPair, Pair
 from fedpriv.accounting.renyi import gaussian_rdp, laplace_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
@@ -27,6 +28,12 @@ _DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a proba
 _LOWER_DEVIATIONS = 50.0  # and a Gamma law, which directions in few dimensions come close to, 1e-16
 _LOWEST_LOSS = -600.0  # exp of 710 overflows
 _PLAIN_CELLS = 500  # of the coordinate, beside those that are asked for
+_SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
+_MOST_CELLS = 10**5  # of a single loss
+_AT_ONCE = 2**20  # cells after composition by a single transform
+_JOINED_CELLS = 2**15  # of the losses of several blocks: a thousandth of their spread
+_MOST_LOSS = 600.0  # exp of 710 overflows
+_ROUNDING = 1e-12  # the Fourier transform rounds absolutely
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 _NOTHING = np.empty(0)
 
@@ -128,6 +135,19 @@ class CeilingReference:
     def rdp(self, orders: Array) -> Array:
         """Return the Renyi divergence of one participation."""
         return np.asarray(sum(number * pair.rdp(orders) for pair, number in self.parts), np.float64)
+
+    @property
+    def interval(self) -> float:
+        """The grid on which the loss of a participation is put."""
+        widest = max(min(pair.largest, _MOST_LOSS) - max(pair.smallest, -_MOST_LOSS) for pair, _ in self.parts)
+        interval = max(_SHARE_OF_SPREAD * self.spread, widest / _MOST_CELLS)
+        # The largest loss may have a probability of its own: it lies on the grid.
+        largest = min(max(pair.largest for pair, _ in self.parts), _MOST_LOSS)
+        return largest / math.ceil(largest / interval)
+
+    def loss(self) -> LossDistribution:
+        """Return the loss of one participation."""
+        return _batch_loss(self)
 
 
 @dataclass(frozen=True)
@@ -281,3 +301,51 @@ class DirectionalReference(ReferencePair):
     @cached_property
     def _log_mgf(self) -> float:
         return float(log_mgf(self.dimension, self.kappa))
+
+
+def grid(first: int, last: int, interval: float) -> Array:
+    """Return the points of a grid from ``first`` to ``last`` intervals."""
+    return np.arange(first, last + 1, dtype=np.float64) * interval
+
+
+def rounded_loss(pair: ReferencePair, interval: float) -> LossDistribution:
+    """Return the loss of a pair on a grid, rounded so that no delta gets smaller."""
+    ends = max(pair.smallest, -_MOST_LOSS), min(pair.largest, _MOST_LOSS)
+    edges = grid(math.floor(ends[0] / interval), math.ceil(ends[1] / interval), interval)
+    losses, masses = pair.law(edges)
+    far = losses > _MOST_LOSS
+    kept = np.where(far, 0.0, masses)
+    law = LossDistribution.rounded(np.clip(losses, -_MOST_LOSS, _MOST_LOSS), kept, interval)
+    return replace(law, infinite=float(masses[far].sum()))
+
+
+@lru_cache(maxsize=1)
+def _batch_loss(reference: CeilingReference) -> LossDistribution:
+    """The loss of one participation; kept, because several bounds ask for it."""
+    interval = reference.interval
+    return reduce(_joined, (_blocks(rounded_loss(pair, interval), number) for pair, number in reference.parts))
+
+
+def _blocks(law: LossDistribution, number: int) -> LossDistribution:
+    return law if number == 1 else repeated_loss(law, number).narrowed(_MOST_LOSS)
+
+
+def repeated_loss(law: LossDistribution, count: int) -> LossDistribution:
+    """Return the loss of ``count`` of these releases, on a coarser grid where one transform cannot hold it."""
+    if law.infinite > 1 - _ROUNDING:
+        return replace(law, infinite=1.0)
+    try:
+        return law.repeated(count, _AT_ONCE)
+    except TooManyCellsError:
+        return law.compounded(count)
+
+
+def _joined(first: LossDistribution, second: LossDistribution) -> LossDistribution:
+    """Both losses; grids that were made coarser differ by powers of two."""
+    fine, coarse = sorted((first, second), key=lambda law: law.interval)
+    while fine.interval < 0.99 * coarse.interval:
+        fine = fine.coarser()
+    joined = fine.composed_with(coarse).narrowed(_MOST_LOSS)
+    while joined.masses.size > _JOINED_CELLS:
+        joined = joined.coarser()
+    return joined

@@ -55,19 +55,20 @@ class Release:
         mechanism: as in the settings; what it does to the sum its proof says (:meth:`MechanismSettings.proof`).
         unit: what is protected: one example of the client, or the client's whole update.
         sampling: shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with
-            probability rate; full: no sampling (always so for unit = update, unless the proof is about the sum of
-            whole clients' updates, of which fixed and poisson then draw).
+            probability rate; balls-in-bins: each example in one of 1 / rate steps of a pass; full: no sampling (always
+            so for unit = update, unless the proof is about the sum of whole clients' updates, of which fixed and
+            poisson then draw).
         rate: q = B / n from 1e-12 to 1; not read for shuffled and full.
-        participations: the most often one unit may have been used: passes (shuffled), steps (fixed, poisson, full), or
-            uploads (unit = update). From 0 to 1e15.
+        participations: the most often one unit may have been used: passes (shuffled, balls-in-bins), steps (fixed,
+            poisson, full), or uploads (unit = update). From 0 to 1e15.
         dimensions: K of each block, from 1 to 1e12 each; read where each block has a draw of its own.
         noise: the mechanism's own parameter (sigma in [1e-9, 1e12], scale in [1e-9, 1e12], kappa in [0, 1e7], or the
             epsilon of a release), ``None`` where there is none. No figure depends on clip_norm, because sigma and scale
             are in its unit.
         delta: of the (epsilon, delta) statement, in (0, 1).
         adjacency: which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one
-            example is replaced by one that adds zero, the number of examples being public; only with poisson, or for
-            clients' updates in a sum, and for mechanisms for which it is proven.
+            example is replaced by one that adds zero (with vmf, a uniform direction), the number of examples being
+            public; only with balls-in-bins, with poisson, or for clients' updates in a sum, where it is proven.
         law: of the noise, for mechanisms that have several.
 
     Raises:
@@ -84,6 +85,11 @@ class Release:
     delta: float
     adjacency: AdjacencyName = "replace-one"
     law: str | None = None
+
+    @property
+    def slots(self) -> int:
+        """The steps of a pass, for balls-in-bins."""
+        return max(1, math.floor(1 / self.rate + 1e-6))
 
     def __post_init__(self) -> None:
         _check_choice("mechanism", self.mechanism, tuple(MECHANISMS))
@@ -103,14 +109,15 @@ class Release:
                 given=self.unit,
                 allowed=f"with mechanism = {self.mechanism!r} allowed is update, a client's whole data",
             )
-        zero_out = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
-        if self.adjacency == "zero-out" and not (proof.zero_out and zero_out):
+        summed = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
+        allocated = self.sampling == "balls-in-bins" and "balls-in-bins" in proof.amplifying
+        if self.adjacency == "zero-out" and not (allocated or (proof.zero_out and summed)):
             proven = " and ".join(name for name, kind in MECHANISMS.items() if kind.proof().zero_out)
             raise InputError(
                 key="adjacency",
                 given=self.adjacency,
                 allowed=f"with mechanism = {self.mechanism!r} and sampling = {self.sampling!r} allowed is replace-one; "
-                f"zero-out is for {proven} with poisson",
+                f"zero-out is for {proven} with poisson, and for batches by balls-in-bins",
             )
         _check_range("rate", self.rate, SMALLEST_RATE, 1.0)
         _check(

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Literal, Self
 
 UnitName = Literal["example", "update"]
-SamplingName = Literal["shuffled", "fixed", "poisson", "full"]
+SamplingName = Literal["shuffled", "fixed", "poisson", "balls-in-bins", "full"]
 AdjacencyName = Literal["replace-one", "zero-out"]
 """The adjacencies that settings choose from; what follows from others, such as whole updates, is in the ledger."""
 NormName = Literal["l2", "linf"]

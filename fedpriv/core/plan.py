@@ -19,6 +19,7 @@ from fedpriv.accounting import (
     SamplingName,
     guarantee,
 )
+from fedpriv.accounting.proofs import PADDING_TAIL
 from fedpriv.accounting.skellam import LEVELS
 from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
@@ -26,7 +27,7 @@ from fedpriv.core.config.rules import noise_places
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
-from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
+from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector, zeros_like
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt, Target
 from fedpriv.mechanisms.machinery.quantisation import NoiseShare
@@ -78,6 +79,8 @@ class Plan:
     def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
         """Privatise the batches of one step of M clients that do as this one does, (M, *shape)."""
         self._check_sizes(gradients)
+        if self._reserved:
+            raise ValueError("batches of balls-in-bins are released one at a time")
         return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
 
     def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
@@ -88,7 +91,8 @@ class Plan:
     def norm_bound(self, tail: float) -> float:
         """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
         whole = self.config.unit == "update"
-        examples, divisor = (1, 1) if whole else (self.sampling.most(tail / 2), self.sampling.batch_size)
+        most = max(self.sampling.most(tail / 2), self._reserved)
+        examples, divisor = (1, 1) if whole else (most, self.sampling.batch_size)
         return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
@@ -102,7 +106,7 @@ class Plan:
         if self.is_whole:
             return 1
         steps = self.steps(round_number)
-        if self.sampling.kind != "shuffled":
+        if not self.sampling.in_passes:
             return len(steps)
         # The batches of one pass are disjoint: only passes that this round begins count.
         per_pass = self.sampling.steps_per_epoch
@@ -115,11 +119,12 @@ class Plan:
 
     def accounted(self, rounds: Sequence[int]) -> Release:
         """What the ledger has to know of this client's releases in ``rounds`` (counted from 1)."""
-        config = self.config
+        config, repeated = self.config, len(set(rounds)) < len(rounds)
         return Release(
             mechanism=config.name,
             unit=config.unit,
-            sampling=self.sampling_name,
+            # A step that was asked twice, with other noise, shows more of who is in it than one of two passes does.
+            sampling="shuffled" if self.sampling_name == "balls-in-bins" and repeated else self.sampling_name,
             rate=self.sampling.rate,
             participations=self.participations(rounds),
             dimensions=self.dimensions,
@@ -159,9 +164,20 @@ class Plan:
         """Whether a round releases one whole update or model, of all of the client's examples."""
         return self.config.unit == "update" or not self.config.on_gradients
 
+    @property
+    def _reserved(self) -> int:
+        """How many draws a step of balls-in-bins has, whoever is in it, where each example gets a draw of its own."""
+        allocated = self.sampling.kind == "balls-in-bins" and not self.is_whole
+        return self.sampling.most(PADDING_TAIL) if allocated and self._mechanism.draws_each else 0
+
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         self._check_sizes(gradients)
-        return self._mechanism.release(gradients, divisor, noise)
+        released = self._mechanism.release(gradients, divisor, noise)
+        if (padding := self._reserved - gradients.examples) <= 0:
+            return released
+        # A gradient of zero gets a uniform direction: nothing shows how many examples there are.
+        more = self._mechanism.release(zeros_like(gradients, padding), divisor, noise)
+        return {name: value + more[name] for name, value in released.items()}
 
     def _check_sizes(self, gradients: GradientOperator) -> None:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
@@ -231,6 +247,8 @@ def draft_plan(
             allowed=f"larger than the data of client {client}: {examples} examples",
             hint="lower it, or federation.clients",
         )
+    if training.sampling == "balls-in-bins":
+        batch_size = examples // (examples // batch_size)  # the public mean of a step, of which sums are divided
     sampling = Sampling(training.sampling, batch_size, examples)
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1

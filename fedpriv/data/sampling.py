@@ -21,9 +21,10 @@ class Sampling:
 
     # `shuffled`: the disjoint batches of a shuffled pass, and the rest that fills no batch waits for the next pass;
     # `fixed`: `batch_size` examples without replacement, independent of other steps; `poisson`: each example on its own
-    # with probability `rate`, so that a batch may have any size, zero included
-    kind: Literal["shuffled", "fixed", "poisson"]
-    batch_size: int  # examples in a batch (poisson: on average), from 1 to `examples`
+    # with probability `rate`, so that a batch may have any size, zero included; `balls-in-bins`: each example on its
+    # own in one of the steps of a pass, so that batches of a pass are disjoint and vary in size
+    kind: Literal["shuffled", "fixed", "poisson", "balls-in-bins"]
+    batch_size: int  # examples in a batch (poisson, balls-in-bins: on average), from 1 to `examples`
     examples: int  # the client's number of examples n_k
 
     def __post_init__(self) -> None:
@@ -34,7 +35,9 @@ class Sampling:
 
     @property
     def rate(self) -> float:
-        """The share of the client's examples in a batch, B / n_k."""
+        """The share of the client's examples in a batch, B / n_k; for balls-in-bins one step's share of a pass."""
+        if self.kind == "balls-in-bins":
+            return 1 / self.steps_per_epoch
         return self.batch_size / self.examples
 
     @property
@@ -43,8 +46,8 @@ class Sampling:
         return self.examples // self.batch_size
 
     def most(self, tail: float) -> int:
-        """Return the number of examples that a batch exceeds with probability ``tail`` at most; only Poisson's vary."""
-        if self.kind != "poisson":
+        """Return the number of examples that a batch exceeds with probability ``tail`` at most."""
+        if self.kind not in ("poisson", "balls-in-bins"):
             return self.batch_size
         # Imported here: it takes a second, which listing data sets need not wait for.
         from scipy.stats import binom
@@ -55,8 +58,12 @@ class Sampling:
         """Return the batch of a step.
 
         Returns:
-            int64, distinct local indices from 0 to ``examples`` - 1; poisson: ascending and possibly none.
+            int64, distinct local indices from 0 to ``examples`` - 1; poisson, balls-in-bins: possibly none.
         """
+        if self.kind == "balls-in-bins":
+            epoch, position = divmod(step, self.steps_per_epoch)
+            order, ends = _bins(seed, partition, epoch, self.examples, self.steps_per_epoch)
+            return order[ends[position] : ends[position + 1]].copy()
         if self.kind == "shuffled":
             epoch, position = divmod(step, self.steps_per_epoch)
             order = _order(seed, partition, epoch, self.examples)
@@ -66,14 +73,19 @@ class Sampling:
             return stream.choice(self.examples, self.batch_size, replace=False)
         return np.flatnonzero(stream.random(self.examples) < self.rate)
 
+    @property
+    def in_passes(self) -> bool:
+        """Whether an example is in one batch of a pass at most."""
+        return self.kind in ("shuffled", "balls-in-bins")
+
     def participations(self, steps: Sequence[int]) -> int:
         """Return the most often that one example can have been used over these steps.
 
         Returns:
-            shuffled: the number of passes touched, since the batches of one pass are disjoint (a pass counts as often
-            as its most repeated step); fixed and poisson: the number of steps.
+            shuffled, balls-in-bins: the number of passes touched, since the batches of one pass are disjoint (a pass
+            counts as often as its most repeated step); fixed and poisson: the number of steps.
         """
-        if self.kind != "shuffled":
+        if not self.in_passes:
             return len(steps)
         most: dict[int, int] = {}
         for step, times in Counter(steps).items():
@@ -86,3 +98,11 @@ class Sampling:
 def _order(seed: int, partition: int, epoch: int, examples: int) -> np.ndarray:
     """The shuffled pass; drawing it anew for each of its batches would take longer than a small network's gradient."""
     return numpy_stream(seed, "batches", partition, epoch).permutation(examples)
+
+
+@lru_cache(maxsize=128)
+def _bins(seed: int, partition: int, epoch: int, examples: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The examples of a pass by their steps, and where the examples of each step begin and end."""
+    chosen = numpy_stream(seed, "batches", partition, epoch).integers(steps, size=examples)
+    ends = np.concatenate([[0], np.cumsum(np.bincount(chosen, minlength=steps))])
+    return np.argsort(chosen, kind="stable"), ends

@@ -1,7 +1,7 @@
 """Per-example gradients of a batch as one linear operator, without handing out the matrix."""
 
 from fedpriv.gradients.calls import plain_gradient
-from fedpriv.gradients.dense import DenseGradients, zero_gradients
+from fedpriv.gradients.dense import DenseGradients, zero_gradients, zeros_like
 from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector, flattened
 from fedpriv.gradients.per_example import Route, find_route, per_example_gradients
@@ -21,4 +21,5 @@ __all__ = [
     "plain_gradient",
     "refuse_mixed_examples",
     "zero_gradients",
+    "zeros_like",
 ]

@@ -220,6 +220,14 @@ class DenseGradients(FactoredGradients):
         super().__init__(factors, first.shape[0], shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
+def zeros_like(gradients: GradientOperator, examples: int) -> FactoredGradients:
+    """Return the gradients of so many examples that tell nothing, of the same parameters."""
+    zero = torch.zeros(1, dtype=gradients.dtype, device=gradients.device)
+    factors = {name: Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
+    routes = {"": "zero: nothing was computed"}
+    return FactoredGradients(factors, examples, gradients.shapes, zero.dtype, zero.device, routes)
+
+
 def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> FactoredGradients:
     """Return the gradients of examples that tell nothing: all zero, and nothing is written out.
 

@@ -128,6 +128,7 @@ class VmfMechanism(BlockMechanism):
 
     name: ClassVar[str] = "vmf"
     asks_often: ClassVar[bool] = True
+    draws_each: ClassVar[bool] = True
 
     kappa: float  # concentration, from 0 (a uniform direction: no signal) to 1e7
     blocks: str = "whole"  # one draw for whole, a tensor (layer), or D coordinates (size:D)

@@ -33,7 +33,7 @@ MECHANISMS: dict[str, dict[str, object]] = {
     "vmf by layer": {"name": "vmf", "kappa": 0.1, "blocks": "layer"},
     "vmf in blocks": {"name": "vmf", "kappa": 0.1, "blocks": "size:3"},
 }
-SAMPLINGS = ("shuffled", "fixed", "poisson")
+SAMPLINGS = ("shuffled", "fixed", "poisson", "balls-in-bins")
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "fedsgd, update": {"mechanism": {"unit": "update"}},
@@ -202,6 +202,24 @@ SAMPLED = {
         SPIKE_OF_FOUR,
         {"mechanism": {"name": "laplace", "scale": 0.35}, "model": SPIKED, "training": fixed()},
         runs=170,
+    ),
+    "gaussian, balls-in-bins": Game(
+        ONE_OF_FOUR,
+        {"mechanism": {"name": "gaussian", "sigma": 0.4}, "training": fixed("balls-in-bins")},
+        rounds=4,
+        runs=200,
+    ),
+    "laplace, balls-in-bins": Game(
+        SPIKE_OF_FOUR,
+        {"mechanism": {"name": "laplace", "scale": 0.35}, "model": SPIKED, "training": fixed("balls-in-bins")},
+        rounds=4,
+        runs=300,
+    ),
+    "vmf, balls-in-bins": Game(
+        ONE_OF_FOUR,
+        {"mechanism": {"name": "vmf", "kappa": 4.0}, "training": fixed("balls-in-bins")},
+        rounds=4,
+        runs=300,
     ),
     "vmf, fixed": Game(ONE_OF_FOUR, {"mechanism": {"name": "vmf", "kappa": 4.0}, "training": fixed()}, runs=170),
 }

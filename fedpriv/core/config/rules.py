@@ -262,13 +262,13 @@ def check_victims(experiment: "Experiment") -> None:
 def check_adjacency(experiment: "Experiment") -> None:
     """Refuse zero-out where it is not what the proof is about."""
     mechanism, sampling = experiment.mechanism, experiment.training.sampling
-    in_batches = mechanism.unit == "example" and sampling == "poisson"
+    in_batches = mechanism.unit == "example" and sampling in ("poisson", "balls-in-bins")
     if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
         raise InputError(
             key="mechanism.adjacency",
             given="zero-out",
-            allowed=f"for examples in Poisson batches; with mechanism.unit = {mechanism.unit!r} and "
-            f"training.sampling = {sampling!r} allowed is replace-one",
+            allowed="for examples in batches by poisson or balls-in-bins; with "
+            f"mechanism.unit = {mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one",
         )
 
 

@@ -173,14 +173,15 @@ class FederationConfig(Extensible):
 class TrainingConfig(Extensible):
     """Local training."""
 
-    batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson)")
+    batch_size: Count = Field(32, description="examples in a batch (expected number, for poisson and balls-in-bins)")
     learning_rate: Positive = Field(0.1, description="of the local optimiser (fedavg) or of the server's step (fedsgd)")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser, for fedavg")
     momentum: Momentum = Field(0.0, description="of the local SGD, for fedavg")
     local_epochs: Count = Field(1, description="passes over the client's data a round, for fedavg")
-    sampling: Literal["shuffled", "fixed", "poisson"] = Field(
+    sampling: Literal["shuffled", "fixed", "poisson", "balls-in-bins"] = Field(
         "shuffled",
-        description="batches: disjoint ones of a shuffled pass, fixed-size draws without replacement, or Poisson draws",
+        description="batches: disjoint ones of a shuffled pass, fixed-size draws without replacement, Poisson draws, "
+        "or balls-in-bins: in each pass every example by itself in one of the steps",
     )
     loss: Literal["cross-entropy", "risk-averting"] = Field(
         "cross-entropy",

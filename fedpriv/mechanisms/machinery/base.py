@@ -34,6 +34,7 @@ class Mechanism(ABC):
     name: ClassVar[str]  # as in the settings
     protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
     at_once: ClassVar[bool] = False  # whether it does the same to every number, so that models are released together
+    draws_each: ClassVar[bool] = False  # whether each example gets a draw of its own, also one whose gradient is zero
     asks_often: ClassVar[bool] = False  # whether more is asked of gradients than norms and a sum: more of them is kept
 
     def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
