@@ -32,6 +32,7 @@ _SMALL = 1e-10  # a delta at which losses may count as infinite
 _RARE, _MOST_RARE = 1e-3, 4  # of a pass has a rare ratio in other steps, more than four with less than 1e-17
 _ORDERS, _SMALLEST = 120, 1e-300
 _CELL = 0.1  # in standard deviations of a step's ratio, of whose variance it adds 0.2 %
+_FINE_CELL = 0.005  # where one sum serves all epsilons, and small ratios matter
 _FINE, _COARSE = (2**16, 40), (2**13, 25)  # cells of a sum, and a third of the epsilons of a table
 _LEAST_SPREAD, _LARGEST_SPREAD = 1e-4, 6.0  # of a step's loss
 _SEARCHED, _MARGIN = 16, 1.25  # of the largest loss, which grids round up
@@ -138,6 +139,12 @@ class ZeroOutAllocationPair(AllocationPair):
 
     @property
     @override
+    def _grid(self) -> tuple[int, int]:
+        cells, count = super()._grid
+        return cells, 5 * count if self.comes else count  # one sum serves all epsilons, and delta falls fast
+
+    @property
+    @override
     def _distance(self) -> float:
         return 1.0
 
@@ -153,7 +160,7 @@ class ZeroOutAllocationPair(AllocationPair):
         if self.comes:
             # Here rare ratios are lowered to the largest that is not rare, which makes delta a little larger.
             values = np.minimum(ratios.values, ratios.rare(self.slots))
-            others = _Sum.of(values, ratios.masses, count, (low, high), self._grid[0])
+            others = _Sum.of(values, ratios.masses, count, (low, high), self._grid[0], _FINE_CELL)
             cells, masses = others.split(values, ratios.masses)
             own = cells * others.cell
             return np.array(
@@ -238,12 +245,14 @@ class _Sum:
     probabilities: Array  # (N,), of the sums from there on
 
     @classmethod
-    def of(cls, values: Array, masses: Array, count: int, ends: tuple[float, float], most: int) -> "_Sum":
+    def of(
+        cls, values: Array, masses: Array, count: int, ends: tuple[float, float], most: int, share: float = _CELL
+    ) -> "_Sum":
         """Return the sum of ``count`` steps, which lies between these ends, on about ``most`` cells."""
         low, high = ends
         width = max(high - low, float(np.ptp(values)), 1e-9)
         deviation = math.sqrt(max(float(masses @ values**2) - float(masses @ values) ** 2, 0.0))
-        cell = max(_CELL * deviation, width / most)
+        cell = max(share * deviation, width / most)
         # What the splitting of values between cells adds lies between (Hoeffding's inequality).
         reach = math.ceil(math.sqrt(-count * math.log(_OUTSIDE) / 2))
         size = scipy.fft.next_fast_len(math.ceil(width / cell) + 2 * reach + 4, real=True)

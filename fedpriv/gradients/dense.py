@@ -225,7 +225,9 @@ def zeros_like(gradients: GradientOperator, examples: int) -> FactoredGradients:
     zero = torch.zeros(1, dtype=gradients.dtype, device=gradients.device)
     factors = {name: Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
     routes = {"": "zero: nothing was computed"}
-    return FactoredGradients(factors, examples, gradients.shapes, zero.dtype, zero.device, routes)
+    return FactoredGradients(
+        factors, examples, gradients.shapes, zero.dtype, zero.device, routes, gradients.chunk_bytes
+    )
 
 
 def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> FactoredGradients:
