@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom, norm
 
 from fedpriv import accounting
@@ -27,6 +28,7 @@ Bools = NDArray[np.bool_]
 
 # exp(50) is beyond what any number of trials can show.
 MOST_EPSILON = 50.0
+_MOST_MU = 20.0
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
@@ -134,12 +136,7 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     Raises:
         InputError: a number is out of range, or the shapes differ.
     """
-    _check(scores, inside, delta, confidence)
-    if not (2 <= guesses <= len(scores) and guesses % 2 == 0):
-        raise InputError(key="guesses", given=guesses, allowed=f"an even number from 2 to the {len(scores)} canaries")
-    order = np.argsort(scores, kind="stable")
-    half = guesses // 2
-    right = int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
+    right = _right_guesses(scores, inside, guesses, delta, confidence)
 
     def excess(epsilon: float) -> float:
         return canary_p_value(len(scores), guesses, right, epsilon, delta) - (1 - confidence)
@@ -148,6 +145,111 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     if excess(0.0) < 0:
         epsilon = MOST_EPSILON if excess(MOST_EPSILON) < 0 else _last_refuted(excess)
     return EpsilonBound(epsilon, delta, confidence, len(scores), "one run, Steinke et al. 2023, Theorem 5.2")
+
+
+def canary_tradeoff_refuted(
+    canaries: int, guesses: int, right: int, errors: Callable[[float], float], chance: float
+) -> bool:
+    """Whether so many right guesses have a probability below ``chance`` under a trade-off, whatever the guesses.
+
+    Canary i is guessed right on two events, its guess being in or out. Fix the other coins, and let E be that at least
+    k of the other guesses are right. With F(x) the largest power of a test at level x, which is concave, P(i right, E)
+    <= F(P(i wrong, E)). Summed over m canaries, W being the number of right ones among r guesses,
+
+        E[W; W > k] <= m F(E[r - W; W >= k] / m)   for each k.
+
+    Of all laws of W with P(W >= v) = chance that satisfy these, going down from k = v - 1 and giving each number as
+    little probability as it allows needs the least in total: by induction any other has no smaller P(W >= k) and
+    E[W; W >= k]. If that is more than 1, there is no such law (the bound of Mahloujifar, Melis and Chaudhuri 2025).
+
+    Args:
+        canaries: m, in by fair and independent coins.
+        guesses: r, exactly so many, at most m.
+        right: v, from 0 to r.
+        errors: the inverse of F, growing: the least level at which a test has this power.
+        chance: above 0 and below 1.
+    """
+    likely, hits, misses = chance, right * chance, (guesses - right) * chance
+    for count in range(right - 1, -1, -1):
+        least = max(0.0, canaries * errors(hits / canaries) - misses) / (guesses - count)
+        likely, hits, misses = likely + least, hits + count * least, misses + (guesses - count) * least
+        if likely > 1:
+            return True
+    return False
+
+
+def canary_gaussian_epsilon(
+    scores: Floats, inside: Bools, guesses: int, delta: float, confidence: float = 0.95
+) -> EpsilonBound:
+    """Bound epsilon from one run with canaries of a mechanism that is known to be mu-Gaussian differentially private.
+
+    As :func:`canary_epsilon`, by :func:`canary_tradeoff_refuted` with F(x) = Phi(Phi^-1(x) + mu): the largest mu that
+    is refuted gives epsilon at delta. Larger than what holds for any mechanism; for normal noise without
+    sampling, and no bound at all for a mechanism of another kind. Which bound is computed has to be fixed before the
+    scores are seen.
+
+    Args:
+        scores: (m,), as for :func:`canary_epsilon`; where uploads are heard, the sum over rounds of their products
+            with the canary's gradient.
+        inside: (m,).
+        guesses: r, even, from 2 to m; about a tenth of them is a good choice.
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
+    """
+    if not delta > 0:
+        raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
+    right = _right_guesses(scores, inside, guesses, delta, confidence)
+
+    def excess(mu: float) -> float:
+        def errors(power: float) -> float:
+            return float(ndtr(ndtri(min(power, 1.0)) - mu))
+
+        return -1.0 if canary_tradeoff_refuted(len(scores), guesses, right, errors, 1 - confidence) else 1.0
+
+    mu = 0.0
+    if excess(0.0) < 0:
+        mu = _MOST_MU if excess(_MOST_MU) < 0 else _last_refuted(excess, _MOST_MU)
+    method = "one run, f-DP (Mahloujifar et al. 2025), Gaussian trade-off assumed"
+    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
+
+
+def independent_canary_epsilon(
+    scores: Floats, inside: Bools, threshold: float, delta: float, confidence: float = 0.95
+) -> EpsilonBound:
+    """Bound epsilon from one run with canaries whose scores are independent, of a mu-Gaussian mechanism.
+
+    Scores are independent given the coins where the canaries' gradients are orthogonal, the noise is normal and alike
+    in all directions, and a score is a sum over rounds of products of what was heard with the canary's own gradient.
+    Then each guess by a fixed threshold is right by itself, with a probability of at most Phi(mu / 2), and the limit
+    of Clopper and Pearson of that probability gives mu. No bound at all where canaries disturb each other.
+
+    Args:
+        scores: (m,), as for :func:`canary_epsilon`.
+        inside: (m,).
+        threshold: above it a guess is that the canary is in; fixed before the scores are seen.
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+    """
+    _check(scores, inside, delta, confidence)
+    if not delta > 0:
+        raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
+    right = int(((scores > threshold) == inside).sum())
+    mu = max(0.0, 2 * float(ndtri(clopper_pearson(right, len(scores), confidence)[0])))
+    method = "one run, independent scores, Gaussian trade-off assumed"
+    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
+
+
+def _right_guesses(scores: Floats, inside: Bools, guesses: int, delta: float, confidence: float) -> int:
+    """How many guesses are right: in for the half with the highest scores, out for that with the lowest."""
+    _check(scores, inside, delta, confidence)
+    if not (2 <= guesses <= len(scores) and guesses % 2 == 0):
+        raise InputError(key="guesses", given=guesses, allowed=f"an even number from 2 to the {len(scores)} canaries")
+    order = np.argsort(scores, kind="stable")
+    half = guesses // 2
+    return int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
 
 
 def _check(scores: Floats, inside: Bools, delta: float, confidence: float) -> None:
@@ -204,9 +306,9 @@ def _surest(with_it: Floats, without: Floats, delta: float, confidence: float) -
     return max(tests, key=lambda test: _at(test[0], test[1], with_it, without, delta, confidence))
 
 
-def _last_refuted(excess: Callable[[float], float]) -> float:
-    """The largest epsilon that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
-    low, high = 0.0, MOST_EPSILON
+def _last_refuted(excess: Callable[[float], float], most: float = MOST_EPSILON) -> float:
+    """The largest number that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
+    low, high = 0.0, most
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) < 0 else (low, middle)

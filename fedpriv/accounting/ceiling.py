@@ -19,7 +19,7 @@ here, and composed exactly.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import numpy as np
 import scipy
@@ -29,7 +29,14 @@ from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
 from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
-from fedpriv.accounting.references import CeilingReference, ReferencePair, grid, repeated_loss, rounded_loss
+from fedpriv.accounting.references import (
+    CeilingReference,
+    ReferencePair,
+    grid,
+    joined_loss,
+    repeated_loss,
+    rounded_loss,
+)
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.core.errors import InputError
@@ -283,9 +290,9 @@ def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:
     spread = math.sqrt(sum(number * pair.spread**2 for pair, number in parts) / count)
     largest = min(max(pair.largest for pair, _ in parts), _LARGEST_LOSS)
     interval = max(_SHARE_OF_SPREAD * spread, largest / _MOST_CELLS, *(pair.finest for pair, _ in parts))
-    interval = largest / math.ceil(largest / interval)  # as in _interval
+    interval = largest / math.ceil(largest / interval)  # as in CeilingReference.interval
     laws = (repeated_loss(LossDistribution.of(pair, interval, largest), number) for pair, number in parts)
-    return reduce(_joined, (law.narrowed(_LARGEST_LOSS) for law in laws))
+    return reduce(joined_loss, (law.narrowed(_LARGEST_LOSS) for law in laws))
 
 
 def membership_advantage(epsilon: float, delta: float) -> float:

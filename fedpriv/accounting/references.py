@@ -323,7 +323,7 @@ def rounded_loss(pair: ReferencePair, interval: float) -> LossDistribution:
 def _batch_loss(reference: CeilingReference) -> LossDistribution:
     """The loss of one participation; kept, because several bounds ask for it."""
     interval = reference.interval
-    return reduce(_joined, (_blocks(rounded_loss(pair, interval), number) for pair, number in reference.parts))
+    return reduce(joined_loss, (_blocks(rounded_loss(pair, interval), number) for pair, number in reference.parts))
 
 
 def _blocks(law: LossDistribution, number: int) -> LossDistribution:
@@ -340,8 +340,8 @@ def repeated_loss(law: LossDistribution, count: int) -> LossDistribution:
         return law.compounded(count)
 
 
-def _joined(first: LossDistribution, second: LossDistribution) -> LossDistribution:
-    """Both losses; grids that were made coarser differ by powers of two."""
+def joined_loss(first: LossDistribution, second: LossDistribution) -> LossDistribution:
+    """Return the sum of both losses; grids that were made coarser differ by powers of two."""
     fine, coarse = sorted((first, second), key=lambda law: law.interval)
     while fine.interval < 0.99 * coarse.interval:
         fine = fine.coarser()

@@ -14,10 +14,20 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from scipy.optimize import linprog
 from scipy.stats import binom, binomtest
 
 from fedpriv.attacks import epsilon
-from fedpriv.attacks.epsilon import canary_epsilon, canary_p_value, clopper_pearson, gaussian_epsilon, trials_epsilon
+from fedpriv.attacks.epsilon import (
+    canary_epsilon,
+    canary_gaussian_epsilon,
+    canary_p_value,
+    canary_tradeoff_refuted,
+    clopper_pearson,
+    gaussian_epsilon,
+    independent_canary_epsilon,
+    trials_epsilon,
+)
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import EpsilonBound, refuse_exceeded
 from fedpriv.gradients import DenseGradients
@@ -162,6 +172,51 @@ def test_canaries_in_one_gaussian_sum_stay_below_its_epsilon() -> None:
         found.append(canary_epsilon(inside + rng.normal(size=2000), inside, 100, delta, SURE).epsilon)
     assert max(found) <= true
     assert np.median(found) >= true / 6
+
+
+def test_one_run_of_a_gaussian_mechanism_gives_at_least_twice_the_bound() -> None:
+    """Noise for (8, 1e-5), 1,000 canaries, each a Gaussian step of its own; the limits hold at 99.9 %."""
+    sigma, delta = 0.60023, 1e-5
+    true = gaussian_epsilon_of(sigma, delta)
+    assert true == pytest.approx(8, abs=0.01)
+    found = []
+    for seed in SEEDS[:5]:
+        rng = np.random.default_rng(seed)
+        inside = rng.random(1000) < 0.5
+        scores = inside + sigma * rng.normal(size=1000)
+        bounds = (
+            canary_epsilon(scores, inside, 100, delta),
+            canary_gaussian_epsilon(scores, inside, 100, delta),
+            independent_canary_epsilon(scores, inside, 0.5, delta),
+        )
+        found.append([bound.epsilon for bound in bounds])
+        assert canary_gaussian_epsilon(scores, inside, 100, delta, SURE).epsilon <= true
+        assert independent_canary_epsilon(scores, inside, 0.5, delta, SURE).epsilon <= true
+    plain, general, independent = np.median(found, axis=0)
+    assert general > 1.5 * plain and independent > 2 * plain
+
+
+def test_the_tradeoff_bound_is_never_above_what_a_program_allows() -> None:
+    """Against linear programming: of all laws of the number of right guesses, with a trade-off of straight lines."""
+    epsilon, delta, canaries, guesses = 1.0, 0.01, 12, 8
+    lines = [(math.exp(epsilon), delta), (math.exp(-epsilon), 1 - math.exp(-epsilon) * (1 - delta))]
+
+    def errors(power: float) -> float:
+        return max(0.0, *((power - start) / slope for slope, start in lines))
+
+    numbers = np.arange(guesses + 1)
+    for right in range(4, guesses + 1):
+        rows, limits = [numbers * 0.0 + 1], [1.0]
+        for count in range(guesses):
+            hits, misses = numbers * (numbers > count), (guesses - numbers) * (numbers >= count)
+            for slope, start in lines:
+                rows.append((hits - slope * misses) / canaries)
+                limits.append(start)
+        found = linprog(-(numbers >= right).astype(float), A_ub=np.array(rows), b_ub=limits, bounds=(0, 1))
+        for factor, refuted in ((0.99, False), (1.01, True)):
+            chance = -found.fun * factor
+            if chance < 1:
+                assert canary_tradeoff_refuted(canaries, guesses, right, errors, chance) is refuted
 
 
 def test_perfect_guesses_are_bounded_by_their_number() -> None:
