@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dp_accounting
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 import scipy.stats
 from dp_accounting import pld
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
+from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
@@ -28,6 +32,7 @@ from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, observed, write_app
 
 DELTA, C = 1e-5, 0.5
+OK = Status(Code.OK, "")
 FIXED = "DifferentialPrivacy{}SideFixedClipping({}, noise_multiplier=1.0, clipping_norm=0.5, num_sampled_clients=4)"
 ADAPTIVE = (
     "DifferentialPrivacy{}SideAdaptiveClipping(FedAvg(fraction_evaluate=0.0), noise_multiplier=1.0, "
@@ -249,6 +254,25 @@ def test_methods_of_strategies_are_as_before_afterwards() -> None:
     with observing_strategies():
         assert FedAvg.aggregate_train is not before["aggregate_train"]
     assert dict(vars(FedAvg)) == before and "__init_subclass__" not in vars(FedAvg.__mro__[1])
+
+
+def test_strategies_of_older_apps_are_observed_as_well() -> None:
+    """Weights, norms, clipping norm and the noise that is added, of Flower's strategies on parameters."""
+    values = {node: np.full((50, 20), 0.01 * node, np.float32) for node in (1, 2)}
+    results = [
+        (SimpleNamespace(node_id=node), FitRes(OK, ndarrays_to_parameters([value]), 10 * node, {}))
+        for node, value in values.items()
+    ]
+    manager = SimpleNamespace(num_available=lambda: 2, sample=lambda **_: [])
+    with observing_strategies() as notes:
+        wrapper = LegacyWrapper(LegacyFedAvg(), 1.0, 0.5, 2)
+        wrapper.configure_fit(1, ndarrays_to_parameters([np.zeros((50, 20), np.float32)]), manager)  # type: ignore[arg-type]
+        wrapper.aggregate_fit(1, results, [])  # type: ignore[arg-type]
+    (each,) = notes.rounds
+    assert [layer.name for layer in notes.layers] == [LegacyWrapper.__name__, "FedAvg"] and notes.layers[1].averages
+    assert each.weights == {1: 10.0, 2: 20.0} and each.clip_norm == 0.5
+    assert each.norms == pytest.approx({node: float(np.linalg.norm(value)) for node, value in values.items()})
+    assert each.noise == pytest.approx(0.25, rel=0.12)  # of 1,000 numbers: 5 standard errors
 
 
 LEFT = {
