@@ -25,7 +25,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.leaving import leaving
-from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies, read_layers
+from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
 from tests.flower.apps import client, context, question, settings
@@ -222,6 +222,25 @@ def test_mods_in_every_order_are_claimed_once(case: str, audited, tmp_path: Path
     assert {each.verdict for each in found.audit.leaving if each.name == "arrays"} == {"covered"}
 
 
+def test_a_wrapper_is_found_wherever_a_strategy_keeps_it(audited) -> None:  # type: ignore[no-untyped-def]
+    """A strategy of the app's own around it, by composition or under another name."""
+    kept = (
+        "class Kept(Strategy):\n    def __init__(self, inside):\n        self.{0} = inside\n"
+        "    def summary(self):\n        pass\n"
+        "    configure_train = lambda self, *given: self.{0}.configure_train(*given)\n"
+        "    aggregate_train = lambda self, *given: self.{0}.aggregate_train(*given)\n"
+        "    configure_evaluate = lambda self, *given: self.{0}.configure_evaluate(*given)\n"
+        "    aggregate_evaluate = lambda self, *given: self.{0}.aggregate_evaluate(*given)"
+    )
+    for name in ("strategy", "inside"):
+        found = audited({}, f"Kept({FIXED.format('Server', AVERAGE)})", kept.format(name), rounds=1, name=name)
+        assert [layer.name for layer in found.run.layers][::2] == ["Kept", "FedAvg"]
+        (claim,) = found.audit.claims
+        assert normal_delta(claim.epsilon, 1.0) == pytest.approx(DELTA, rel=1e-6)
+        assert found.run.rounds[0].noise == pytest.approx(0.25 * C, rel=0.15)
+        assert any("Kept is around it" in note for note in claim.notes)
+
+
 def test_a_mod_given_twice_is_refused(tmp_path: Path) -> None:
     def own(message, context, call_next):  # type: ignore[no-untyped-def]
         return call_next(message, context)
@@ -244,9 +263,9 @@ def test_strategies_that_cannot_be_read_are_refused() -> None:
     wrapper = Wrapper(FedAvg(), 1.0, 0.5, 2)
     wrapper.noise_multiplier = None  # type: ignore[assignment]
     with pytest.raises(InputError, match=r"noise_multiplier = None: it cannot be read"):
-        read_layers(wrapper)
+        ServerNotes()._read(wrapper)
     with pytest.raises(InputError, match=r"strategy = 'object': it cannot be read: it is none of Flower's"):
-        read_layers(Missing())
+        ServerNotes()._read(Missing())
 
 
 def test_methods_of_strategies_are_as_before_afterwards() -> None:

@@ -296,6 +296,7 @@ def _wrapper(
             shares[client] = max(shares.get(client, 0.0), share)
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
     unproven = _unproven(layer, layers[-1], rounds)
+    outside = layers[: layers.index(layer)]
     own = distances[worst] if worst is not None and not unproven else [math.inf]
     (epsilon, mu), (once, _) = composed(own, delta), composed([max(own)], delta)
     claimed = stated.epsilon if stated is not None else _equal_weights(_multiplier(layer), len(rounds), delta)
@@ -315,7 +316,12 @@ def _wrapper(
         delta=delta,
         releases=len(own) if proven else len(rounds),
         theorem=_COMPOSED.format(len(own), mu) if proven else f"none: {unproven or 'there is no noise'}",
-        notes=(*_server_notes(layer, rounds, shares, worst), *_replaced(own, delta), *_uncovered(layer)),
+        notes=(
+            *_server_notes(layer, rounds, shares, worst),
+            *_replaced(own, delta),
+            *_uncovered(layer),
+            *(f"{each.name} is around it; what it does to replies is not known here" for each in outside),
+        ),
         falls_short=math.isfinite(claimed) and epsilon > claimed * _SLACK,
     )
 

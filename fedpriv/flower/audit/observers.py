@@ -349,34 +349,43 @@ class ServerNotes:
     layers: tuple[StrategyLayer, ...] = ()  # outermost first; empty: no strategy was seen
     rounds: list[Round] = field(default_factory=list)
     unread: InputError | None = None  # why a strategy cannot be read
+    _known: list[Any] = field(default_factory=list)  # strategies that were read
     _running: list[Any] = field(default_factory=list)  # strategies whose method is running, outermost first
     _before: Vector = field(default_factory=dict)  # the arrays of the round
     _results: dict[int, Vector] = field(default_factory=dict)  # strategy -> what it returned in the round
 
     def configured(self, method: Callable[..., Any], strategy: Any, number: int, arrays: Any, *rest: Any) -> Any:
-        """Note the arrays that a round starts with, and read the strategies."""
-        if not self._running and not self.layers:
-            try:
-                self.layers = read_layers(strategy)
-            except InputError as error:
-                self.unread = error
-                raise
+        """Note the arrays that a round starts with, and read strategies that are called for the first time."""
+        if all(strategy is not each for each in self._known):
+            self._read(strategy)
         if not self._running:
             self._before = _of_server(arrays)
         return self._inside(method, strategy, number, arrays, *rest)
 
+    def _read(self, strategy: Any) -> None:
+        """Read a strategy and those inside it; those that it keeps elsewhere are read when it calls them."""
+        try:
+            found = chain_of(strategy)
+            self.layers += tuple(_layer(each) for each in found)
+            self._known += found
+        except InputError as error:
+            self.unread = error
+            raise
+
     def aggregated(self, method: Callable[..., Any], strategy: Any, number: int, replies: Any, *rest: Any) -> Any:
-        """Note what a round's replies weigh, how far they are from the start, and what noise is added to their mean."""
+        """Note what a round's replies weigh, how far they are from the start, and what a wrapper adds to their mean."""
         replies = list(replies)
-        first = not self._running
-        about = Round(int(number), *_weights_and_norms(replies, _innermost(strategy), self._before)) if first else None
+        if not self._running:
+            innermost = self._known[-1] if self._known else strategy
+            self.rounds.append(Round(int(number), *_weights_and_norms(replies, innermost, self._before)))
         clip_norm = getattr(strategy, CLIPPING_NORM, None)
         result = self._inside(method, strategy, number, replies, *rest)
         self._results[id(strategy)] = _of_server(result[0]) if result and result[0] else {}
-        if about is not None:
-            after, noise = getattr(strategy, CLIPPING_NORM, None), self._noise(strategy)
-            spent = _spent(strategy)
-            self.rounds.append(replace(about, clip_norm=clip_norm, next_clip_norm=after, noise=noise, stated=spent))
+        if _wraps(type(strategy)):
+            after, noise, spent = getattr(strategy, CLIPPING_NORM, None), self._noise(strategy), _spent(strategy)
+            told = replace(self.rounds[-1], clip_norm=clip_norm, next_clip_norm=after, noise=noise, stated=spent)
+            self.rounds[-1] = told
+        if not self._running:
             self._results.clear()
         return result
 
@@ -389,10 +398,8 @@ class ServerNotes:
 
     def _noise(self, strategy: Any) -> float | None:
         """Root mean square of what a wrapper has added to the result of the strategy inside it."""
-        whole, inner = (
-            self._results.get(id(strategy), {}),
-            self._results.get(id(getattr(strategy, "strategy", None)), {}),
-        )
+        whole = self._results.get(id(strategy), {})
+        inner = self._results.get(id(getattr(strategy, "strategy", None)), {})
         both = [name for name in inner if name in whole and whole[name].is_floating_point()]
         if not both:
             return None
@@ -435,17 +442,12 @@ def _below(base: type[Any]) -> Iterator[type[Any]]:
         yield from _below(kind)
 
 
-def read_layers(strategy: Any) -> tuple[StrategyLayer, ...]:
-    """Read a strategy, and those that it wraps.
-
-    Raises:
-        InputError: something that wraps or is wrapped is no strategy, or a wrapper's numbers are none.
-    """
-    layers: list[StrategyLayer] = []
-    while strategy is not None:
-        layers.append(_layer(strategy))
-        strategy = getattr(strategy, "strategy", None)
-    return tuple(layers)
+def chain_of(strategy: Any) -> list[Any]:
+    """Return a strategy and those that it wraps, outermost first."""
+    chain = [strategy]
+    while (inner := getattr(chain[-1], "strategy", None)) is not None:
+        chain.append(inner)
+    return chain
 
 
 def _layer(strategy: Any) -> StrategyLayer:
@@ -453,7 +455,7 @@ def _layer(strategy: Any) -> StrategyLayer:
     if not isinstance(strategy, (Strategy, LegacyStrategy)):
         raise InputError(key="strategy", given=kind.__name__, allowed="it cannot be read: it is none of Flower's")
     own = [base for base in kind.__mro__ if base.__module__.startswith("flwr.")]
-    wraps = next((base.__name__ for base in own if base.__name__ in WRAPPERS), "")
+    wraps = _wraps(kind)
     if wraps and (missing := [key for key in _NEEDED if key not in settings]):
         given = getattr(strategy, missing[0], None)
         raise InputError(
@@ -468,19 +470,17 @@ def _layer(strategy: Any) -> StrategyLayer:
     ]
     plain = FedAvg.aggregate_train if isinstance(strategy, Strategy) else LegacyFedAvg.aggregate_fit
     averages = getattr(kind, "aggregate_train", None) is plain or getattr(kind, "aggregate_fit", None) is plain
-    accountant = getattr(strategy, "accountant", None)
-    relation = str(accountant.config.neighboring_relation.value) if accountant is not None else ""
-    return StrategyLayer(kind.__name__, kind.__module__, settings, wraps, averages, relation, tuple(replaced))
+    return StrategyLayer(kind.__name__, kind.__module__, settings, wraps, averages, tuple(replaced))
+
+
+def _wraps(kind: type[Any]) -> str:
+    """Which of Flower's privacy wrappers a class is; empty: none."""
+    own = (base for base in kind.__mro__ if base.__module__.startswith("flwr."))
+    return next((base.__name__ for base in own if base.__name__ in WRAPPERS), "")
 
 
 def _differs(kind: type[Any], flowers: type[Any], name: str) -> bool:
     return getattr(kind, name, None) is not getattr(flowers, name, None)
-
-
-def _innermost(strategy: Any) -> Any:
-    while (inner := getattr(strategy, "strategy", None)) is not None:
-        strategy = inner
-    return strategy
 
 
 def _of_server(arrays: Any) -> Vector:
@@ -522,5 +522,5 @@ def _spent(strategy: Any) -> Stated | None:
     if accountant is None or not accountant.num_releases:
         return None
     spent = accountant.get_privacy_spent()
-    relation = str(accountant.config.neighboring_relation.value)
+    relation = str(getattr(accountant.config.neighboring_relation, "value", accountant.config.neighboring_relation))
     return Stated(float(spent.epsilon), float(spent.delta), int(spent.num_releases), relation)

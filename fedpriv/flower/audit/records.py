@@ -72,7 +72,6 @@ class StrategyLayer(Record):
     settings: dict[str, float] = field(default_factory=dict)
     wraps: str = ""  # which of Flower's privacy wrappers it is; empty: none
     averages: bool = False  # whether it averages as FedAvg does
-    relation: str = ""  # that its accountant has
     overrides: tuple[str, ...] = ()  # methods of a wrapper that it replaces
 
 
