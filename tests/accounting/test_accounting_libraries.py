@@ -84,6 +84,17 @@ def test_many_rounds_of_little_loss() -> None:
     assert found["PLD"].verdict == "above the truth"
 
 
+def test_no_epsilon_is_below_zero() -> None:
+    """Delta 0.5 is above the distance of both laws, so that 0 is true: findings/opacus-negative-epsilon.sh."""
+    question = Question("gaussian", 1.0, 0.01, 1000, 0.5)
+
+    found = {each.method: each for each in libraries.opinions(question, ("opacus",))}
+
+    assert found["RDP"].epsilon == pytest.approx(-0.5274, abs=1e-3)
+    assert found["RDP"].verdict == "below the truth"
+    assert libraries.truth(question, "add or remove") == 0
+
+
 def ask(question: Question) -> list[Opinion]:
     return libraries.opinions(question, libraries.LIBRARIES)
 
