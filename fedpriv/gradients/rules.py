@@ -166,6 +166,8 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
 
 
 def _matmul(input: Tensor, other: Tensor) -> Operation | None:
+    if other.ndim == 1 and input.ndim > 1:
+        return Operation(input, {"weight": other}, _vector_product, 1)
     return Operation(input, {"weight": other}, _turned_product, 1) if other.ndim == 2 and input.ndim > 1 else None
 
 
@@ -179,6 +181,12 @@ def _product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contrib
 def _turned_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
     """Of a weight that lies the other way round, (in, out)."""
     return {"weight": lambda: Products(error, x), "bias": lambda: _added(error, memory)}
+
+
+def _vector_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
+    """Of a vector (n,) that is multiplied with inputs (B, T, n), whose errors are (B, T)."""
+    rows = partial(torch.bmm, error[:, None], x)
+    return {"weight": lambda: Rows(rows()[:, 0], memory.scratch, Sizes(1.0, error, x))}
 
 
 def _added(error: Tensor, memory: Memory) -> Rows:

@@ -454,6 +454,26 @@ def test_parameters_that_a_list_holds() -> None:
     assert same_as_one_by_one(Listed(), vectors(6)) == {"": "ghost: Listed"}
 
 
+class Scored(nn.Module):
+    """A vector gives each place of a graph a score, and its neighbours' messages are added up by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.out = nn.Parameter(torch.randn(6)), nn.Linear(6, CLASSES)
+        self.register_buffer("ends", torch.tensor([0, 1, 1, 2, 3, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.tanh()
+        messages = h[:, self.ends] * (h[:, self.ends] @ self.score).sigmoid()[..., None]
+        return self.out(
+            torch.zeros_like(h).index_add(1, self.ends.flip(0), messages).amax(1) * (h[:, 0] @ self.score)[:, None]
+        )
+
+
+def test_products_with_a_vector() -> None:
+    assert same_as_one_by_one(Scored(), vectors(4, 6)) == {"": "ghost: Scored", "out": "ghost: Linear"}
+
+
 def test_data_parallel() -> None:
     same_as_one_by_one(nn.DataParallel(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))), vectors(6))
 
