@@ -29,13 +29,14 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help screenshot demo deploy-demo tapped test test-all slow soak audit same lint format docs bench findings clean
+.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same lint format docs bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
 	@echo "make deploy-demo       two minutes: real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   the tests that take minutes together: every mechanism, attack, engine, the report"
 	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
+	@echo "make flower-test       own Flower apps of 27 kinds, in their frameworks: minutes, and their download"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
 	@echo "make same BEFORE=DIR   compare what this tree and the one in DIR write for the same commands: minutes"
@@ -85,6 +86,13 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
+
+# Frameworks of Flower apps that the project does not depend on, in an environment of their own: no part of CI.
+FRAMEWORKS := accelerate catboost fastai flax jax keras lightning monai optax pandas xgboost
+flower-test: $(READY)
+	test -x .venv-flower/bin/python || uv venv --quiet --python $(PYTHON) .venv-flower
+	uv pip install --quiet --python .venv-flower/bin/python $(if $(TORCH),--torch-backend $(TORCH)) --editable ".[dev]" $(FRAMEWORKS)
+	OMP_NUM_THREADS=1 .venv-flower/bin/python -m pytest tests/flower/test_flower_shapes.py $(ARGS)
 
 # Measures all tests, and writes anew which of them make test leaves out.
 slow: $(READY)

@@ -91,6 +91,9 @@ def attack_folder(
         Path | None,
         typer.Option("--heard", metavar="DIR", help="Attack what `fedpriv deploy listen` has stored in DIR instead."),
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Of a tap: the time all attacks may take; 600 by default.")
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -103,8 +106,10 @@ def attack_folder(
     path = out_dir or folder
     chosen = names or (), victims or (), set_ or ()
     if (folder / ABOUT).is_file():
-        _attack_tap(folder, chosen, (out_dir, heard), quiet or as_json, as_json)
+        _attack_tap(folder, chosen, (out_dir, heard), seconds, quiet or as_json, as_json)
         return
+    if seconds is not None:
+        raise InputError(f"--seconds: {folder} is the folder of a run, which gives the same figures each time")
     command = attack_command(folder, *chosen, heard)
     with shown(quiet or as_json) as progress, reported(path):
         if heard is None:
@@ -123,17 +128,18 @@ def _attack_tap(
     folder: Path,
     chosen: tuple[Sequence[str], Sequence[str], Sequence[str]],
     elsewhere: tuple[Path | None, Path | None],
+    seconds: float | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Attack the uploads that a tap has written of a user's own Flower app."""
     from fedpriv.core.cli.display import shown
-    from fedpriv.flower.attack import attack_tapped
+    from fedpriv.flower.attack import SECONDS, attack_tapped
 
     if any(elsewhere):
         raise InputError(f"{folder} is the folder of a tap, which --out and --heard are not for")
     with shown(quiet) as progress:
-        summary = attack_tapped(folder, *chosen, progress)
+        summary = attack_tapped(folder, *chosen, progress, seconds or SECONDS)
     if as_json:
         print_json(asdict(summary))
         return
@@ -142,7 +148,7 @@ def _attack_tap(
         out.print(_TAPPED, style="dim")
     print_sentences(summary.verdict)
     for picture in summary.pictures:
-        print_line(f"Picture: {folder / picture}")
+        print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
 
 
 def _copy_of(folder: Path, out_dir: Path | None) -> Path:

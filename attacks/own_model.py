@@ -548,6 +548,7 @@ def reconstruct(
     repeats: Sequence[tuple[Arrays, Arrays]] = (),
     seed: int = 0,
     progress: Progress | None = None,
+    seconds: float | None = None,
     **settings: Any,
 ) -> Reconstruction:
     """Reconstruct the images behind a gradient, or behind the change that training made, of your own model.
@@ -587,6 +588,8 @@ def reconstruct(
             ``upload``: from the same parameters they are averaged, from others matched at once.
         seed: of the random starts.
         progress: told about a hundred times: (iterations done, all iterations, loss).
+        seconds: after which an attack by optimisation keeps the best that it has, and says so; ``None``: it goes to the
+            end.
         **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
 
     Returns:
@@ -603,6 +606,8 @@ def reconstruct(
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
     seed_of(seed)
+    if seconds is not None:
+        number("seconds", seconds, "a number above zero", lambda value: value > 0)
     config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
     size = image_shape(shape)
     if (reason := whole_numbers(model, size)) is not None:
@@ -660,7 +665,9 @@ def reconstruct(
     for text in (*([mismatch.text] if mismatch else []), *misleading):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
-    campaign = attack_each(AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images))
+    campaign = attack_each(
+        AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images, seconds)
+    )
     (outcome,) = campaign.outcomes
     if outcome.result is None:
         raise _with_traceback(InputError(f"attack {attack}: {outcome.failure}"), outcome.traceback)

@@ -54,7 +54,7 @@ def minimise(
     evaluate: Evaluate,
     start: Tensor,  # (N, D)
     iterations: int,
-    progress: Callable[[int, Tensor], None] | None = None,
+    progress: Callable[[int, Tensor], bool] | None = None,  # whether to go on
     target: Tensor | None = None,  # (N,), values that are low enough
 ) -> Minimum:
     """Minimise row by row, until steps, target, gradient or gain end; a row that is not finite at the start stays."""
@@ -75,7 +75,8 @@ def minimise(
         going_on = (rows.iterations < iterations) & (rows.slope < 0) & (rows.value > target)
         active[index[accepted]] = (going_on[index] & gained)[accepted]
         if progress is not None:
-            progress(int(rows.iterations[active].min()) if bool(active.any()) else iterations, rows.value)
+            done = int(rows.iterations[active].min()) if bool(active.any()) else iterations
+            active &= progress(done, rows.value)
     return Minimum(rows.point, rows.value, rows.iterations)
 
 

@@ -385,11 +385,13 @@ def _adam(
         variables.grad, logits.grad = (signs(gradient, 1 - step / steps) for gradient in gradients)
         adam.step()
         variables.copy_(problem.project(variables))
-        report(step + 1, best.losses)
+        if not report(step + 1, best.losses):
+            break
     best.keep(problem.losses(variables, logits, last).detach(), variables, logits)
-    iterations = torch.full((len(variables),), steps)
+    iterations = torch.full((len(variables),), step + 1)
     images, labels = problem.images(best.variables), problem.labels.final(best.logits)
-    notes = tuple("; ".join(text for text in (note, evaluate.note) if text) for note in problem.labels.notes)
+    ended = f"stopped after {step + 1} of {steps} steps, since time was up" if step + 1 < steps else ""
+    notes = tuple("; ".join(text for text in (note, evaluate.note, ended) if text) for note in problem.labels.notes)
     return Outcome(images, labels, best.losses, iterations, notes)
 
 
@@ -574,7 +576,7 @@ def fitted_numbers(
         return images
     points = _Numbers(problem, images, logits, places, prior)
     start = wide(images[..., places].flatten(1))
-    ended = minimise(points, start, POLISHED, lambda done, values: None).points
+    ended = minimise(points, start, POLISHED).points
     return points.rows(ended, torch.arange(len(images)))
 
 

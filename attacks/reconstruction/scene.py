@@ -1,5 +1,7 @@
 """Scene: what all attacks share: the network, the public scale of images, random starts and restarts."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +19,8 @@ from fedpriv.core.randomness import torch_stream
 Progress = Callable[[int, int, float], None]
 """(iterations done, iterations in all, mean over victims of the best finite loss so far)."""
 
-Report = Callable[[int, Tensor], None]
-"""(iterations done, losses (N,)) of one chunk of rows."""
+Report = Callable[[int, Tensor], bool]
+"""(iterations done, losses (N,)) of one chunk of rows -> whether to go on: else time is up."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,12 @@ class Scene:
 
 
 class Trace:
-    """Tells the listener about a hundred times how far an attack is, over all its chunks of rows."""
+    """Tells the listener how far an attack is, a hundred times over all its chunks of rows, and ends it in time."""
 
-    def __init__(self, listener: Progress | None, iterations: int, victims: Sequence[int]) -> None:
+    def __init__(
+        self, listener: Progress | None, iterations: int, victims: Sequence[int], seconds: float | None = None
+    ) -> None:
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
         self._listener = listener
         self._iterations = iterations
         self._victims = torch.tensor(victims)
@@ -92,14 +97,16 @@ class Trace:
         self._begun += len(rows)
         numbers = torch.tensor(rows)
 
-        def report(done: int, losses: Tensor) -> None:
+        def report(done: int, losses: Tensor) -> bool:
+            goes_on = time.monotonic() < self._until
             share = (before * self._iterations + done * len(rows)) / len(self._victims)
             percent = int(100 * share / self._iterations)
             if self._listener is None or percent == self._told:
-                return
+                return goes_on
             self._told = percent
             self._losses[numbers] = losses.detach().cpu().to(self._losses)
             self._listener(int(share), self._iterations, self._mean_of_best())
+            return goes_on
 
         return report
 

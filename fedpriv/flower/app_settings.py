@@ -34,6 +34,10 @@ class TapSettings(Settings):
     rounds: Count = Field(1, description="the first so many messages of each type are written down of each client")
     keep_images: bool = Field(True, description="keep what the client trained on, to score attacks; they never read it")
     loss: ImportPath = Field("torch.nn.functional:cross_entropy", description="what is minimised, of logits and labels")
+    records: ImportPath | None = Field(
+        None,
+        description="what returns of a client's number its records and others, two arrays of rows; for membership",
+    )
     mean: tuple[Real, ...] = Field((0.0,), description="subtracted from images on [0, 1], one number or one a channel")
     std: tuple[Positive, ...] = Field((1.0,), description="what they are divided by then")
     shape: tuple[Side, Side, Side] | None = Field(None, description="(C, H, W) of one image")

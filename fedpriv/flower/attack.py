@@ -5,6 +5,7 @@ score what came of it; other clients' images are what a guess is made of, and am
 """
 
 import json
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,12 +17,15 @@ from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedpriv.attacks.baselines import GREY, Guess, guesses
-from fedpriv.attacks.observation import OTHERS, Observation, list_observations, read_observation
-from fedpriv.attacks.own_model import reconstruct
-from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.baselines import GREY, Guess
+from fedpriv.attacks.campaign import attack_each
+from fedpriv.attacks.observation import OTHERS, Observation, PublicSettings, list_observations, read_observation
+from fedpriv.attacks.own_model import Criterion, attack_config, reconstruct
+from fedpriv.attacks.reconstruction import AttackJob, Reconstruction
+from fedpriv.attacks.referee import public_guesses, score, score_guesses
+from fedpriv.attacks.settings import known_attack
 from fedpriv.attacks.truth import Truth
+from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing
@@ -30,6 +34,7 @@ from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
 from fedpriv.core.registry import ATTACKS
+from fedpriv.data.tokenizers import Bytes
 from fedpriv.flower.arrays import Form
 from fedpriv.flower.folder import (
     BASE,
@@ -45,8 +50,10 @@ from fedpriv.flower.folder import (
     read_tapped,
     read_truth,
 )
+from fedpriv.flower.inference import records_of
+from fedpriv.flower.learner import Learner, Replay, as_learned, learner_of, own_loss, replayed
 from fedpriv.flower.uploads import revealed
-from fedpriv.flower.watch import MOST_IMAGES
+from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
 
 _RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
@@ -57,6 +64,12 @@ _HOLDS: Mapping[Form, str] = {
     "gradient": "a gradient",
 }
 _NO_LPIPS = "not computed for a tap's pictures"
+SECONDS = 600.0
+"""That the attacks of one command may take."""
+
+_ATTACKS = {"image": ("iga",), "row": ("closed_form", "iga"), "sentence": ("dager", "tag")}
+_WITHIN = ("Opacus", "tap.noise")  # noise that is, or may be, in the training itself, which no replay repeats
+_OF_LABELS = "classes: labels"  # in warnings that do not hold of what has no labels
 
 
 @dataclass(frozen=True)
@@ -80,57 +93,181 @@ class _TappedUpload:
     exchange: Exchange | None  # `None`: in the folder of an earlier version
 
     @property
+    def is_summed(self) -> bool:
+        """Whether secure aggregation shows the server a sum."""
+        return self.exchange is not None and self.exchange.summed
+
+    @property
     def name(self) -> str:
         """As users name it."""
-        summed = self.exchange is not None and self.exchange.summed
-        return f"{self.observation.round}-{'sum' if summed else self.observation.client}"
+        return f"{self.observation.round}-{'sum' if self.is_summed else self.observation.client}"
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, without ending."""
+        return self.observation.stem if self.exchange is None else self.exchange.stem
 
 
 def attack_tapped(
-    folder: Path, names: Sequence[str], victims: Sequence[str], overrides: Sequence[str], progress: Progress
+    folder: Path,
+    names: Sequence[str],
+    victims: Sequence[str],
+    overrides: Sequence[str],
+    progress: Progress,
+    seconds: float = SECONDS,
 ) -> TappedSummary:
-    """Attack the uploads in the folder of a tap, and write pictures and attacks.json there."""
+    """Attack the uploads in the folder of a tap, and write what was found and attacks.json there.
+
+    After so many seconds no attack begins, and those that search keep the best that they have.
+    """
     tapped = read_tapped(folder)
     if tapped is None:
         raise InputError(f"{folder} is not the folder of a tap")
     settings = _settings(overrides, names)
-    chosen = tuple(names) or tuple(settings) or ("iga",)
+    for name in names:
+        attack_config(name, settings.get(name, {}))
     exchanges = read_exchanges(folder)
     everything = _heard(folder, exchanges)
     if not (everything or exchanges):
         raise InputError(f"{folder} holds no observations: the clients' logs say why")
     wanted = _chosen(everything, exchanges, victims, folder)
-    heard = wanted if tapped.model is not None else ()
-    told: list[str] = []
-    scores: list[Score] = []
-    pictures: list[str] = []
-    for upload in heard:
-        judge = _truth(upload, everything)
-        for name in chosen:
-            progress.stage(f"{name} on {upload.observation.title}")
-            reconstruction, remarks = _attacked(tapped, folder, upload, name, settings.get(name, {}))
-            told += remarks
-            pictures.append(_pictured(folder, reconstruction, judge, name))
-            if judge is not None:
-                scores += _scored(reconstruction, upload, judge, name)
-        if judge is not None:
-            std = upload.observation.settings.std
-            scores += score_guesses(_offers(judge), judge, std, perceptual=False).scores
-    for text in dict.fromkeys(told):
+    until = time.monotonic() + seconds
+    found = _Found([], [], [], [], [])
+    for upload in wanted:
+        try:
+            victim = _victim(tapped, folder, upload, everything)
+        except InputError as error:
+            if tapped.model is not None:
+                raise
+            found.refused.append(f"Gradient attacks fit {upload.name}; {error}.")
+            continue
+        found.heard.append(upload)
+        usual = ("iga",) if victim.about.task in OWN_LOSS else _ATTACKS[victim.about.kind]
+        named = tuple(names) or tuple(name for name in settings if all(name not in each for each in _ATTACKS.values()))
+        for name in named or usual:
+            _attack(folder, victim, name, settings.get(name, {}), found, progress, until)
+        if victim.judge is not None and (offers := _offers(victim.judge)):
+            found.scores.extend(score_guesses(offers, victim.judge, victim.public.std, perceptual=False).scores)
+    for text in dict.fromkeys(found.told):
         progress.warn(text)
-    results = attack_results(scores, AdversaryConfig().success_ssim, _NO_LPIPS)
-    attacked = {upload.exchange.stem for upload in heard if upload.exchange is not None}
-    summed = {upload.observation.round for upload in heard if upload.exchange is not None and upload.exchange.summed}
+    results = attack_results(found.scores, AdversaryConfig().success_ssim, _NO_LPIPS)
+    attacked = {upload.stem for upload in found.heard if upload.name not in found.unattacked}
+    summed = {upload.observation.round for upload in found.heard if upload.is_summed}
     left = [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
     others = [each for each in left if not victims or each.name in victims]
-    looked = _looked_at(folder, others, everything)
-    if tapped.model is None and wanted:
-        looked += (f"Gradient attacks fit {', '.join(each.name for each in wanted)}: tap.model names the network.",)
-    verdict = (*looked, *_forms(heard), *_measured(results, heard), *([_proven(heard)] if heard else []))
-    summary = TappedSummary(results, verdict, tuple(dict.fromkeys(told)), tuple(pictures))
+    proven = [_proven(found.heard)] if found.heard else []
+    verdict = (
+        *_looked_at(folder, tapped, others, everything),
+        *found.refused,
+        *_forms(found.heard),
+        *_measured(results, found.heard),
+        *proven,
+    )
+    summary = TappedSummary(results, verdict, tuple(dict.fromkeys(found.told)), tuple(found.pictures))
     with writing(""):
         write_whole(folder / _RESULT, f"{json.dumps(asdict(summary), indent=2, allow_nan=False)}\n".encode())
     return summary
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What came of the attacks so far."""
+
+    heard: list[_TappedUpload]  # uploads whose network is known
+    scores: list[Score]
+    told: list[str]  # what makes an attack mean less
+    pictures: list[str]
+    refused: list[str]  # sentences on attacks that were not made, or whose failure shows nothing
+
+    @property
+    def unattacked(self) -> set[str]:
+        """Names of uploads of which no attack has a score or a picture."""
+        made = {(score.round, score.client) for score in self.scores if score.upload != "none"}
+        shown = {path.rpartition("/")[2][:9] for path in self.pictures}
+        kept = [each for each in self.heard if (each.observation.round, each.observation.client) not in made]
+        return {each.name for each in kept if each.observation.stem[:9] not in shown}
+
+
+@dataclass(frozen=True, eq=False)
+class _TappedVictim:
+    """An upload with the network, as attacks are given both, and what scores them."""
+
+    observation: Observation  # with the learner's names, as one learning rate makes it
+    learner: Learner
+    loss: Criterion
+    about: Exchange
+    replay: Replay | None  # `None`: what the client trained on was not kept
+    judge: Truth | None
+    line: LedgerLine | None  # of noise that is known
+
+    @property
+    def public(self) -> PublicSettings:
+        """What is public."""
+        return self.observation.settings
+
+
+def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Sequence[_TappedUpload]) -> _TappedVictim:
+    """Build the network of an upload, and compare its training with ours."""
+    about = _as_seen(upload)
+    own = tapped.model or about.network
+    if own is None:
+        raise InputError('tap.model = "package.module:Name" names the network')
+    network = _network(replace(tapped, model=own), folder, upload.observation, about)
+    loss = imported(tapped, f"torch.nn.functional:{about.loss}" if about.task in OWN_LOSS else tapped.loss)
+    learner = learner_of(network, about, loss)
+    observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
+    known = upload.known
+    replay = None
+    if known is not None and known.batches and not upload.is_summed and about.noise not in _WITHIN:
+        names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))
+        after = {names[name]: value for name, value in known.after.items() if name in names}
+        replay = replayed(learner, observation, replace(known, after=after), about.task)
+    criterion = own_loss if about.task in OWN_LOSS else loss
+    if about.task in ("one logit", "one probability"):
+        criterion = torch.nn.functional.cross_entropy
+    return _TappedVictim(observation, learner, criterion, about, replay, _truth(upload, about, everything), upload.line)
+
+
+def _as_seen(upload: _TappedUpload) -> Exchange:
+    """What was seen of an upload; what was not is as the settings have it."""
+    public = upload.observation.settings
+    about = upload.exchange or Exchange(upload.observation.round, upload.observation.client, 0, "train", {}, {})
+    return about if about.example else replace(about, example=public.shape, task="classes")
+
+
+def _attack(
+    folder: Path,
+    victim: _TappedVictim,
+    name: str,
+    settings: Mapping[str, Any],
+    found: _Found,
+    progress: Progress,
+    until: float,
+) -> None:
+    """Make one attack, and enter what came of it: a failure counts if the training was seen right, and only then."""
+    what = f"{name} on {victim.observation.title}"
+    if time.monotonic() > until:
+        found.refused.append(f"{what}: not made, since time was up: --seconds gives more.")
+        return
+    replay, attack = victim.replay, known_attack(name)
+    if replay is not None and not replay.is_right and attack.simulates and victim.line is None:
+        found.refused.append(f"{what}: not attacked: {replay.doubt}.")
+        return
+    progress.stage(what)
+    try:
+        reconstruction, remarks = _reconstructed(victim, name, settings, until)
+    except InputError as error:
+        found.refused.append(f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}.")
+        return
+    found.told.extend([*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])])
+    found.pictures.append(_pictured(folder, victim, reconstruction, name))
+    if victim.judge is None:
+        return
+    scores = _scored(victim, reconstruction, name)
+    if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
+        found.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
+        return
+    found.scores.extend(scores)
 
 
 def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -204,14 +341,17 @@ def _chosen(
     return tuple(upload for upload in uploads if not victims or upload.name in victims)
 
 
-def _looked_at(folder: Path, others: Sequence[Exchange], uploads: Sequence[_TappedUpload]) -> tuple[str, ...]:
+def _looked_at(
+    folder: Path, tapped: Tapped, others: Sequence[Exchange], uploads: Sequence[_TappedUpload]
+) -> tuple[str, ...]:
     """What replies reveal that no gradient attack was made on: the first of each type, or all if they are few."""
     observations = {each.exchange.stem: each.observation for each in uploads if each.exchange is not None}
     firsts = {exchange.type: exchange for exchange in reversed(others)}
     shown = others if len(others) <= 3 else [each for each in others if each is firsts[each.type]]
     lines: list[str] = []
     for exchange in shown:
-        found = revealed(folder, exchange, observations.get(exchange.stem))
+        known = records_of(tapped, exchange.client) if tapped.records is not None else None
+        found = revealed(folder, exchange, observations.get(exchange.stem), known)
         lines += found.sentences
         if found.inputs is not None:
             path = f"reconstructions/{exchange.stem}-inputs.safetensors"
@@ -224,69 +364,71 @@ def _looked_at(folder: Path, others: Sequence[Exchange], uploads: Sequence[_Tapp
     return tuple(lines)
 
 
-def _attacked(
-    tapped: Tapped, folder: Path, upload: _TappedUpload, name: str, settings: Mapping[str, Any]
+def _reconstructed(
+    victim: _TappedVictim, name: str, settings: Mapping[str, Any], until: float
 ) -> tuple[Reconstruction, list[str]]:
     """Reconstruct, and say what makes that mean less."""
-    observation = _as_of_one_rate(upload.observation, upload.exchange)
-    public = observation.settings
+    observation, public, about = victim.observation, victim.public, victim.about
     if public.examples > MOST_IMAGES:
         raise InputError(
-            f"{observation.title} is made of {public.examples} images; attacked are uploads of {MOST_IMAGES} at most: "
-            "tap a round with fewer local steps or smaller batches"
+            f"{observation.title} is made of {public.examples} {about.kind}s; attacked are uploads of {MOST_IMAGES} "
+            "at most: tap a round with fewer local steps or smaller batches"
         )
-    network = _network(tapped, folder, observation)
-    rate = None if public.algorithm == "fedsgd" else public.learning_rate
+    if about.is_text or known_attack(name).is_text:
+        return _read(victim, name, settings), []
+    if about.kind == "row" and "tv" in known_attack(name).model_fields:
+        settings = {"tv": 0.0, **settings}  # neighbours in a row are not alike, as pixels are
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reconstruction = reconstruct(
-            network,
-            imported(tapped, tapped.loss),
+            victim.learner,
+            victim.loss,
             observation.upload,
             public.shape,
             attack=name,
             classes=public.classes,
+            labels=[0] * public.examples if about.task in OWN_LOSS else None,
             batch_size=public.batch_size or 1,
             examples=public.examples,
             parameters=observation.parameters,
             mechanism=recorded_mechanism(public.mechanism),
-            learning_rate=rate,
+            learning_rate=None if public.algorithm == "fedsgd" else public.learning_rate,
             local_steps=public.local_steps,
             optimizer=public.optimizer,
             momentum=public.momentum,
             mean=public.mean,
             std=public.std,
+            value_range=about.bounds or (0.0, 1.0),
+            seconds=max(1.0, until - time.monotonic()),
             **settings,
         )
     placed = replace(reconstruction, round=observation.round, client=observation.client)
-    remarks = upload.exchange.remarks if upload.exchange is not None else ()
-    return placed, [*remarks, *(str(each.message) for each in caught)]
+    texts = [worded(str(each.message), about.kind) for each in caught]
+    return placed, [text for text in texts if about.task not in OWN_LOSS or _OF_LABELS not in text]
 
 
-def _network(tapped: Tapped, folder: Path, observation: Observation) -> nn.Module:
+def _read(victim: _TappedVictim, name: str, settings: Mapping[str, Any]) -> Reconstruction:
+    """Read sentences off an upload."""
+    job = AttackJob(name, [victim.observation], victim.learner, attack_config(name, settings), 0)
+    (outcome,) = attack_each(job).outcomes
+    if outcome.result is None:
+        raise InputError(outcome.failure)
+    return outcome.result
+
+
+def _network(tapped: Tapped, folder: Path, observation: Observation, about: Exchange) -> nn.Module:
     """The network as it was trained: with what it has besides an adapter, and what is not in the upload frozen."""
     public = observation.settings
     network = built(tapped, public.shape, public.classes).train()
     if base := read_arrays(folder / BASE):
         network.load_state_dict(base, strict=False)
-    own = dict(network.named_parameters())
-    if set(observation.parameters) <= set(own):
+    own, named = dict(network.named_parameters()), [about.names.get(name, name) for name in observation.parameters]
+    if set(named) <= set(own):
         for name, value in own.items():
-            value.requires_grad_(name in observation.parameters)
-    if public.classes == 2 and _logits(network.eval(), public.shape) == 1:
-        network.register_forward_hook(_with_zero)
-    return network.train()
-
-
-def _logits(network: nn.Module, shape: tuple[int, int, int]) -> int:
-    with torch.no_grad():
-        output = network(torch.zeros(1, *shape))
-    return int(output.shape[-1]) if isinstance(output, Tensor) and output.ndim == 2 else 0
-
-
-def _with_zero(_: nn.Module, given: Any, output: Tensor) -> Tensor:
-    """One logit z is two, 0 and z: their cross-entropy is the binary one of z."""
-    return torch.cat([torch.zeros_like(output), output], dim=1)
+            value.requires_grad_(name in named)
+    elif about.names:
+        raise InputError(f"{tapped.model} has no parameter {next(name for name in named if name not in own)!r}")
+    return network
 
 
 def _as_of_one_rate(observation: Observation, exchange: Exchange | None) -> Observation:
@@ -304,12 +446,16 @@ def _as_of_one_rate(observation: Observation, exchange: Exchange | None) -> Obse
     return replace(observation, upload=upload)
 
 
-def _truth(upload: _TappedUpload, heard: Iterable[_TappedUpload]) -> Truth | None:
+def _truth(upload: _TappedUpload, about: Exchange, heard: Iterable[_TappedUpload]) -> Truth | None:
     """What attacks on an upload are scored by; ``None``: it was not kept."""
     if upload.known is None:
         return None
-    client, own = upload.observation.client, _on_unit_scale(upload.observation, upload.known)
-    others = _others(client, own, heard)
+    client, own = upload.observation.client, _examples(upload, about)
+    others = _others(client, own, heard, about)
+    columns: tuple[ColumnSpec, ...] = ()
+    if about.kind == "row":
+        columns = _columns(torch.cat([own, others]))
+        own, others = (_on_columns(columns, rows) for rows in (own, others))
     return Truth(
         round=upload.observation.round,
         client=client,
@@ -317,58 +463,94 @@ def _truth(upload: _TappedUpload, heard: Iterable[_TappedUpload]) -> Truth | Non
         labels=upload.known.labels,
         others=others if len(others) else None,
         other_labels=torch.zeros(len(others), dtype=torch.int64) if len(others) else None,
+        columns=columns,
+        tokenizer=Bytes() if about.is_text else None,
     )
 
 
-def _others(client: int, own: Tensor, heard: Iterable[_TappedUpload]) -> Tensor:
-    """Other clients' images, no two of them alike and none like one of this client's."""
+def _examples(upload: _TappedUpload, about: Exchange) -> Tensor:
+    """What a client trained on, in the form of attacks: images on [0, 1], rows as they are, tokens."""
+    if upload.known is None:
+        raise ValueError("what the client trained on was not kept")
+    public, examples = upload.observation.settings, upload.known.images
+    if about.is_text:
+        return torch.nn.functional.pad(examples, (0, public.shape[-1] - examples.shape[-1]))[:, None, None]
+    if about.kind == "image":  # a value a hair outside [0, 1] is rounding
+        mean, std = (torch.tensor(values)[:, None, None] for values in (public.mean, public.std))
+        return (examples.float() * std + mean).clamp(0, 1)
+    rows = examples.float().flatten(1)
+    if about.task == "values":
+        rows = torch.cat([rows, upload.known.targets().float()], dim=1)
+    return rows[:, None, None]
+
+
+def _columns(rows: Tensor) -> tuple[ColumnSpec, ...]:
+    """Numbers from the least to the largest of any client: an error is a share of that, for the referee alone."""
+    flat = rows.flatten(1)
+    ends = zip(flat.amin(0).tolist(), flat.amax(0).tolist(), strict=True)
+    return tuple(
+        ColumnSpec(str(place), "number", low=low, high=high if high > low else low + 1)
+        for place, (low, high) in enumerate(ends)
+    )
+
+
+def _on_columns(columns: Sequence[ColumnSpec], rows: Tensor) -> Tensor:
+    low, span = (torch.tensor([getattr(column, key) for column in columns]) for key in ("low", "span"))
+    return ((rows - low) / span).clamp(0, 1)
+
+
+def _others(client: int, own: Tensor, heard: Iterable[_TappedUpload], about: Exchange) -> Tensor:
+    """Other clients' examples, no two of them alike and none like one of this client's."""
     seen = {image.numpy().tobytes() for image in own}
     others: list[Tensor] = []
     for other in heard:
         if other.known is None or other.observation.client == client:
             continue
-        for image in _on_unit_scale(other.observation, other.known):
-            if (key := image.numpy().tobytes()) not in seen and len(others) < OTHERS:
+        for image in _examples(other, about):
+            fits = image.shape == own.shape[1:] and len(others) < OTHERS
+            if fits and (key := image.numpy().tobytes()) not in seen:
                 seen.add(key)
                 others.append(image)
     return torch.stack(others) if others else own[:0]
 
 
-def _on_unit_scale(observation: Observation, known: TrainedOn) -> Tensor:
-    """The images before they were normalised; a value a hair outside [0, 1] is rounding."""
-    public = observation.settings
-    mean, std = (torch.tensor(values)[:, None, None] for values in (public.mean, public.std))
-    return (known.images.float() * std + mean).clamp(0, 1)
-
-
 def _offers(judge: Truth) -> tuple[Guess, ...]:
-    """What somebody offers who saw no upload: the mean of other clients' images, and grey."""
+    """What somebody offers who saw no upload: made of other clients' examples, and grey; of tokens alone nothing."""
     if judge.others is not None:
-        return guesses(judge.others)
-    return (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
+        return public_guesses(judge.others, columns=judge.columns)
+    return () if judge.tokenizer else (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
 
 
-def _scored(reconstruction: Reconstruction, upload: _TappedUpload, judge: Truth, name: str) -> tuple[Score, ...]:
+def _scored(victim: _TappedVictim, reconstruction: Reconstruction, name: str) -> tuple[Score, ...]:
+    judge = victim.judge
+    if judge is None:
+        return ()
+    attempts = reconstruction.attempts
     if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
-        unnamed = (replace(each, labels=torch.full_like(each.labels, -1)) for each in reconstruction.attempts)
-        reconstruction = replace(reconstruction, attempts=tuple(unnamed))
-    changed = upload.exchange is not None and upload.exchange.changed
-    kind = "protected" if upload.line is not None else "changed" if changed else "unprotected"
-    std, threshold = upload.observation.settings.std, AdversaryConfig().success_ssim
-    named = replace(reconstruction, attack=name)
-    return score(named, kind, judge, _offers(judge), std, threshold, perceptual=False).scores
+        attempts = tuple(replace(each, labels=torch.full_like(each.labels, -1)) for each in attempts)
+    if judge.columns:
+        attempts = tuple(replace(each, images=_on_columns(judge.columns, each.images)) for each in attempts)
+    kind = "protected" if victim.line is not None else "changed" if victim.about.changed else "unprotected"
+    threshold = AdversaryConfig().success_ssim
+    named = replace(reconstruction, attack=name, attempts=attempts)
+    return score(named, kind, judge, _offers(judge), victim.public.std, threshold, perceptual=False).scores
 
 
-def _pictured(folder: Path, reconstruction: Reconstruction, judge: Truth | None, name: str) -> str:
-    """Write originals, where they are known, above what the attack made of them, in no order."""
-    rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
-    strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
-    wide = max(strip.shape[2] for strip in strips)
-    image = torch.cat([torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips], dim=1)
-    path = f"reconstructions/{reconstruction.round:04d}-{reconstruction.client:04d}-{name}.png"
+def _pictured(folder: Path, victim: _TappedVictim, reconstruction: Reconstruction, name: str) -> str:
+    """Write originals, where they are known, above what the attack made of them, in no order; rows and tokens alone."""
+    path = f"reconstructions/{reconstruction.round:04d}-{reconstruction.client:04d}-{name}"
+    if victim.about.kind != "image":
+        path, data = f"{path}.safetensors", save({"examples": reconstruction.images.contiguous()})
+    else:
+        judge = victim.judge
+        rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
+        strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
+        wide = max(strip.shape[2] for strip in strips)
+        padded = [torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips]
+        path, data = f"{path}.png", png(torch.cat(padded, dim=1))
     with writing(""):
         (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
-        write_whole(folder / path, png(image))
+        write_whole(folder / path, data)
     return path
 
 
@@ -388,18 +570,31 @@ def _measured(results: Sequence[AttackResult], heard: Sequence[_TappedUpload]) -
     unscored = ", ".join(upload.name for upload in heard if upload.known is None)
     left = (f"Not scored, since what the clients trained on was not kept: {unscored}.",) if unscored else ()
     offered = [result for result in results if result.upload == "none"]
-    if not offered:
-        return left
-    guess = min(offered, key=lambda result: result.error)
-    lines = []
+    guess = min(offered, key=lambda result: -_likeness(result), default=None)
+    lines = [] if guess is None else [f"Guess: {guess.attack} has {_figure(guess)}."]
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
         among = f" among {result.candidates} (chance 1 in {result.candidates})" if picked else ""
+        kind = "row" if result.rows else "sentence" if result.sentences else "image"
+        many = worded("images", kind)
         lines.append(
-            f"Guess: {guess.attack} has a mean squared error of {guess.error:.2g}. Measured: {result.attack} has "
-            f"{result.error:.2g}, recovered {result.recovered} of {result.victims} images{picked}{among}."
+            f"Measured: {result.attack} has {_figure(result)}, recovered {result.recovered} of {result.victims} "
+            f"{many}{picked}{among}."
         )
     return (*lines, *left)
+
+
+def _likeness(result: AttackResult) -> float:
+    """The higher the better."""
+    return result.sentences.share_right if result.sentences is not None else -result.error
+
+
+def _figure(result: AttackResult) -> str:
+    if result.sentences is not None:
+        return f"{result.sentences.share_right:.0%} of tokens in their places"
+    if result.rows is not None and result.rows.median_error is not None:
+        return f"a median error of {result.rows.median_error:.1%} of a column's range"
+    return f"a mean squared error of {result.error:.2g}"
 
 
 def _proven(heard: Sequence[_TappedUpload]) -> str:

@@ -25,13 +25,14 @@ from fedpriv.core.files import write_whole
 from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import Record
 from fedpriv.flower.arrays import Form
-from fedpriv.flower.watch import Rates, Seen
+from fedpriv.flower.watch import Batch, Rates, Seen, Task
 from fedpriv.gradients import Vector
 
 ABOUT, BASE, MESSAGES, TRUTH, LEDGER = "tap.json", "base.safetensors", "messages", "truth", "ledger"
 
+COMPARED = "compared with the network that was watched"
 MADE = "privatise made it"
-"""What tells the form of a reply that is a release of our own mechanism."""
+"""What tells the form of a reply: what the network was seen to become, or our own mechanism's release."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Tapped(Record):
     model: str | None  # import path of what returns the network; `None`: it is not known
     app: str  # the folder of the app's module
     loss: str  # import path of what is minimised
+    records: str | None = None  # import path of what returns a client's records, and others
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ class Exchange(Record):
     replied: dict[str, dict[str, Any]]  # of the reply
     record: str = ""  # the reply's ArrayRecord with the parameters; empty: there is none
     order: tuple[str, ...] = ()  # of its arrays
+    names: dict[str, str] = field(default_factory=dict)  # of those trained -> the network's own name
+    network: str | None = None  # import path of what was trained
+    parts: tuple[str, ...] = ()  # of a network whose parts are run one after the other; empty: it is run whole
+    task: Task | None = None  # what it learns; `None`: it was not seen
+    loss: str = ""  # what it minimises, as torch.nn.functional calls it
+    example: tuple[int, ...] = ()  # shape of one, as the network is given it
+    target: tuple[int, ...] = ()  # shape of the numbers that are learnt of one
+    vocabulary: int = 0  # of tokens; 0: examples are numbers
+    bounds: tuple[float, float] | None = None  # within which all numbers of rows are; `None`: images on [0, 1]
     form: Form | None = None  # of the reply; `None`: there are no parameters in it
     source: str = ""  # what tells the form
     clients: int = 1  # whose replies are averaged
@@ -70,6 +81,18 @@ class Exchange(Record):
     def protected(self) -> bool:
         """Whether a mechanism made the reply, ours or another library's."""
         return self.source == MADE or bool(self.noise)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether examples are sequences of tokens."""
+        return self.vocabulary > 0
+
+    @property
+    def kind(self) -> str:
+        """What an example is: image, row or sentence."""
+        if self.is_text:
+            return "sentence"
+        return "image" if len(self.example) in (0, 3) and self.task != "values" else "row"
 
     @property
     def name(self) -> str:
@@ -92,8 +115,35 @@ class Exchange(Record):
 class TrainedOn:
     """What a client trained on in one round."""
 
-    images: Tensor  # (N, ...) as the network was shown them, each once
+    images: Tensor  # (N, ...) examples as the network was shown them, each once
     labels: Tensor  # int64 (N,), -1 where no label was seen
+    batches: tuple[Batch, ...] = ()  # as they were shown, in their order; none in the folder of an earlier version
+    sizes: tuple[int, ...] = ()  # examples behind each step; none where no optimiser of PyTorch was seen
+    after: Vector = field(default_factory=dict)  # the network's own arrays, where the reply has others
+
+    def targets(self) -> Tensor:
+        """The numbers that are learnt of each example, (N, m)."""
+        shown = torch.cat([batch.examples for batch in self.batches]).flatten(1)
+        told = torch.cat([batch.target for batch in self.batches if batch.target is not None]).flatten()
+        places: dict[bytes, int] = {}
+        for number, row in enumerate(shown.numpy()):
+            places.setdefault(row.tobytes(), number)
+        first = [places[row.tobytes()] for row in self.images.flatten(1).numpy()]
+        return told.reshape(len(shown), -1)[first]
+
+    def steps(self, count: int) -> list[list[Batch]]:
+        """Batches by the step that they are behind; without steps that were seen, one each."""
+        groups: list[list[Batch]] = [[]]
+        left = [*self.sizes] or [len(batch.examples) for batch in self.batches]
+        for batch in self.batches:
+            groups[-1].append(batch)
+            left[0] -= len(batch.examples)
+            if left[0] <= 0:
+                left.pop(0)
+                if not left:
+                    break
+                groups.append([])
+        return [group for group in groups if group][:count]
 
 
 _TAPPED, _EXCHANGE = TypeAdapter(Tapped), TypeAdapter(Exchange)
@@ -129,30 +179,68 @@ def read_arrays(path: Path) -> Vector:
         raise InputError(f"{path} is damaged: {error}") from None
 
 
-def write_truth(path: Path, seen: Seen) -> None:
-    """Write what a client trained on, each image once, readable by its owner alone."""
-    images = torch.cat(seen.images)
-    labels = torch.cat(seen.labels).long() if seen.labels else images.new_empty(0).long()
-    told = labels if len(labels) == len(images) else torch.full((len(images),), -1)
+def write_truth(path: Path, seen: Seen, after: Vector) -> None:
+    """Write what a client trained on, each example once, and the order of batches, readable by its owner alone."""
+    long = max((batch.examples.shape[1] for batch in seen.batches if batch.examples.ndim == 2), default=0)
+    images = torch.cat([_padded(batch.examples, long) for batch in seen.batches])
     places: dict[bytes, int] = {}
-    for number, row in enumerate(images.flatten(1).numpy()):
-        places.setdefault(row.tobytes(), number)
+    order = [places.setdefault(row.tobytes(), number) for number, row in enumerate(images.flatten(1).numpy())]
     first = list(places.values())
-    write_whole(path, save({"images": images[first].contiguous(), "labels": told[first].contiguous()}), mode=0o600)
+    number = {place: row for row, place in enumerate(first)}
+    labels = torch.cat([_classes(batch) for batch in seen.batches])
+    arrays = {"images": images[first].contiguous(), "labels": labels[first].contiguous()}
+    arrays["order"] = torch.tensor([number[place] for place in order])
+    arrays["lengths"] = torch.tensor([batch.examples.shape[1:2] or (0,) for batch in seen.batches]).flatten()
+    arrays["sizes"] = torch.tensor([len(batch.examples) for batch in seen.batches])
+    arrays["steps"] = torch.tensor(seen.step_sizes, dtype=torch.int64)
+    for place, batch in enumerate(seen.batches):
+        kept = {"target": batch.target, "state": batch.state}
+        arrays |= {f"{key}/{place}": value.contiguous() for key, value in kept.items() if value is not None}
+    arrays |= {f"after/{name}": value.contiguous().clone() for name, value in after.items()}
+    write_whole(path, save(arrays), mode=0o600)
+
+
+def _padded(examples: Tensor, length: int) -> Tensor:
+    """Sequences of tokens as long as the longest; other examples as they are."""
+    if examples.is_floating_point() or examples.ndim != 2:
+        return examples
+    return torch.nn.functional.pad(examples, (0, length - examples.shape[1]))
+
+
+def _classes(batch: Batch) -> Tensor:
+    """The class of each example, int64 (B,); -1 where it has none."""
+    size, target = len(batch.examples), batch.target
+    if target is None or target.numel() != size or not bool((target == target.round()).all()):
+        return torch.full((size,), -1)
+    return target.flatten().long()
 
 
 def read_truth(path: Path) -> TrainedOn | None:
     """Return what a client trained on; ``None``: it was not kept."""
     if not path.is_file():
         return None
+    arrays = read_arrays(path)
     try:
-        tensors = load(path.read_bytes())
-        return TrainedOn(tensors["images"], tensors["labels"])
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
+        images, labels = arrays["images"], arrays["labels"]
+        if "order" not in arrays:
+            return TrainedOn(images, labels)
+        shown = images[arrays["order"]].split(arrays["sizes"].tolist())
+        lengths = arrays["lengths"].tolist()
+        batches = [
+            Batch(
+                part[:, :long] if part.ndim == 2 and not part.is_floating_point() else part,
+                arrays.get(f"target/{place}"),
+                arrays.get(f"state/{place}"),
+            )
+            for place, (part, long) in enumerate(zip(shown, lengths, strict=True))
+        ]
+        after = {key.removeprefix("after/"): value for key, value in arrays.items() if key.startswith("after/")}
+        return TrainedOn(images, labels, tuple(batches), tuple(arrays["steps"].tolist()), after)
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged: {reason_of(error)}") from None
 
 
-def built(tapped: Tapped, shape: tuple[int, int, int] | None, classes: int | None) -> nn.Module:
+def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) -> nn.Module:
     """Return the network; its maker is told ``shape`` and ``classes`` if it takes them."""
     if tapped.model is None:
         raise InputError('the network is not known: tap.model = "package.module:Name" in fedpriv.toml names it')

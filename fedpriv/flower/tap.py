@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +15,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedpriv.attacks.observation import Observation, PublicSettings, observation_stem, write_observation
+from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, observation_stem, write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_once, write_whole, writing_to
 from fedpriv.flower.app_settings import TapSettings, found_settings, read_settings
@@ -25,6 +26,7 @@ from fedpriv.flower.arrays import (
     Form,
     arrays_of,
     client_of,
+    is_training,
     moved,
     nearest_form,
     record_of,
@@ -37,6 +39,7 @@ from fedpriv.flower.arrays import (
 from fedpriv.flower.folder import (
     ABOUT,
     BASE,
+    COMPARED,
     LEDGER,
     MADE,
     MESSAGES,
@@ -47,7 +50,7 @@ from fedpriv.flower.folder import (
     write_truth,
 )
 from fedpriv.flower.noise import Noises, hearing_noise, is_changed, noising_outside, others_noise
-from fedpriv.flower.watch import ReleasedUpdate, Seen, is_tapped, waiting, watching
+from fedpriv.flower.watch import OWN_LOSS, ReleasedUpdate, Seen, is_tapped, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 
@@ -117,11 +120,13 @@ class Tap:
         if noising_outside():
             why = "LocalDpMod comes before the tap and noises what leaves after the tap has seen it: put the tap first"
             return replace(about, unattacked=why), {}
+        if not is_training(message):
+            about = replace(about, unattacked=f"a message to {about.type} trains nothing")
         try:
             record = record_of(message.content, self.settings.record)
             return replace(about, record=record), arrays_of(message.content, record)
         except (InputError, ValueError) as error:
-            return replace(about, unattacked=str(error)), {}
+            return replace(about, unattacked=about.unattacked or str(error)), {}
 
     def _told(
         self,
@@ -157,19 +162,20 @@ class Tap:
         with writing_to(folder):
             for name in ("observations", MESSAGES, TRUTH, LEDGER):
                 (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        tapped = Tapped(self.settings.model, str(self.app), self.settings.loss)
+        tapped = Tapped(self.settings.model, str(self.app), self.settings.loss, self.settings.records)
         write_once(folder / ABOUT, json.dumps(asdict(tapped), indent=2).encode() + b"\n")
         write_exchange(folder, exchange, arrays)
         if observation is not None:
-            self._observe(folder, observation, seen)
+            self._observe(folder, exchange, observation, seen)
         said = f"no gradient attack fits: {exchange.unattacked}; " if observation is None else ""
         _LOG.warning("fedpriv tap: %s; %sattack it with: fedpriv attack %s", exchange.stem, said, folder)
 
-    def _observe(self, folder: Path, observation: Observation, seen: Seen) -> None:
+    def _observe(self, folder: Path, exchange: Exchange, observation: Observation, seen: Seen) -> None:
         """Write what a gradient attack is given, and, apart, what scores it."""
         stem = observation_stem(observation.round, observation.client, 1)
-        if self.settings.keep_images and seen.is_whole and seen.images:
-            write_truth(folder / TRUTH / f"{stem}.safetensors", seen)
+        if self.settings.keep_images and seen.is_whole and seen.batches:
+            own = {} if exchange.source.startswith(COMPARED) else seen.after()
+            write_truth(folder / TRUTH / f"{stem}.safetensors", seen, own)
         if seen.released is not None:
             line = json.dumps(asdict(seen.released.line), indent=2, allow_nan=False)
             write_whole(folder / LEDGER / f"{stem}.json", f"{line}\n".encode())
@@ -186,8 +192,6 @@ class Tap:
         try:
             if about.unattacked:
                 raise InputError(about.unattacked)
-            if not about.type.startswith("train"):
-                raise InputError(f"a message to {about.type} trains nothing")
             record = record_of(reply.content, _reply_record(self.settings, reply.content, about.record))
             after = arrays_of(reply.content, record)
             exchange = self._formed(replace(exchange, record=record, order=tuple(after)), sent, after, seen)
@@ -211,22 +215,23 @@ class Tap:
         found: dict[str, Form | None] = {
             "tap.reply says so": self.settings.reply,
             MADE: seen.released.form if seen.released is not None else None,
-            "compared with the network that was watched": watched_form(after, held),
+            COMPARED: watched_form(after, held),
             "by its distance from the parameters that were sent": nearest_form(before, after, names),
         }
         source, form = next((how, form) for how, form in found.items() if form is not None)
         noise = seen.released.by if seen.released is not None else ""
         changed = not noise and is_changed(after, held, form)
         watched = replace(exchange, optimizers=tuple(seen.optimizers), rates=seen.rates, noise=noise, changed=changed)
-        return replace(watched, form=form, source=source, remarks=self._remarks(seen))
+        watched = replace(watched, form=form, source=source, **_learned(seen))
+        return replace(watched, remarks=self._remarks(watched, seen))
 
-    def _remarks(self, seen: Seen) -> tuple[str, ...]:
+    def _remarks(self, exchange: Exchange, seen: Seen) -> tuple[str, ...]:
         """What makes attacks mean less than they seem to."""
         rates = {rate.learning_rate for rate in seen.rates.values()}
         found = {
             "the learning rate changes within a round; attacks take the first one for all": seen.changed,
-            "images leave [0, 1] before normalisation: tap.mean and tap.std say what that is": _outside(
-                seen, self.settings
+            "images leave [0, 1] before normalisation: tap.mean and tap.std say what that is": (
+                exchange.kind == "image" and _outside(seen, self.settings)
             ),
             "gradients were clipped, by a factor that is not known: attacks that compare directions (iga) are not "
             "touched by that, those that compare lengths are": seen.clipped,
@@ -246,7 +251,7 @@ class Tap:
         names = seen.trained or moved(before)
         own = seen.released.config if seen.released is not None else mechanism_settings({})
         form = exchange.form or "weights"
-        public = self._public(seen, own.model_dump(mode="json", exclude_none=True))
+        public = self._public(exchange, seen, own.model_dump(mode="json", exclude_none=True))
         if form == "gradient":
             public = replace(public, algorithm="fedsgd", local_steps=1, learning_rate=1.0)
         return Observation(
@@ -257,11 +262,14 @@ class Tap:
             settings=public,
         )
 
-    def _public(self, seen: Seen, mechanism: dict[str, Any]) -> PublicSettings:
+    def _public(self, exchange: Exchange, seen: Seen, mechanism: dict[str, Any]) -> PublicSettings:
         """What is public, as the settings say, or as it was seen."""
         own = self.settings
         rates = max(seen.rates.values(), key=lambda each: each.learning_rate, default=None)
-        shape = own.shape or _shape(seen)
+        shape, text = own.shape or _shape(exchange, seen), None
+        if exchange.is_text:
+            text = TextFormat(exchange.vocabulary, "next" if exchange.task == "next" else "classify", packed=True)
+        classes = exchange.vocabulary if exchange.task == "next" else 2 if exchange.task in OWN_LOSS else seen.classes
         kind = next(iter(seen.optimizers), None)
         optimizer = own.optimizer or (kind and _LIKE.get(kind))
         if kind is not None and optimizer is None:
@@ -271,7 +279,7 @@ class Tap:
         return PublicSettings(
             model={"name": own.model or "app:unknown"},
             shape=shape,
-            classes=_known("classes", own.classes or seen.classes or None),
+            classes=_known("classes", own.classes or classes or None),
             mean=_each(own.mean, shape[0]),
             std=_each(own.std, shape[0]),
             algorithm="fedavg",
@@ -282,6 +290,7 @@ class Tap:
             momentum=own.momentum if own.momentum is not None else rates.momentum if rates else 0.0,
             client_examples=max(batch_size, own.examples or seen.examples or batch_size),
             mechanism=mechanism,
+            text=text,
         )
 
 
@@ -355,15 +364,59 @@ def _known(key: str, value: Any) -> Any:
     return value
 
 
-def _shape(seen: Seen) -> tuple[int, int, int]:
-    """(C, H, W) of the images that were seen."""
+def _learned(seen: Seen) -> dict[str, Any]:
+    """What the network was seen to learn, and of what, as fields of an exchange."""
+    if seen.inputs is None:
+        return {}
+    (kind, sides), task = seen.inputs, seen.task
+    first = seen.batches[0] if seen.batches else None
+    target = first.target.shape[1:] if first is not None and first.target is not None else ()
+    tables = [layer for module in seen.parts.values() for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    tokens = len(sides) == 2 and "int" in kind and tables
+    return {
+        "names": {name: seen.names[name] for name in seen.trained},
+        "network": seen.network,
+        "parts": tuple(part for part in seen.parts if part),
+        "task": task,
+        "loss": seen.loss,
+        "example": sides[1:],
+        "target": tuple(target) if task in OWN_LOSS else (),
+        "vocabulary": max(layer.num_embeddings for layer in tables) if tokens else 0,
+        "bounds": None if tokens or (len(sides) == 4 and task != "values") else _bounds(seen),
+    }
+
+
+def _bounds(seen: Seen) -> tuple[float, float]:
+    """A range that is wide enough for all numbers, as scaled or standardised rows have it."""
+    told = [batch.examples for batch in seen.batches]
+    if seen.task == "values":
+        told += [batch.target for batch in seen.batches if batch.target is not None]
+    low, high = min(float(value.min()) for value in told), max(float(value.max()) for value in told)
+    if low >= 0 and high <= 1:
+        return 0.0, 1.0
+    most = max(-low, high)
+    wide = next((size for size in (1.0, 10.0, 1e3, 1e6) if most <= size), 2 * most)
+    return -wide, wide
+
+
+def _shape(exchange: Exchange, seen: Seen) -> tuple[int, int, int]:
+    """(C, H, W) of the images that were seen; of rows, and of what goes with them, all numbers in one line."""
     if seen.inputs is None:
         raise InputError("PyTorch was not seen to train a network with these arrays")
     kind, sides = seen.inputs
-    if len(sides) != 4 or "float" not in kind:
-        given = ", ".join(map(str, sides[1:]))
-        raise InputError(f"the network is given {kind} (B, {given}), and gradient attacks are for images (B, C, H, W)")
-    return (sides[1], sides[2], sides[3])
+    given = f"{kind} (B, {', '.join(map(str, sides[1:]))})"
+    if seen.task is None:
+        raise InputError(
+            f"the network is given {given}, and no loss of torch.nn.functional was seen that compares its output with "
+            "a class, numbers or the example: an own loss of other parts has no model here"
+        )
+    if exchange.is_text:
+        return (1, 1, max(batch.examples.shape[1] for batch in seen.batches))
+    if "float" not in kind or seen.task == "next":
+        raise InputError(f"the network is given {given}, and gradient attacks are for images, rows and tokens")
+    if exchange.kind == "image":
+        return (sides[1], sides[2], sides[3])
+    return (1, 1, math.prod(sides[1:]) + (math.prod(exchange.target) if seen.task == "values" else 0))
 
 
 def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
@@ -374,4 +427,5 @@ def _outside(seen: Seen, own: TapSettings) -> bool:
     """Whether what the network was shown is no picture on [0, 1] after the normalisation that the settings name."""
     mean, std = np.array(own.mean), np.array(own.std)
     low, high = (-mean / std).min() - 1e-4, ((1 - mean) / std).max() + 1e-4
-    return any(float(batch.min()) < low or float(batch.max()) > high for batch in seen.images if len(batch))
+    shown = [batch.examples for batch in seen.batches]
+    return any(float(batch.min()) < low or float(batch.max()) > high for batch in shown if len(batch))

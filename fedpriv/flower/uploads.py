@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedpriv.attacks.observation import Observation
 from fedpriv.flower.arrays import update_of
-from fedpriv.flower.folder import MESSAGES, Exchange, read_arrays
+from fedpriv.flower.folder import MADE, MESSAGES, Exchange, read_arrays
+from fedpriv.flower.inference import Records, inferred
 from fedpriv.gradients import Vector
 
 _SAME = 1e-3  # by which two ratios differ at most, over their norm, that are one input
@@ -33,18 +34,21 @@ class Revealed:
     inputs: Tensor | None = None  # (N, features) that the first layer was given; `None`: it tells of none
 
 
-def revealed(folder: Path, exchange: Exchange, observation: Observation | None) -> Revealed:
-    """Look at one message and its reply."""
+def revealed(folder: Path, exchange: Exchange, observation: Observation | None, records: Records | None) -> Revealed:
+    """Look at one message and its reply; ``records``: those of the client, and others, to infer membership of."""
     arrays = read_arrays(folder / MESSAGES / f"{exchange.stem}.safetensors")
     before, update = _update(exchange, arrays, observation)
     lines = [*_leaves(exchange)]
     if exchange.unattacked:
         lines.append(f"No gradient attack: {exchange.unattacked}.")
     lines += _values(exchange, arrays, update)
+    found, splits = None, dict[int, list[float]]()
     for name, value in arrays.items():
         if value.dtype == torch.uint8:
-            lines += _bytes(name.partition("/")[2], bytes(value.tolist()))
-    found = None
+            data = bytes(value.tolist())
+            lines += _bytes(name.partition("/")[2], data)
+            for place, threshold in _splits(_parsed(data)):
+                splits.setdefault(place, []).append(threshold)
     if exchange.summed:
         lines.append("its arrays leave masked: the server has their sum, and metrics and configs in clear.")
     elif exchange.protected:
@@ -53,6 +57,8 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None) 
         lines += [*_size(before, update), *_rows(update), *_labels(update)]
         found = first_inputs(update)
         lines += _inputs(found, update)
+    if records is not None and not exchange.summed and (update or splits):
+        lines += [f"{text}." for text in inferred(update, splits, records)]
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
 
 
@@ -90,7 +96,7 @@ def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]
     """Counts in metrics, and arrays that are no update of anything that was sent."""
     for name, values in exchange.replied.items():
         ones = [key for key, value in values.items() if value == 1 and type(value) is int]
-        if ones and any("example" in key or "sample" in key for key in ones):
+        if exchange.source != MADE and any("example" in key or "sample" in key for key in ones):
             yield f"{name}.{ones[0]} = 1: all of it is about one example."
     for key, value in arrays.items():
         own = key.split("/", 2)[-1]
@@ -101,6 +107,8 @@ def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]
         shown = ", ".join(f"{number:g}" for number in flat[:6].tolist())
         if own.rpartition(".")[2] in ("running_mean", "running_var"):
             yield f"{name} is a mean or variance of what a layer was given."
+        elif whole and len(flat) > 1 and float(flat.max()) == 1:
+            yield f"{name} leaves as it is, {len(flat)} flags of which {int(flat.sum())} are 1: {shown}."
         elif whole and len(flat) > 1:
             alone = int((flat == 1).sum())
             single = f"; {alone} of {len(flat)} are 1, which is about one example" if alone else ""
@@ -130,8 +138,9 @@ def _size(before: Vector, update: Vector) -> Iterator[str]:
 
 def _rows(update: Vector) -> Iterator[str]:
     """Rows of a table that moved: the tokens, items or features that the client has."""
+    layers = {layer.weight for layer in dense_layers(update)}
     for name, value in update.items():
-        if value.ndim != 2 or len(value) < 16:
+        if value.ndim != 2 or len(value) < 16 or name in layers:
             continue
         rows = value.abs().sum(dim=1).nonzero().flatten().tolist()
         if 0 < len(rows) < 0.9 * len(value):
@@ -140,14 +149,16 @@ def _rows(update: Vector) -> Iterator[str]:
 
 
 def _labels(update: Vector) -> Iterator[str]:
-    """Classes that a last bias rose for; one step of a softmax raises those of labels alone, while it is unsure."""
-    last = [(name, value) for name, value in update.items() if value.ndim == 1 and 2 <= len(value) <= 1000]
-    if not last or last[-1][0] not in [*update][-2:]:
+    """Classes that the bias of the output rose for; a step of a softmax raises those of labels, while it is unsure."""
+    layers = dense_layers(update)
+    read = {len(layer.rows[0]) for layer in layers}
+    last = [layer for layer in layers if len(layer.bias) not in read] or layers
+    if not last or not 2 <= len(last[-1].bias) <= 1000:
         return
-    name, value = last[-1]
-    risen = (value > 0).nonzero().flatten().tolist()
-    if 0 < len(risen) < len(value):
-        yield f"the last bias ({name}) rose for {risen[:12]}: of a classifier, the labels."
+    risen = (last[-1].bias > 0).nonzero().flatten().tolist()
+    if 0 < len(risen) < len(last[-1].bias):
+        name = last[-1].bias_name
+        yield f"the last bias ({name}) rose for {risen[:12]}: the labels, of one step of a classifier without noise."
 
 
 def _inputs(found: Tensor | None, update: Vector) -> Iterator[str]:
@@ -156,25 +167,53 @@ def _inputs(found: Tensor | None, update: Vector) -> Iterator[str]:
         yield f"the first dense layer gives its input away in closed form: {several} of {found.shape[1]} numbers."
 
 
-def first_inputs(update: Mapping[str, Tensor]) -> Tensor | None:
-    """Return inputs of the first dense layer, (N, features), on each of which two neurons agree; ``None``: none.
+@dataclass(frozen=True, eq=False)
+class DenseLayer:
+    """The change of a dense layer."""
 
-    The update is the change that training made, or a gradient, by name, in the order of the network.
+    weight: str  # its name
+    rows: Tensor  # (out, in)
+    bias_name: str
+    bias: Tensor  # (out,)
+
+
+def dense_layers(update: Mapping[str, Tensor]) -> list[DenseLayer]:
+    """Return the layers of weights and a bias: in order where there are as many of both, else by their names.
+
+    PyTorch and Keras have the bias after the weights, Flax before them, scikit-learn all biases at the end. The update
+    is the change that training made, or a gradient, by name, in the order of the message.
     """
-    names = [*update]
-    for place, name in enumerate(names):
-        weight = update[name]
-        if weight.ndim != 2 or min(weight.shape) < 2:
-            continue
-        near = sorted(range(len(names)), key=lambda other: (abs(other - place), other < place))
-        for other in near:
-            bias = update[names[other]]
-            if bias.ndim != 1 or len(bias) not in weight.shape or len(bias) < 2:
-                continue
-            for rows in (weight, weight.T):
-                if len(rows) == len(bias) and (found := _agreed(rows.double(), bias.double())) is not None:
-                    return found
-        return None  # what comes after the first dense layer is given features, not examples
+    norms = {name for name in update if name.endswith(".weight") and update[name].ndim == 1}
+    norms |= {f"{name.removesuffix('.weight')}.bias" for name in norms}
+    weights = [name for name, value in update.items() if value.ndim == 2 and min(value.shape) > 1]
+    biases = [name for name, value in update.items() if value.ndim == 1 and len(value) > 1 and name not in norms]
+    pairs = [*zip(weights, biases, strict=False)]
+    if len(weights) != len(biases) or not all(len(update[bias]) in update[name].shape for name, bias in pairs):
+        named = ((name, f"{name.removesuffix('.weight')}.bias") for name in weights)
+        pairs = [(name, bias) for name, bias in named if bias in biases and len(update[bias]) in update[name].shape]
+    found = []
+    for name, bias in pairs:
+        rows = update[name] if len(update[name]) == len(update[bias]) else update[name].T
+        found.append(DenseLayer(name, rows, bias, update[bias]))
+    return found
+
+
+def first_layer(update: Mapping[str, Tensor]) -> DenseLayer | None:
+    """Return the dense layer that reads no other one's output, or the first of them; ``None``: there is none."""
+    layers = dense_layers(update)
+    given = {id(layer): {len(other.bias) for other in layers if other is not layer} for layer in layers}
+    return next((layer for layer in layers if layer.rows.shape[1] not in given[id(layer)]), next(iter(layers), None))
+
+
+def first_inputs(update: Mapping[str, Tensor]) -> Tensor | None:
+    """Return inputs of the first dense layer, (N, features), on each of which two neurons agree; ``None``: none."""
+    layer = first_layer(update)
+    if layer is None:
+        return None
+    square = layer.rows.shape[0] == layer.rows.shape[1]
+    for rows in (layer.rows, layer.rows.T)[: 1 + square]:
+        if (found := _agreed(rows.double(), layer.bias.double())) is not None:
+            return found
     return None
 
 
@@ -206,13 +245,12 @@ def _bytes(name: str, data: bytes) -> Iterator[str]:
     if data[:1] == b"\x80":
         yield f"{name}: {len(data):,} bytes of a pickle, which is not opened."
         return
-    try:
-        told = json.loads(data)
-    except (ValueError, RecursionError):
+    told = _parsed(data)
+    if told is None:
         if data:
             yield f"{name}: {len(data):,} bytes."
         return
-    thresholds = [*_thresholds(told)]
+    thresholds = [threshold for _, threshold in _splits(told)]
     if thresholds:
         distinct = sorted(set(thresholds))
         shown = ", ".join(f"{value:g}" for value in distinct[:8])
@@ -225,15 +263,28 @@ def _bytes(name: str, data: bytes) -> Iterator[str]:
         yield f"{name}: the smallest leaf has the weight {min(counts):g}; for squared errors that counts examples."
 
 
-def _thresholds(told: object) -> Iterator[float]:
-    """Split points: of XGBoost in nodes that have children, of CatBoost as borders."""
+def _parsed(data: bytes) -> object:
+    """What JSON says; ``None``: it is none."""
+    try:
+        told: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return told
+
+
+def _splits(told: object) -> Iterator[tuple[int, float]]:
+    """Features and where trees split them: of XGBoost in nodes that have children, of CatBoost as borders."""
     for each in _dictionaries(told):
-        children = each.get("left_children")
-        values = each.get("split_conditions")
+        children, values = each.get("left_children"), each.get("split_conditions")
         if isinstance(children, list) and isinstance(values, list):
-            yield from (float(value) for child, value in zip(children, values, strict=False) if child != -1)
+            features = each.get("split_indices")
+            features = features if isinstance(features, list) else [-1] * len(values)
+            for child, feature, value in zip(children, features, values, strict=False):
+                if child != -1:
+                    yield int(feature), float(value)
         elif isinstance(border := each.get("border"), (int, float)):
-            yield float(border)
+            feature = each.get("float_feature_index")
+            yield feature if isinstance(feature, int) else -1, float(border)
 
 
 def _numbers(told: object, keys: Sequence[str]) -> Iterator[float]:

@@ -1,15 +1,16 @@
 """Watch PyTorch while a client answers: the batches shown to the network, and the optimisers' steps.
 
 PyTorch has hooks for every module and every optimiser of a process. So the tap needs no line in anybody's training: it
-learns the batch size, the steps and the learning rates, which an adversary is taken to know, and keeps the images
-apart, by which attacks are scored and which they never see.
+learns the task, the batch size, the steps and the learning rates, which an adversary is taken to know, and keeps the
+examples apart, by which attacks are scored and which they never see.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,34 @@ from fedpriv.core.records.reading import Record
 from fedpriv.flower.arrays import Form
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
+from fedpriv.models.machinery.logits import logits_in
 
 MOST_IMAGES = 512
 """Of so many images at most an upload is kept for scoring, and attacked."""
 
-# What computes cross-entropies, and what every clipping of gradients calls.
-_LOSSES = ((torch._C._nn, "cross_entropy_loss"), (torch, "binary_cross_entropy_with_logits"))
+Task = Literal["classes", "one logit", "one probability", "next", "values", "itself"]
+"""What a network learns of an example: a class, one of two, the next of its tokens, numbers, or the example itself."""
+
+OWN_LOSS = ("values", "itself")
+"""Tasks without classes: what is attacked is the network's own loss."""
+
+# What computes losses, and how users call it; and what every clipping of gradients calls.
+_LOSSES = {
+    (torch._C._nn, "cross_entropy_loss"): "cross_entropy",
+    (torch._C._nn, "nll_loss_nd"): "nll_loss",
+    (torch, "binary_cross_entropy_with_logits"): "binary_cross_entropy_with_logits",
+    (torch._C._nn, "binary_cross_entropy"): "binary_cross_entropy",
+    (torch._C._nn, "mse_loss"): "mse_loss",
+    (torch._C._nn, "l1_loss"): "l1_loss",
+    (torch._C._nn, "smooth_l1_loss"): "smooth_l1_loss",
+    (torch._C._nn, "huber_loss"): "huber_loss",
+}
+_BINARY: Mapping[str, Task] = {
+    "binary_cross_entropy_with_logits": "one logit",
+    "binary_cross_entropy": "one probability",
+}
 _CLIPPING = "_group_tensors_by_device_and_dtype"
+_BESIDES = ("labels", "label", "attention_mask", "token_type_ids", "position_ids")  # what is given with an example
 
 
 @dataclass(frozen=True)
@@ -52,21 +74,29 @@ class Rates(Record):
     weight_decay: float = 0.0
 
 
+@dataclass(eq=False)
+class Batch:
+    """Examples that a network was shown together."""
+
+    examples: Tensor  # (B, ...), as the network was given them
+    target: Tensor | None = None  # what a loss compared its output with; `None`: no loss was seen
+    state: Tensor | None = None  # of torch's generator before the network ran
+
+
 @dataclass
 class Seen:
     """All that was seen while one message was answered."""
 
     shapes: Mapping[str, tuple[int, ...]]  # of the arrays in the message
     for_tap: bool = True  # whether a tap watches
-    network: nn.Module | None = None  # whose arrays these are; `None`: no such network was trained
-    names: Mapping[str, str] = field(default_factory=dict)  # array of the message -> array of the network
+    parts: dict[str, nn.Module] = field(default_factory=dict)  # what was run, by its name in the network, in its order
+    names: dict[str, str] = field(default_factory=dict)  # array of the message -> array of the network
     inputs: tuple[str, tuple[int, ...]] | None = None  # type and shape of the first batch
-    # batches that the network was shown in training mode, up to MOST_IMAGES examples
-    images: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)  # batches that a loss was given meanwhile
+    batches: list[Batch] = field(default_factory=list)  # shown in training mode, up to MOST_IMAGES examples
     batch_sizes: list[int] = field(default_factory=list)  # of all of these batches
     step_sizes: list[int] = field(default_factory=list)  # examples behind each step, of one or several batches
     classes: int = 0  # that the network tells apart; 0: it was not seen
+    loss: str = ""  # what was minimised first, as torch.nn.functional calls it; empty: none of its losses
     optimizers: list[str] = field(default_factory=list)  # in lower case, each once
     changed: bool = False  # whether a rate was another one in a later step
     clipped: bool = False  # whether gradients were clipped
@@ -74,19 +104,24 @@ class Seen:
     _calls: int = 0  # of optimisers
     _pending: int = 0  # examples shown since the last step
     _moved: dict[int, tuple[Tensor, Rates]] = field(default_factory=dict)
-    _rows: set[int] = field(default_factory=set)
-    _matches: dict[nn.Module, Mapping[str, str]] = field(default_factory=dict)
+    _matches: dict[nn.Module, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     _inside: nn.Module | None = None
+    _state: Tensor | None = None
+    _early: Tensor | None = None  # target of a loss that the network itself computes
+    _last: int | None = None  # where what the part before gave is kept
 
     @property
     def examples(self) -> int:
-        """Distinct images that the network was shown."""
-        return len(self._rows)
+        """Distinct examples that the network was shown; of more than are attacked, all count as distinct."""
+        if not self.is_whole:
+            return sum(self.batch_sizes)
+        shown = (batch.examples.contiguous().flatten(1).numpy() for batch in self.batches if len(batch.examples))
+        return len({row.tobytes() for rows in shown for row in rows})
 
     @property
     def is_whole(self) -> bool:
-        """Whether all images were kept."""
-        return sum(self.batch_sizes) == sum(map(len, self.images))
+        """Whether all examples were kept."""
+        return sum(self.batch_sizes) == sum(len(batch.examples) for batch in self.batches)
 
     @property
     def step_count(self) -> int:
@@ -94,31 +129,62 @@ class Seen:
         return len(self.step_sizes) or self._calls
 
     @property
+    def task(self) -> Task | None:
+        """What was learnt; ``None``: no loss of PyTorch was seen."""
+        first = self.batches[0] if self.batches else None
+        if first is None or first.target is None:
+            return None
+        target, size = first.target, len(first.examples)
+        if self.loss in ("cross_entropy", "nll_loss"):
+            if target.numel() == size and not target.is_floating_point():
+                return "classes"
+            return "next" if not first.examples.is_floating_point() else None
+        if self.loss in _BINARY and target.numel() == size:
+            return _BINARY[self.loss]
+        same = (target.numel(), target.dtype) == (first.examples.numel(), first.examples.dtype)
+        return "itself" if same and torch.equal(target.flatten(), first.examples.flatten()) else "values"
+
+    @property
+    def network(self) -> str | None:
+        """Import path of what was trained; ``None``: it was not seen, or is defined within a function or a notebook."""
+        kinds = [type(module) for part, module in self.parts.items() if not part]
+        paths = (f"{kind.__module__}:{kind.__qualname__}" for kind in kinds if "." not in kind.__qualname__)
+        return next((path for path in paths if not path.startswith(("torch.", "__main__"))), None)
+
+    @property
     def is_partial(self) -> bool:
         """Whether the message has a part of the network only, such as an adapter."""
-        own = dict(self.network.named_parameters()) if self.network is not None else {}
-        return not set(own) <= set(self.names.values())
+        own = {name for part, module in self.parts.items() for name in _under(part, dict(module.named_parameters()))}
+        return not own <= set(self.names.values())
+
+    @property
+    def own(self) -> Vector:
+        """The network's own tensors, by its names."""
+        parts = self.parts.items()
+        return {
+            name: value for part, module in parts for name, value in _under(part, module.state_dict(keep_vars=True))
+        }
 
     @property
     def rates(self) -> dict[str, Rates]:
         """How the arrays of the message were moved; of those that were not there is none."""
-        own = dict(self.network.named_parameters()) if self.network is not None else {}
+        own = self.own
         wanted = {name: own[there] for name, there in self.names.items() if there in own}
         moved = {name: self._moved[id(value)][1] for name, value in wanted.items() if id(value) in self._moved}
         return {name: rates for name, rates in moved.items() if wanted[name].requires_grad}
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Names, as in the message, of what was trained."""
-        own = dict(self.network.named_parameters()) if self.network is not None else {}
+        """Names, as in the message, of what was trained, each tensor once."""
+        own, copies = self.own, {name for group in self.tied for name in group[1:]}
         needed = [name for name, there in self.names.items() if there in own and own[there].requires_grad]
-        return tuple(self.rates or needed)
+        return tuple(name for name in self.rates or needed if name not in copies)
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Names, as in the message, of arrays that are one tensor of the network."""
         groups: dict[int, list[str]] = {}
-        own = self.network.state_dict(keep_vars=True) if self.network is not None else {}
+        own = self.own
         for name, there in self.names.items():
             groups.setdefault(id(own[there]), []).append(name)
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
@@ -126,16 +192,19 @@ class Seen:
     @property
     def base(self) -> Vector:
         """The network's own tensors, by its names, that the message has not and training leaves as they are."""
-        own = self.network.state_dict(keep_vars=True) if self.network is not None else {}
-        kept = {name: value for name, value in own.items() if name not in self.names.values()}
+        kept = {name: value for name, value in self.own.items() if name not in self.names.values()}
         return {name: value.detach().cpu() for name, value in kept.items() if not value.requires_grad}
+
+    def after(self) -> Vector:
+        """The network's tensors that were trained, by the names of the message, as they are now."""
+        own = self.own
+        return {name: own[self.names[name]].detach().cpu() for name in self.trained}
 
     def candidates(self, before: Vector) -> dict[Form, Vector]:
         """What a reply of each form would hold of what was trained."""
-        if self.network is None or not self.trained:
+        if not self.trained:
             return {}
-        own = self.network.state_dict(keep_vars=True)
-        after = {name: own[self.names[name]].detach().cpu() for name in self.trained}
+        own, after = self.own, self.after()
         change = {name: value - before[name] for name, value in after.items()}
         slopes = {name: own[self.names[name]].grad for name in after}
         found: dict[Form, Vector] = {"weights": after, "update": change}
@@ -144,37 +213,49 @@ class Seen:
         return {form: values for form, values in found.items() if values}
 
     def enter(self, module: nn.Module) -> None:
-        """Note the outermost module that has the arrays of the message."""
+        """Note the outermost module that has arrays of the message: all of them, or those under one name."""
         if self._inside is not None or not (module.training and torch.is_grad_enabled()):
             return
         if module not in self._matches:
-            self._matches[module] = names_in(module, self.shapes)
-        if names := self._matches[module]:
-            self._inside = module
-            if self.network is not module:
-                self.network, self.names = module, names
+            self._matches[module] = part_of(module, self.shapes)
+        part, names = self._matches[module]
+        if not names:
+            return
+        self._inside, self._early = module, None
+        self._state = torch.get_rng_state() if self.for_tap and sum(self.batch_sizes) <= MOST_IMAGES else None
+        if self.parts.get(part) is not module:
+            kept = {name: there for name, there in self.names.items() if part and name not in names}
+            self.parts = {name: own for name, own in self.parts.items() if part and name and name != part}
+            self.parts[part], self.names = module, kept | dict(names)
 
-    def leave(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def leave(self, module: nn.Module, given: Mapping[str, Any], output: Any) -> None:
         """Note a batch that the network was shown."""
         if module is not self._inside:
             return
         self._inside = None
-        batch = next((value for value in given if isinstance(value, Tensor) and value.ndim), None)
+        tensors = {key: value for key, value in given.items() if isinstance(value, Tensor) and value.ndim}
+        batch = next((value for key, value in tensors.items() if key not in _BESIDES), None)
         if batch is None or output is None:
             return
-        images = batch.detach().cpu()
-        self.inputs = self.inputs or (str(images.dtype).removeprefix("torch."), tuple(images.shape))
-        self.classes = max(2, int(output.shape[1])) if isinstance(output, Tensor) and output.ndim == 2 else 0
-        self.batch_sizes.append(len(images))
-        self._pending += len(images)
-        rows = images.contiguous().flatten(1).numpy() if len(images) and images.ndim > 1 else images.numpy()
-        self._rows |= {hash(row.tobytes()) for row in rows}
+        made = logits_in(output)
+        goes_on = self._last is not None and batch.untyped_storage().data_ptr() == self._last
+        self._last = made.untyped_storage().data_ptr() if isinstance(made, Tensor) and "" not in self.parts else None
+        self.classes = max(2, int(made.shape[-1])) if isinstance(made, Tensor) and made.ndim in (2, 3) else 0
+        if goes_on:
+            return
+        self.inputs = self.inputs or (str(batch.dtype).removeprefix("torch."), tuple(batch.shape))
+        self.batch_sizes.append(len(batch))
+        self._pending += len(batch)
         if sum(self.batch_sizes) <= MOST_IMAGES:
-            self.images.append(images.clone())
+            images = batch.detach().cpu()
+            images = images[:, None] if images.ndim == 1 else images
+            told = next((tensors[key].detach().cpu() for key in _BESIDES[:2] if key in tensors), self._early)
+            self.batches.append(Batch(images.clone(), told, self._state))
 
     def step(self, optimizer: Optimizer) -> None:
         """Note a step of an optimiser."""
         self._calls += 1
+        self._last = None
         if self._pending:
             self.step_sizes.append(self._pending)
             self._pending = 0
@@ -188,11 +269,38 @@ class Seen:
                 _, first = self._moved.setdefault(id(parameter), (parameter, now))
                 self.changed = self.changed or first != now
 
-    def hear_labels(self, target: Any) -> None:
-        """Note labels that a loss is given."""
-        few = torch.is_grad_enabled() and sum(self.batch_sizes) <= MOST_IMAGES
-        if few and isinstance(target, Tensor) and target.ndim and target.numel() == len(target):
-            self.labels.append(target.detach().cpu().flatten().long())
+    def hear_loss(self, name: str, target: Any) -> None:
+        """Note what a loss compares the output of the latest batch with."""
+        if not (torch.is_grad_enabled() and isinstance(target, Tensor) and target.ndim):
+            return
+        few = sum(self.batch_sizes) <= MOST_IMAGES
+        self._last = None if self._inside is None else self._last
+        if self._inside is not None:
+            self.loss, self._early = self.loss or name, target.detach().cpu().clone() if few else None
+        elif few and self.batches and self.batches[-1].target is None:
+            self.loss = self.loss or name
+            self.batches[-1].target = target.detach().cpu().clone()
+
+
+def _under(part: str, values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a part of a network, by the network's names."""
+    return {f"{part}.{name}" if part else name: value for name, value in values.items()}.items()
+
+
+def part_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Mapping[str, str]]:
+    """Return where a module is in the network of a message, empty for the whole one, and the network's names.
+
+    A part has the arrays under one name, such as ``encoder``: it is run by a network whose own forward is not.
+    """
+    if names := names_in(module, shapes):
+        return "", names
+    own = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
+    first = next(iter(own), "")
+    for part in (key.removesuffix(f".{first}") for key in shapes if first and key.endswith(f".{first}")):
+        there = {f"{part}.{name}": shape for name, shape in own.items()}
+        if all(shapes.get(name) == shape for name, shape in there.items()):
+            return part, {name: name for name in there}
+    return "", {}
 
 
 def names_in(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
@@ -250,8 +358,8 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     """Watch the network that has arrays of these names and shapes, and every optimiser."""
     seen = Seen(shapes, for_tap)
 
-    def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> None:
-        seen.leave(module, (*inputs, *named.values()), output)
+    def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any = None) -> None:
+        seen.leave(module, {**{str(place): value for place, value in enumerate(inputs)}, **named}, output)
 
     hooks = (
         register_module_forward_pre_hook(lambda module, _: seen.enter(module)),
@@ -261,14 +369,18 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     token = _SEEN.set(seen)
     try:
         with ExitStack() as stack:
-            for owner, name in _LOSSES:
-                stack.enter_context(_overheard(owner, name, lambda _, target, *rest: seen.hear_labels(target)))
+            for (owner, name), usual in _LOSSES.items():
+                stack.enter_context(_overheard(owner, name, partial(_heard_loss, seen, usual)))
             stack.enter_context(_overheard(clip_grad, _CLIPPING, lambda *_: setattr(seen, "clipped", True)))
             yield seen
     finally:
         _SEEN.reset(token)
         for hook in hooks:
             hook.remove()
+
+
+def _heard_loss(seen: Seen, name: str, output: Any, target: Any, *rest: Any) -> None:
+    seen.hear_loss(name, target)
 
 
 @contextmanager

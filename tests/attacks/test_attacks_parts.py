@@ -173,7 +173,7 @@ def test_the_box_is_kept_and_only_where_it_is_asked_for() -> None:
         recipe = Recipe("cosine", optimiser, variables=variables, box=box)
         run = ATTACKS["custom"].runs()[0]
         config = CustomSettings(optimiser=optimiser, variables=variables, box=box, iterations=5, tv=0.0)
-        images = run(scene, rows, numbers, torch.zeros(1, 1, 10), config, lambda done, losses: None).images.detach()
+        images = run(scene, rows, numbers, torch.zeros(1, 1, 10), config, lambda done, losses: True).images.detach()
         inside = bool(torch.allclose(images, scene.box(images).to(images), atol=1e-6))
         assert inside == box, (recipe, float(images.abs().max()))
 
@@ -286,7 +286,7 @@ def test_idlg_is_dlg_that_knows_the_labels(make: Any) -> None:
     rows, known = (prepare_victims(one, network.names, network.device) for one in (heard, told))
 
     def run(name: str, victims: Any, config: DlgSettings) -> Any:
-        return ATTACKS[name].runs()[0](scene, victims, numbers, logits, config, lambda done, losses: None)
+        return ATTACKS[name].runs()[0](scene, victims, numbers, logits, config, lambda done, losses: True)
 
     one, other = run("idlg", rows, IdlgSettings(iterations=30)), run("dlg", known, DlgSettings(iterations=30))
     assert torch.equal(one.images, other.images)

@@ -252,14 +252,14 @@ def test_an_adapter_is_attacked_on_the_frozen_rest(home: Path) -> None:
     def head(case: Trained) -> ArrayRecord:
         return ArrayRecord({name: value for name, value in case.net.state_dict().items() if name in case.sent})
 
-    _, observation, before, case = asked(home, train, head, part="head")
+    exchange, observation, before, case = asked(home, train, head, part="head")
     assert observation is not None and [*observation.parameters] == ["head.weight", "head.bias"]
     expected = gradients(before, case)
     for name, upload in observation.upload.items():
         torch.testing.assert_close(upload, -RATE * expected[name], atol=1e-6, rtol=1e-4)
     attack = importlib.import_module("fedpriv.flower.attack")
     folder = home / "runs" / "tap-1"
-    network = attack._network(attack.read_tapped(folder), folder, observation)
+    network = attack._network(attack.read_tapped(folder), folder, observation, exchange)
     assert torch.equal(network.body[1].weight, before.body[1].weight)
     assert [value.requires_grad for value in network.parameters()] == [False, False, True, True]
     summary = attack_tapped(folder, ["iga"], [], ["adversary.iga.iterations=5"], Silent())
