@@ -259,6 +259,8 @@ def _attack(
     except InputError as error:
         found.refused.append(f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}.")
         return
+    if victim.about.noise in _WITHIN:
+        found.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
     found.told.extend([*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])])
     found.pictures.append(_pictured(folder, victim, reconstruction, name))
     if victim.judge is None:

@@ -302,9 +302,9 @@ def monai(mods: Mods) -> Apps:
     return torch_apps(mods, densenet, train)
 
 
-@shape("Opacus", "off by")
+@shape("Opacus", "of the noise of Opacus")
 def opacus(mods: Mods) -> Apps:
-    """Each example's gradient is clipped and noised by the engine, which the tap does not know."""
+    """Each example's gradient is clipped and noised by the engine, which the tap recognises."""
     from opacus import PrivacyEngine
 
     def train(net: nn.Module, context: Context) -> None:

@@ -41,6 +41,6 @@ def _is_doubted(text: str) -> bool:
 
 
 def test_the_page_has_a_row_for_each() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flower-messages.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "flower-shapes.md").read_text()
     rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")}
     assert set(SHAPES) <= rows

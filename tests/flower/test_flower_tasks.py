@@ -1,0 +1,246 @@
+"""What networks learn is seen, however they are written; attacks count where our model of the training is right."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedpriv.attacks import reconstruct
+from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.flower import tap
+from fedpriv.flower.attack import TappedSummary, attack_tapped
+from fedpriv.flower.folder import Exchange, read_exchanges
+from fedpriv.flower.inference import Records, inferred
+from fedpriv.flower.uploads import dense_layers, first_inputs
+from tests.flower.apps import context, question, settings
+
+THERE, FEATURES = "tests.flower.test_flower_tasks", 6
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path / "runs"))
+    yield tmp_path
+
+
+class Rows(nn.Module):
+    """Takes rows by any name, and gives as many numbers as it is told."""
+
+    def __init__(self, outputs: int = 3, drop: float = 0.0) -> None:
+        super().__init__()
+        self.hidden, self.drop, self.out = nn.Linear(FEATURES, 12), nn.Dropout(drop), nn.Linear(12, outputs)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(self.drop(torch.relu(self.hidden(values))))
+
+
+class Ae(nn.Module):
+    """Its parts are run one after the other by the training; its own forward is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh())
+        self.decoder = nn.Linear(4, FEATURES)
+
+
+class Words(nn.Module):
+    """Classifies tokens; the loss is its own, as transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(40, 16), nn.Linear(16, 2)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.out(self.table(input_ids).mean(1))
+        return {"logits": logits, "loss": None if labels is None else F.cross_entropy(logits, labels)}
+
+
+def one() -> nn.Module:
+    return Rows(1)
+
+
+def dropping() -> nn.Module:
+    return Rows(drop=0.5)
+
+
+STREAM = torch.Generator().manual_seed(0)
+VALUES, CLASSES = torch.randn(2, FEATURES, generator=STREAM), torch.tensor([0, 2])
+Loss = Callable[[nn.Module], Tensor]
+
+
+def told(home: Path, network: str, loss: Loss, steps: int = 1, extra: Any = None) -> tuple[Exchange, TappedSummary]:
+    """Have a client take steps of SGD on a loss, and attack what it sends."""
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{THERE}:{network}"\n'))])
+    torch.manual_seed(0)
+    net = globals()[network]()
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(net.train()).backward()
+            optimizer.step()
+        if extra is not None:
+            extra(net)
+        content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": 2})})
+        return Message(content, reply_to=message)
+
+    message = question({})
+    message.content["arrays"] = ArrayRecord(start)
+    app(message, context())
+    folder = home / "runs" / "tap-1"
+    budget = ["adversary.iga.iterations=60", "adversary.tag.iterations=5"]
+    (exchange,) = read_exchanges(folder)
+    names = [] if exchange.is_text else ["iga"]
+    return exchange, attack_tapped(folder, names, [], budget[: 1 + exchange.is_text], Silent())
+
+
+def classes(net: nn.Module) -> Tensor:
+    return F.cross_entropy(net(values=VALUES), CLASSES)
+
+
+def log_classes(net: nn.Module) -> Tensor:
+    return nn.NLLLoss()(net(VALUES).log_softmax(1), CLASSES)
+
+
+def logit(net: nn.Module) -> Tensor:
+    return F.binary_cross_entropy_with_logits(net(VALUES)[:, 0], torch.tensor([0.0, 1.0]))
+
+
+def probability(net: nn.Module) -> Tensor:
+    return nn.BCELoss()(net(VALUES).sigmoid(), torch.tensor([[0.0], [1.0]]))
+
+
+def numbers(net: nn.Module) -> Tensor:
+    return F.smooth_l1_loss(net(VALUES), VALUES[:, :1])
+
+
+def itself(net: nn.Module) -> Tensor:
+    return F.mse_loss(net.decoder(net.encoder(VALUES)), VALUES)
+
+
+def sentences(net: nn.Module) -> Tensor:
+    tokens = torch.tensor([[5, 9, 11, 7], [4, 6, 8, 20]])
+    return net(labels=torch.tensor([0, 1]), input_ids=tokens)["loss"]
+
+
+CASES: list[tuple[str, Loss, str]] = [
+    ("Rows", classes, "classes"),
+    ("Rows", log_classes, "classes"),
+    ("one", logit, "one logit"),
+    ("one", numbers, "values"),
+    ("Ae", itself, "itself"),
+    ("Words", sentences, "classes"),
+]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(("network", "loss", "task"), CASES)
+def test_the_task_is_seen_and_repeated(home: Path, network: str, loss: Loss, task: str, steps: int) -> None:
+    """The replay agrees with what the app's own code sent, so the attack is made and scored."""
+    exchange, summary = told(home, network, loss, steps)
+    assert exchange.task == task
+    assert exchange.parts == (("encoder", "decoder") if network == "Ae" else ())
+    assert exchange.is_text is (network == "Words")
+    assert [result.victims for result in summary.attacks if result.upload != "none"] == [2]
+    assert not any("not attacked" in text or "shows nothing" in text for text in summary.verdict)
+
+
+def changed(net: nn.Module) -> None:
+    with torch.no_grad():
+        net.out.weight += 0.05
+
+
+@pytest.mark.parametrize("how", ["another loss", "afterwards", "dropout"])
+def test_nothing_recovered_is_not_said_of_what_was_not_seen_right(home: Path, how: str) -> None:
+    def doubled(net: nn.Module) -> Tensor:
+        return classes(net) + net.out.weight.square().sum()
+
+    network = "dropping" if how == "dropout" else "Rows"
+    extra = changed if how == "afterwards" else None
+    _, summary = told(home, network, doubled if how == "another loss" else classes, 1, extra)
+    said = " ".join(summary.verdict)
+    assert "recovered 0" not in said
+    why = "draws random numbers" if how == "dropout" else "the training that was watched is another than ours"
+    assert why in said
+
+
+def test_an_own_loss_that_no_model_fits_is_named(home: Path) -> None:
+    exchange, summary = told(home, "Rows", lambda net: net(VALUES).square().mean())
+    assert exchange.task is None and "no loss of torch.nn.functional was seen" in exchange.unattacked
+    assert not summary.attacks
+
+
+def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
+    net, loss = Rows(), F.cross_entropy
+    slopes = torch.autograd.grad(classes(net), list(net.parameters()))
+    learner = nn.Sequential(nn.Flatten(), net)
+    found = reconstruct(learner, loss, slopes, (1, 1, FEATURES), batch_size=2, seconds=1e-6, iterations=50)
+    assert found.images.shape == (2, 1, 1, FEATURES) and "stopped after 1 of 50 steps, since time was up" in found.note
+    told(home, "Rows", classes)
+    folder = home / "runs" / "tap-1"
+    summary = attack_tapped(folder, ["iga", "closed_form"], [], [], Silent(), seconds=-1.0)
+    assert sum("not made, since time was up" in text for text in summary.verdict) == 2
+    assert json.loads((folder / "attacks.json").read_text())["verdict"] == list(summary.verdict)
+
+
+@pytest.mark.parametrize("layout", ["bias first", "reversed", "biases last"])
+def test_dense_layers_are_paired_in_any_layout(layout: str) -> None:
+    """Of arrays of two layers the first one gives the input away, wherever it stands."""
+    torch.manual_seed(0)
+    image, net = torch.rand(1, 20), nn.Sequential(nn.Linear(20, 9), nn.Tanh(), nn.Linear(9, 5))
+    F.cross_entropy(net(image), torch.tensor([2])).backward()
+    w1, b1, w2, b2 = (value.grad.T if value.ndim == 2 else value.grad for value in net.parameters())
+    order = {"bias first": (b1, w1, b2, w2), "reversed": (b2, w2, b1, w1), "biases last": (w1, w2, b1, b2)}[layout]
+    update = {str(place): value for place, value in enumerate(order)}
+    assert [len(layer.bias) for layer in dense_layers(update)] == ([5, 9] if layout == "reversed" else [9, 5])
+    found = first_inputs(update)
+    assert found is not None
+    torch.testing.assert_close(found, image, atol=1e-4, rtol=1e-4)
+
+
+def test_members_lie_in_the_space_of_the_first_layer() -> None:
+    """An oracle: five steps of a linear model on four records; others are drawn alike."""
+    stream = np.random.default_rng(0)
+    members, others = stream.normal(size=(4, 12)), stream.normal(size=(50, 12))
+    weights = np.zeros((12, 6))
+    for _ in range(5):
+        weights += 0.1 * members.T @ stream.normal(size=(4, 6))
+    said = inferred({"w": torch.tensor(weights)}, {}, Records(members, others))
+    assert "measured 1.000" in said[0] and "measured 0.0%" in said[1]
+    noise = inferred({"w": torch.tensor(stream.normal(size=(12, 6)))}, {}, Records(members, others))
+    assert "measured 1.000" not in noise[0]
+    whole = inferred({"w": torch.tensor(stream.normal(size=(12, 30)))}, {}, Records(members, others))
+    assert "fills all dimensions" in whole[0]
+    assert "no array has 12 columns" in inferred({"w": torch.zeros(3, 4)}, {}, Records(members, others))[0]
+    trees = inferred({}, {0: list(members[:3, 0]), 5: [float(members[3, 5])]}, Records(members, others))
+    assert "measured 1.000" in trees[0]
+
+
+def broken(client: int) -> Any:
+    return np.zeros((2, 3)), np.zeros((2, 4))
+
+
+def test_wrong_records_are_named(home: Path) -> None:
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nrecords = "{THERE}:broken"\n'))])
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord([np.ones((3, 2))])}), reply_to=message)
+
+    message = question({})
+    message.content["arrays"] = ArrayRecord([np.zeros((3, 2))])
+    app(message, context())
+    with pytest.raises(InputError, match=r"tap\.records = .*: both arrays need rows, all of the same length"):
+        attack_tapped(home / "runs" / "tap-1", [], [], [], Silent())
