@@ -6,9 +6,11 @@ attacks and audits that are made later are added. Trials of a sweep are logged w
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedpriv.core.config import Experiment, describe
 from fedpriv.core.errors import InputError, RunFailedError, one_line, optional
@@ -48,7 +50,12 @@ def check_trackers(experiment: Experiment) -> None:
     """
     for name in experiment.report.trackers:
         if name in _LIBRARIES:
-            optional(_LIBRARIES[name], name, f"report.trackers = {name!r}")
+            _library(name)
+
+
+def _library(name: str) -> Any:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # what it would tell about a run to its makers
+    return optional(_LIBRARIES[name], name, f"report.trackers = {name!r}")
 
 
 def track(folder: RunFolder) -> None:
@@ -132,7 +139,7 @@ def _to_tensorboard(tracked: Tracked) -> None:
 
 def _to_mlflow(tracked: Tracked) -> None:
     """Log to where MLFLOW_TRACKING_URI says, under MLFLOW_EXPERIMENT_NAME; to the same run again (mlflow.txt)."""
-    import mlflow
+    mlflow = _library("mlflow")
     from mlflow.entities import Metric as Logged
     from mlflow.entities import Param, RunTag
 
