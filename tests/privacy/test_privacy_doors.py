@@ -137,7 +137,7 @@ QUIET: dict[str, str] = {
         ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/core/wire.py"), _FLOWER
     ),
     **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
-    "network: fedpriv/flower/tap.py": "see mod: tap",
+    **dict.fromkeys((f"network: fedpriv/flower/{word}.py" for word in ("noise", "tap")), "see mod: tap"),
     **dict.fromkeys(
         (
             f"network: fedpriv/{word}.py"
