@@ -8,7 +8,13 @@ Whoever wants a report of the folder writes it.
 
 import shlex
 
-from fedpriv.attacks.membership.game import canaries_in_references, draw_references, make_attacks, membership_signals
+from fedpriv.attacks.membership.game import (
+    canaries_in_references,
+    draw_references,
+    is_gaussian,
+    make_attacks,
+    membership_signals,
+)
 from fedpriv.attacks.membership.records import Membership
 from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
@@ -56,9 +62,9 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     progress.stage(f"training {references} reference models")
     with cpu_threads(experiment.engine.threads):
         signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule, progress)
-    # Which attack the canaries are guessed by is settled before any score of theirs is seen.
+    # Which attack the canaries are guessed by, and which bound, is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
-    bound = canaries_in_references(signals, attack, experiment.mechanism.delta)
+    bound = canaries_in_references(signals, attack, experiment.mechanism.delta, is_gaussian(experiment))
     comparable = proven is not None and proven.replaces
     membership = Membership(
         game=_GAME,

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.epsilon import canary_epsilon
+from fedpriv.accounting.gaussian_proof import GaussianProof
+from fedpriv.attacks.epsilon import canary_epsilon, canary_gaussian_epsilon
 from fedpriv.attacks.membership import records
 from fedpriv.attacks.membership.attacks import ATTACKS
 from fedpriv.attacks.membership.records import MembershipAttack
@@ -21,6 +22,7 @@ from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_
 from fedpriv.attacks.pairs import MemberPairs
 from fedpriv.attacks.references import Pool, Reference, mapped_network, train_references
 from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.progress import Progress
@@ -140,12 +142,20 @@ def score_membership(
     )
 
 
-def canaries_in_references(signals: Signals, attack: str, delta: float, confidence: float = 0.95) -> EpsilonBound:
+def is_gaussian(experiment: Experiment) -> bool:
+    """Whether a run is mu-Gaussian differentially private for some mu: normal noise, without amplification."""
+    unsampled = experiment.mechanism.unit == "update" or experiment.training.sampling == "shuffled"
+    return issubclass(experiment.mechanism.proof(), GaussianProof) and unsampled
+
+
+def canaries_in_references(
+    signals: Signals, attack: str, delta: float, gaussian: bool = False, confidence: float = 0.95
+) -> EpsilonBound:
     """Bound epsilon of the training that target and references share, from one run with canaries.
 
     The first reference plays the target: its pairs were filled by independent coins, so that Steinke, Nasr and
-    Jagielski (2023) applies to the guesses which of a pair is in, under replace-one adjacency. Its opposite, which
-    knows its coins, is left out of the references.
+    Jagielski (2023), or with ``gaussian`` Mahloujifar, Melis and Chaudhuri (2025), applies to the guesses which of a
+    pair is in, under replace-one adjacency. Its opposite, which knows its coins, is left out of the references.
     """
     if len(signals.references) < 6:
         raise InputError(f"canaries need at least 6 reference models; there are {len(signals.references)}")
@@ -163,7 +173,8 @@ def canaries_in_references(signals: Signals, attack: str, delta: float, confiden
     pairs = len(scores) // 2
     differences = scores[:pairs] - scores[pairs:]
     guesses = max(2, 2 * int(pairs * GUESSED_SHARE / 2))
-    return canary_epsilon(differences, signals.inside[0, :pairs], guesses, delta, confidence)
+    bound = canary_gaussian_epsilon if gaussian else canary_epsilon
+    return bound(differences, signals.inside[0, :pairs], guesses, delta, confidence)
 
 
 def _shares(world: World, candidates: MemberPairs, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:
