@@ -10,6 +10,8 @@ FROM scratch AS wheels
 
 FROM python:3.11.11-slim-bookworm AS build
 
+# Of fedpriv's extras; ray makes the image one for Ray's nodes, too.
+ARG EXTRAS=datasets,service
 # Which of PyTorch's builds, as uv's --torch-backend names them; empty: the one that pip takes, which is for CUDA.
 ARG TORCH=cpu
 
@@ -29,7 +31,7 @@ COPY configs configs
 COPY fedpriv fedpriv
 COPY server server
 RUN --mount=type=secret,id=uv,target=/etc/uv/uv.toml --mount=type=bind,from=wheels,target=/wheels \
-    uv pip install --constraint containers/constraints.txt ${TORCH:+--torch-backend "$TORCH"} --compile-bytecode ".[datasets,service]"
+    uv pip install --constraint containers/constraints.txt ${TORCH:+--torch-backend "$TORCH"} --compile-bytecode ".[$EXTRAS]"
 
 
 FROM python:3.11.11-slim-bookworm AS run

@@ -29,7 +29,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same lint format docs bench findings clean
+.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same docker-test ray-test lint format docs bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -40,6 +40,7 @@ help:
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
 	@echo "make same BEFORE=DIR   compare what this tree and the one in DIR write for the same commands: minutes"
+	@echo "make docker-test       build the image and test the deployment in containers: needs Docker; make ray-test: Ray's nodes"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
@@ -108,6 +109,14 @@ audit: $(READY)
 # Exit code 1, and the first lines that differ: this tree's runs are not those of another one, such as before a change.
 same: $(READY)
 	$(BIN)/python -m tests.same_runs $(BEFORE) $(ARGS)
+
+# With a Docker engine: builds the image, and tests the deployment in containers. ARGS="--eight 10": eight nodes so often.
+docker-test: $(READY)
+	$(BIN)/python -m tests.deploy.in_containers $(ARGS)
+
+# Ray clusters of two and four nodes on this machine: minutes.
+ray-test: $(READY)
+	FEDPRIV_RAY_NODES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/engines/test_ray_nodes.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

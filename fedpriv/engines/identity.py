@@ -1,9 +1,11 @@
-"""The one private piece of Flower that our engines need, kept in one place.
+"""The private pieces of Flower that our engines need, kept in one place.
 
 Since 1.40 a Flower Message reads the sender's ids from a process-wide class that its own runtimes fill in.
 ``tests/engines/test_engines.py`` fails when a Flower version changes it.
 """
 
+from flwr.app import Message, Metadata, RecordDict
+from flwr.app.message.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -13,6 +15,11 @@ def assume_server_identity(run_id: int) -> None:
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     TaskIdentity.task_id = run_id
+
+
+def received_message(metadata: Metadata, content: RecordDict) -> Message:
+    """Put a message together again whose content came by another way than its address."""
+    return make_message(metadata, content)
 
 
 def is_identified() -> bool:

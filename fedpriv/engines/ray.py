@@ -5,41 +5,61 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from threading import Thread
+from typing import Any, NamedTuple
 
 import ray
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedpriv.core.config import EngineConfig
-from fedpriv.core.errors import InputError, one_line
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.core.errors import InputError, RunFailedError, one_line
+from fedpriv.engines.identity import assume_server_identity, received_message
 from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, run_server
 
 _KNOCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
+# How often it is looked whether any node has room, where none answers.
+_ROOM_SECONDS = 5.0
+# How often the cluster's head is looked for, and how long it may be away.
+_HEAD_SECONDS, _LOST_SECONDS = 2.0, 10.0
+# How long a node's first worker may take to start.
+_NODE_SECONDS = 120.0
 
 
 def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
     """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one."""
-    cpus = ResourceShare("engine.cpus_per_client", "CPU", config.cpus_per_client)
-    gpus = ResourceShare("engine.gpus_per_client", "GPU", config.gpus_per_client)
-    connect(config.address, "engine.address", (cpus, gpus))
+    shares = (
+        ResourceShare("engine.cpus_per_client", "CPU", config.cpus_per_client),
+        ResourceShare("engine.gpus_per_client", "GPU", config.gpus_per_client),
+    )
+    connect(config.address, "engine.address", shares)
+    address = config.address or os.environ.get("RAY_ADDRESS", "")
+    head = _Head() if address and not address.startswith("ray://") else None
     try:
         with _silenced("ray"), _stoppable() as stopped:
-            actors = min(clients, _room(cpus, gpus))
-            run_server(server_app, RayGrid(client_app, clients, _start_actors(client_app, actors, config), stopped))
+            room = partial(_room, *shares)
+            actors = Actors(partial(_start_actors, client_app, config=config), min(clients, room()), room)
+            run_server(server_app, RayGrid(client_app, clients, actors, stopped, head))
+    except ConnectionError as error:  # of Ray's client, whose server is gone
+        raise RunFailedError(f"the Ray cluster, {address}, is gone: {one_line(error)}") from None
     finally:
-        ray.shutdown()
+        if head is None or not head.lost:  # without its head Ray would hang here
+            ray.shutdown()
+        if head is not None:
+            head.end()
 
 
 @contextmanager
@@ -79,15 +99,9 @@ def _room(*shares: "ResourceShare") -> int:
 
 
 def _start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
-    """Start actors that answer for clients.
-
-    One that dies (out of memory, a crash in native code) is started anew by Ray and asked once more. A client computes
-    the same again, so nothing else changes.
-    """
+    """Start actors that answer for clients."""
     shares = {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
-    kind = ray.remote(_Actor).options(**shares, max_restarts=-1, max_task_retries=1)
-    # Not from the object store: what is there may be gone when Ray starts an actor anew.
-    return [kind.remote(client_app) for _ in range(count)]
+    return [ray.remote(_Actor).options(**shares).remote(client_app) for _ in range(count)]
 
 
 class _Actor:
@@ -97,9 +111,12 @@ class _Actor:
         assume_server_identity(RUN_ID)
         self._client_app = client_app
 
-    def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
+    def ready(self) -> None:
+        """Show that this process runs."""
+
+    def answer(self, content: RecordDict, metadata: Metadata, context: Context) -> tuple[Message, Context]:
         """Return a client's answer, and what it keeps to itself."""
-        return answered(self._client_app, message, context), context
+        return answered(self._client_app, received_message(metadata, content), context), context
 
 
 class _PendingMessage(NamedTuple):
@@ -108,21 +125,112 @@ class _PendingMessage(NamedTuple):
     key: str
     message: Message
     actor: Any = None
+    is_second: bool = False  # an actor has died over it
+
+
+class Actors:
+    """Actors that are free, and those that start in place of others that have died, on whichever node has room."""
+
+    def __init__(self, start: Callable[[int], list[Any]], count: int, room: Callable[[], int]) -> None:
+        self._start, self._room = start, room
+        self._free = start(count)
+        self._starting: dict[Any, Any] = {}
+        self._looked = time.monotonic()
+
+    def take(self) -> Any | None:
+        """Return a free one; ``None`` where there is none yet."""
+        return self._free.pop() if self._free else None
+
+    def free(self, actor: Any) -> None:
+        """Take back one that has answered."""
+        self._free.append(actor)
+
+    def replace(self) -> None:
+        """Start one in place of one that has died: out of memory, by a crash in native code, or with its node."""
+        (actor,) = self._start(1)
+        self._starting[actor.ready.remote()] = actor
+
+    def look(self, seconds: float, are_busy: bool) -> None:
+        """Take in those that have started; where none is left and no node has room, the run cannot go on."""
+        if not self._starting:
+            return
+        done, _ = ray.wait(list(self._starting), num_returns=1, timeout=0 if are_busy else seconds)
+        for reference in done:
+            actor = self._starting.pop(reference)
+            try:
+                ray.get(reference)
+                self._free.append(actor)
+            except RayError:
+                self.replace()
+        if self._free or are_busy or time.monotonic() - self._looked < _ROOM_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            self._room()
+        except InputError as error:
+            raise RunFailedError(f"the nodes that answered for clients are gone: {error}") from None
+
+
+class _Head:
+    """Watches whether the head of a cluster is still there: without it Ray hangs, and ends this process in a minute.
+
+    The run is ended at the next look for answers; where Ray hangs until then, so is the process. Either way the run's
+    folder can be resumed.
+    """
+
+    def __init__(self) -> None:
+        self._address = ray.get_runtime_context().gcs_address
+        self.lost = ""
+        self._done = threading.Event()
+        Thread(target=self._watch, daemon=True).start()
+
+    def check(self) -> None:
+        """Raise where the head is gone."""
+        if self.lost:
+            raise RunFailedError(self.lost)
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._done.set()
+
+    def _watch(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        seen = time.monotonic()
+        while not self._done.wait(_HEAD_SECONDS):
+            away = time.monotonic() - seen
+            try:
+                socket.create_connection((host, int(port)), timeout=_HEAD_SECONDS).close()
+                seen = time.monotonic()
+            except OSError as error:
+                if away > _LOST_SECONDS:
+                    self.lost = (
+                        f"the head of the Ray cluster, {self._address}, does not answer: {error}; fedpriv run --resume "
+                        "DIR finishes the run once it is back; where RAY_ADDRESS named it, also on another one"
+                    )
+                if away > 2 * _LOST_SECONDS:
+                    sys.stderr.write(f"fedpriv: {self.lost}\n")
+                    sys.stderr.flush()
+                    os._exit(1)
 
 
 class RayGrid(InlineGrid):
     """Has a client's messages answered by actors, as many at a time as there are."""
 
-    def __init__(self, client_app: ClientApp, clients: int, actors: Sequence[Any], stopped: threading.Event) -> None:
+    def __init__(
+        self, client_app: ClientApp, clients: int, actors: Actors, stopped: threading.Event, head: _Head | None
+    ) -> None:
         super().__init__(client_app, clients)
         self._stopped = stopped
-        self._idle = list(actors)
+        self._actors = actors
+        self._head = head
+        self._stored: dict[int, tuple[RecordDict, Any]] = {}
         self._waiting = deque[_PendingMessage]()
         self._asked: dict[Any, _PendingMessage] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand the messages to actors as these become free, and return the ids to pull the replies with."""
         pushed = [_PendingMessage(self._numbered(message), message) for message in messages]
+        self._store([question.message.content for question in pushed])
         self._waiting.extend(pushed)
         self._hand_out()
         return [question.key for question in pushed]
@@ -131,6 +239,8 @@ class RayGrid(InlineGrid):
         """Return those replies that are there, after a moment's wait for the next one."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
+        if self._head is not None:
+            self._head.check()
         wanted = list(message_ids)
         self._collect(0.0)
         if not any(key in self._replies for key in wanted):
@@ -148,32 +258,54 @@ class RayGrid(InlineGrid):
             left = [key for key in left if key not in there]
         return replies
 
+    def _store(self, contents: Sequence[RecordDict]) -> None:
+        """Put what several clients are sent, such as the parameters, into the object store: once a round and node."""
+        if not self._asked and not self._waiting:
+            self._stored.clear()
+        distinct = {id(content): content for content in contents}
+        for key, times in Counter(map(id, contents)).items():
+            if times > 1:
+                self._stored[key] = (distinct[key], ray.put(distinct[key]))
+
     def _hand_out(self) -> None:
-        while self._idle and self._waiting:
-            question, actor = self._waiting.popleft(), self._idle.pop()
-            context = self._client(question.message.metadata.dst_node_id)
-            self._asked[actor.answer.remote(question.message, context)] = question._replace(actor=actor)
+        while self._waiting and (actor := self._actors.take()) is not None:
+            question = self._waiting.popleft()
+            content, about = question.message.content, question.message.metadata
+            _, sent = self._stored.get(id(content), (content, content))
+            asked = actor.answer.remote(sent, about, self._client(about.dst_node_id))
+            self._asked[asked] = question._replace(actor=actor)
 
     def _collect(self, seconds: float) -> None:
         """Take in the answers that are there, or the first that comes within some seconds."""
-        if not self._asked:
-            return
-        done, _ = ray.wait(list(self._asked), num_returns=1 if seconds else len(self._asked), timeout=seconds)
-        for reference in done:
-            question = self._asked.pop(reference)
-            self._idle.append(question.actor)
-            self._keep(question.key, self._outcome(question.message, reference))
+        self._actors.look(seconds, bool(self._asked))
+        if self._asked:
+            done, _ = ray.wait(list(self._asked), num_returns=1 if seconds else len(self._asked), timeout=seconds)
+            for reference in done:
+                self._take_in(self._asked.pop(reference), reference)
         self._hand_out()
 
-    def _outcome(self, message: Message, reference: Any) -> Message:
-        """A client's answer, or what became of its process: as a rule it ran out of memory."""
+    def _take_in(self, question: _PendingMessage, reference: Any) -> None:
+        """Keep a client's answer; where its actor has died, another one is asked, once: it computes the same."""
         try:
             reply, context = ray.get(reference)
+        except RayTaskError as error:
+            self._actors.free(question.actor)
+            self._keep(question.key, _failed(question.message, error))
         except RayError as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        self._remember(context)
-        return cast(Message, reply)
+            self._actors.replace()
+            if question.is_second:
+                self._keep(question.key, _failed(question.message, error))
+            else:
+                self._waiting.appendleft(question._replace(actor=None, is_second=True))
+        else:
+            self._actors.free(question.actor)
+            self._remember(context)
+            self._keep(question.key, reply)
+
+
+def _failed(message: Message, error: RayError) -> Message:
+    reason = f"{type(error).__name__}: {one_line(error)}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _set_environment() -> None:
@@ -207,12 +339,51 @@ def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
         ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(key=key, given=address, allowed=f"no Ray cluster answers: {error}") from None
+    if address:
+        _check_nodes()
     offered = ray.cluster_resources()
     for share in shares:
         if share.amount > offered.get(share.kind, 0.0):
             ray.shutdown()
             there = offered.get(share.kind, 0.0)
             raise InputError(key=share.key, given=share.amount, allowed=f"Ray offers {there:g} {share.kind}s in all")
+
+
+def _check_nodes() -> None:
+    """Refuse nodes that lack fedpriv, or have other versions: they would fail, or answer with other numbers."""
+    names = ("fedpriv", "flwr", "torch", "numpy")
+
+    def versions() -> dict[str, str | None]:  # nested, so that Ray sends it as it is to nodes without fedpriv
+        from importlib.metadata import PackageNotFoundError, version
+        from importlib.util import find_spec
+
+        found: dict[str, str | None] = {}
+        for name in names:
+            try:
+                found[name] = version(name) if find_spec(name) else None
+            except PackageNotFoundError:
+                found[name] = None
+        return found
+
+    here = versions()
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    kind = ray.remote(num_cpus=0, max_retries=0)(versions)
+    asked = {
+        key: kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote() for key in nodes
+    }
+    try:
+        for key, reference in asked.items():
+            there = ray.get(reference, timeout=_NODE_SECONDS)
+            for name, wanted in here.items():
+                if there[name] != wanted:
+                    has = f"has {name} {there[name]}" if there[name] else f"has no {name}"
+                    raise InputError(f"the node {nodes[key]} of the Ray cluster {has}; here it is {name} {wanted}")
+    except RayError as error:
+        ray.shutdown()
+        raise InputError(f"the node {nodes[key]} of the Ray cluster does not answer: {one_line(error)}") from None
+    except InputError:
+        ray.shutdown()
+        raise
 
 
 def _knock(address: str, key: str) -> None:

@@ -321,3 +321,14 @@ def test_a_run_on_exactly_the_commands_that_the_file_names(tmp_path: Path) -> No
     finally:
         composed.down()
     assert (status["online"], [run["status"] for run in status["runs"]]) == (1, ["finished:completed"])
+
+
+def test_the_ray_cluster_has_the_pinned_versions_and_the_images_settings() -> None:
+    """The fields are those of KubeRay's own schema, against which the file was checked when it was written."""
+    cluster = yaml.safe_load((ROOT / "containers" / "raycluster.yaml").read_text())
+    pinned = dict(line.split("==") for line in (ROOT / "containers" / "constraints.txt").read_text().splitlines()[2:])
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert cluster["spec"]["rayVersion"] == pinned["ray"]
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    images = {container["image"] for group in groups for container in group["template"]["spec"]["containers"]}
+    assert images == {f"{yaml.safe_load(COMPOSE.read_text())['x-image']['image']}-ray"}

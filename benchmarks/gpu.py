@@ -1,0 +1,377 @@
+"""What a GPU brings: steps, attacks, clients side by side, certificates and audits, within five minutes.
+
+Usage: python -m benchmarks.gpu [--json FILE] [--parts steps attacks stacked ray commands] [--seconds 300] [--tiny]
+       [--breaching ENVIRONMENT/bin/python]
+
+Without a GPU the same is measured on the CPU; ``--tiny`` takes small networks and few repeats, and needs seconds: it
+shows that the script works, not how fast anything is. Each part gets an equal share of the seconds that are left; what
+no longer fits is named. A part that fails is named, and the exit code is 1.
+
+- steps: milliseconds of a training step, by the clock, as a multiple of plain SGD's (target: directional at most 1.5
+  for ResNet-18 and GPT at batch 64); Opacus' ghost clipping where Opacus is installed.
+- attacks: milliseconds of an iteration for all victims together on the GPU and for one thread on the CPU (target: 50
+  times as fast), PSNR of both; and of breaching on the same device where ``--breaching`` names its python, as
+  benchmarks.inversion says (target: 5 times as fast at equal quality).
+- stacked: seconds of a federation whose clients train together, next to one whose clients train in turns.
+- ray: seconds of a federation with four clients at a time, a quarter of the GPU each, next to one at a time (target:
+  2.5 times as fast, the same accuracy), and how busy the GPU was.
+- commands: seconds of certify and audit, on the GPU and on the CPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.measure import in_turns, medians, options, report, save
+from fedpriv.attacks import metrics
+from fedpriv.attacks.observation import Observation, PublicSettings
+from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.settings import known_attack
+from fedpriv.core.federated import example_losses
+from fedpriv.core.randomness import torch_stream
+from fedpriv.diagnosis.cost import Step, private_step, sgd_step
+from fedpriv.mechanisms.gaussian import GaussianMechanism
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.vmf import VmfMechanism
+from fedpriv.models import model_settings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.machinery.settings import SequenceShape
+from studies.arguments import whole
+
+ROOT = Path(__file__).parents[1]
+BATCH, CLASSES, SHAPE = 64, 10, (3, 32, 32)
+TEXTS = SequenceShape(length=128, vocabulary=259, tokenizer="byte", classes=259, is_next=True)
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"name": "mlp", "hidden": [1024, 1024]},
+    "lenet": {"name": "lenet"},
+    "resnet18": {"name": "torchvision:resnet18", "norm": "group"},
+    "vit-tiny": {"name": "timm:vit_tiny_patch16_224", "arguments": {"patch_size": 4}},
+    "gpt-20m": {"name": "gpt", "width": 512, "depth": 6, "heads": 8},
+}
+TINY: dict[str, dict[str, Any]] = {
+    "mlp": {"name": "mlp", "hidden": [16]},
+    "gpt-20m": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
+}
+MECHANISMS: dict[str, Mechanism] = {
+    "gaussian": GaussianMechanism(1.0, 1.0),
+    "directional": VmfMechanism(50.0),
+    "directional size:16": VmfMechanism(50.0, blocks="size:16"),
+}
+ATTACKS = ("iga", "dlg", "map")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where is measured, how much of it, and until when."""
+
+    device: torch.device
+    is_tiny: bool
+    breaching: str
+    end: float  # of this part, by time.monotonic()
+
+    def has_time(self) -> bool:
+        """Whether this part may go on."""
+        return time.monotonic() < self.end
+
+    @property
+    def victims(self) -> int:
+        """How many victims are attacked together."""
+        return 2 if self.is_tiny else 64
+
+    @property
+    def repeats(self) -> int:
+        """How many steps of each kind are timed."""
+        return 2 if self.is_tiny else 15
+
+
+def main() -> None:
+    """Measure each part, print its rows, and write all of them."""
+    parser = options("gpu", __doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--seconds", type=whole(1), default=300, help="of all parts together")
+    parser.add_argument("--tiny", action="store_true", help="small networks and few repeats")
+    parser.add_argument("--breaching", default="", help="python of an environment that has breaching")
+    with parser.parsed() as asked:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+        Console(stderr=True).print(f"measured on: {name}", style="dim")
+        end, rows, failed = time.monotonic() + asked.seconds, list[Row](), dict[str, str]()
+        for number, part in enumerate(asked.parts):
+            now = time.monotonic()
+            setup = Setup(device, asked.tiny, asked.breaching, now + (end - now) / (len(asked.parts) - number))
+            try:
+                rows += [{"part": part, **row} for row in PARTS[part](setup)]
+            except Exception as error:  # noqa: BLE001 - minutes on a GPU are dear: the other parts are still measured
+                failed[part] = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        columns = {"part": "{part}", "case": "{case}", "way": "{way}", "value": "{value}", "times": "{times}"}
+        report({**columns, "note": "{note}"}, [_shown(row) for row in rows], words=3)
+        for part, reason in failed.items():
+            print(f"{part} failed: {reason}")
+        save(asked.json, device=name, torch=torch.__version__, tiny=asked.tiny, rows=rows, failed=failed)
+    sys.exit(1 if failed else 0)
+
+
+def _shown(row: Row) -> Row:
+    value = "" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"
+    return {"times": "", "note": "", **row, "value": value}
+
+
+def clock(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call by the clock, until the GPU is done."""
+    _wait(device)
+    began = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def steps(setup: Setup) -> Iterator[Row]:
+    """Yield the milliseconds of steps, as multiples of SGD's."""
+    for name, settings in (TINY if setup.is_tiny else NETWORKS).items():
+        if not setup.has_time():
+            yield {"case": name, "way": "all", "value": None, "unit": "ms", "note": "left out: no time left"}
+            continue
+        ways = _ways(name, settings, setup)
+        for step in ways.values():
+            for _ in range(2):
+                step()
+        timed = {way: partial(clock, step, setup.device) for way, step in ways.items()}
+        times = medians(in_turns(timed, setup.repeats))
+        for way, seconds in times.items():
+            ratio = f"{seconds / times['sgd']:.2f} x SGD"
+            yield {"case": f"{name}, batch {BATCH}", "way": way, "value": 1e3 * seconds, "unit": "ms", "times": ratio}
+
+
+def _ways(name: str, settings: dict[str, Any], setup: Setup) -> dict[str, Step]:
+    """A step of each kind, of a network of its own."""
+    x, y = _batch(name, setup.device)
+
+    def network() -> nn.Module:
+        sequences = TEXTS if name.startswith("gpt") else None
+        shape, classes = ((1, 1, TEXTS.length), TEXTS.classes) if sequences else (SHAPE, CLASSES)
+        return build_model(model_settings(settings), shape, classes, seed=0, sequences=sequences).to(setup.device)
+
+    ways: dict[str, Step] = {"sgd": sgd_step(network(), example_losses, x, y)}
+    for way, mechanism in MECHANISMS.items():
+        ways[way] = private_step(network(), example_losses, x, y, mechanism)
+    if find_spec("opacus") is not None:
+        from benchmarks.methods import opacus_ghost
+
+        ways["opacus ghost"] = opacus_ghost(network(), x, y)
+    return ways
+
+
+def _batch(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch_stream(0, "benchmark batch", BATCH)
+    if name.startswith("gpt"):
+        tokens = torch.randint(3, TEXTS.vocabulary, (BATCH, TEXTS.length + 1), generator=generator).to(device)
+        return tokens[:, :-1], tokens[:, 1:].contiguous()
+    images = torch.randn(BATCH, *SHAPE, generator=generator)
+    return images.to(device), torch.randint(CLASSES, (BATCH,), generator=generator).to(device)
+
+
+def attacks(setup: Setup) -> Iterator[Row]:
+    """Yield the milliseconds of an attack's iteration and victim, on the GPU and on one thread of the CPU."""
+    model = build_model(model_settings({"name": "lenet" if setup.is_tiny else "convnet"}), SHAPE, CLASSES, seed=0)
+    images, heard = _uploads(model, setup.victims)
+    threads = torch.get_num_threads()
+    for name in ATTACKS:
+        if not setup.has_time():
+            yield {"case": name, "way": "all", "value": None, "unit": "ms", "note": "left out: no time left"}
+            continue
+        ms, quality = _attacked(name, heard, images, model, setup.device, setup.is_tiny)
+        torch.set_num_threads(1)
+        few = 2 if setup.is_tiny else 8
+        cpu_ms, cpu_quality = _attacked(name, heard[:few], images[:few], model, torch.device("cpu"), True)
+        torch.set_num_threads(threads)
+        case = f"{name}, {setup.victims} victims"
+        yield {
+            "case": case,
+            "way": f"{setup.device.type}, batched",
+            "value": ms,
+            "unit": "ms",
+            "note": f"PSNR {quality:.1f} dB",
+        }
+        note = f"{few} victims, PSNR {cpu_quality:.1f} dB"
+        yield {"case": case, "way": "one core, batched", "value": cpu_ms, "unit": "ms", "note": note,
+               "times": f"{cpu_ms / ms:.1f} x that"}  # fmt: skip
+    if setup.breaching:
+        yield from _breaching(setup)
+
+
+def _uploads(model: nn.Module, count: int) -> tuple[Tensor, list[Observation]]:
+    """Smooth random images on [0, 1], and what is heard of the gradient of each."""
+    generator = torch_stream(0, "benchmark victims", count)
+    coarse = torch.rand(count, SHAPE[0], 8, 8, generator=generator)
+    images = functional.interpolate(coarse, size=SHAPE[1:], mode="bilinear")
+    mean, std = (0.5,) * SHAPE[0], (0.25,) * SHAPE[0]
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    public = PublicSettings(
+        model={"name": "own"}, shape=SHAPE, classes=CLASSES, mean=mean, std=std, algorithm="fedsgd", batch_size=1,
+        local_steps=1, learning_rate=0.1, optimizer="sgd", momentum=0.0, client_examples=1, mechanism={"name": "none"},
+    )  # fmt: skip
+    heard = []
+    for number, image in enumerate(images):
+        label = torch.tensor([number % CLASSES])
+        loss = functional.cross_entropy(model((image[None] - 0.5) / 0.25), label)
+        gradient = dict(zip(parameters, torch.autograd.grad(loss, list(model.parameters())), strict=True))
+        heard.append(Observation(1, number, parameters, gradient, public, labels=(number % CLASSES,)))
+    return images, heard
+
+
+def _attacked(
+    name: str, heard: Sequence[Observation], images: Tensor, model: nn.Module, device: torch.device, is_short: bool
+) -> tuple[float, float]:
+    """Milliseconds of one more iteration for each victim, and the mean PSNR after the longer run."""
+    short, long = (2, 12) if is_short else (50, 250)
+
+    def run(iterations: int) -> tuple[float, list[Tensor]]:
+        settings = known_attack(name).model_validate({"iterations": iterations})
+        began = time.perf_counter()
+        found = run_attack(AttackJob(name, heard, model.to(device), settings, 0))
+        return time.perf_counter() - began, [each.images.cpu().clamp(0, 1) for each in found]
+
+    run(short)
+    (before, _), (after, found) = run(short), run(long)
+    model.to("cpu")
+    quality = float(metrics.psnr(images[: len(found)], torch.cat(found)).mean())
+    return 1e3 * max(after - before, 1e-9) / (long - short) / len(heard), quality
+
+
+def _breaching(setup: Setup) -> Iterator[Row]:
+    """Yield what benchmarks.inversion says of breaching, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "benchmarks.inversion", "--python", setup.breaching, "--json", str(kept)]
+        subprocess.run([*command, "--batches", "1", "--pairs", "iga:invertinggradients"], cwd=ROOT, check=True)
+        for row in json.loads(kept.read_text())["rows"]:
+            note = f"PSNR {row['psnr']:.1f} dB, breaching's {row['their_psnr']:.1f} dB; processor time"
+            ratio = f"{row['their_ms'] / row['ms']:.1f} x ours"
+            yield {"case": row["ours"], "way": "breaching", "value": row["their_ms"], "unit": "ms", "times": ratio,
+                   "note": note}  # fmt: skip
+
+
+def stacked(setup: Setup) -> Iterator[Row]:
+    """Yield the seconds of a federation with clients trained together and in turns."""
+    yield from _runs({"in turns": ["engine.name=inline"], "stacked": ["engine.name=stacked"]}, setup, "in turns")
+
+
+def ray(setup: Setup) -> Iterator[Row]:
+    """Yield the seconds of a federation on Ray, four clients on the GPU at a time and one at a time."""
+    if find_spec("ray") is None:
+        yield {"case": "federation", "way": "ray", "value": None, "unit": "s", "note": "Ray is not installed"}
+        return
+    on_gpu = setup.device.type == "cuda"
+    share = "gpus_per_client" if on_gpu else "cpus_per_client"
+    whole_, quarter = ("1", "0.25") if on_gpu else (str(os.cpu_count()), str((os.cpu_count() or 1) / 4))
+    rest = ["engine.cpus_per_client=0.5"] if on_gpu else []
+    one = ["engine.name=ray", f"engine.{share}={whole_}", *rest]
+    four = ["engine.name=ray", f"engine.{share}={quarter}", *rest]
+    yield from _runs({"one at a time": one, "four at a time": four}, setup, "one at a time")
+
+
+def _runs(ways: dict[str, list[str]], setup: Setup, first: str) -> Iterator[Row]:
+    """Run the same federation in each way, each in a process of its own."""
+    rounds, clients = ("1", "4") if setup.is_tiny else ("10", "16")
+    shared = [f"federation.rounds={rounds}", f"federation.clients={clients}", "adversary.attacks=[]"]
+    shared += ["model.name=mlp"] if setup.is_tiny else ["model.name=convnet", "training.batch_size=64"]
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way, flags in ways.items():
+            if times and not setup.has_time():
+                yield {"case": "federation", "way": way, "value": None, "unit": "s", "note": "no time left"}
+                continue
+            command = ["run", "configs/quickstart.toml", *_set([*shared, *flags]), "--out", f"{folder}/{way}", "--json"]
+            with _utilisation(setup.device) as busy:
+                began = time.monotonic()
+                summary = json.loads(_fedpriv(command, setup))
+                times[way] = time.monotonic() - began
+            note = f"accuracy {summary['test_accuracy']:.4f}"
+            note += f", GPU busy {sum(busy) / len(busy):.0f} %" if busy else ""
+            ratio = f"{times[first] / times[way]:.2f} x as fast"
+            case = f"{clients} clients, {rounds} rounds"
+            yield {"case": case, "way": way, "value": times[way], "unit": "s", "times": ratio, "note": note}
+
+
+def commands(setup: Setup) -> Iterator[Row]:
+    """Yield the seconds of certify and audit, on the GPU and on the CPU."""
+    few = ["--examples", "2", "--votes", "100"] if setup.is_tiny else ["--examples", "50", "--votes", "2000"]
+    references = ["--references", "6", "--pairs", "10"] if setup.is_tiny else ["--references", "16"]
+    verbs = {"certify": [*few, "--noise", "0.25", "--place", "input"], "audit": references}
+    devices = dict.fromkeys((setup.device.type, "cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        for device in devices:
+            flags = ["federation.rounds=2", "adversary.attacks=[]", f"engine.device={device}", "engine.name=inline"]
+            _fedpriv(["run", "configs/quickstart.toml", *_set(flags), "--out", f"{folder}/{device}", "--json"], setup)
+            for verb, given in verbs.items():
+                began = time.monotonic()
+                _fedpriv([verb, f"{folder}/{device}", *given, "--json"], setup)
+                yield {"case": verb, "way": device, "value": time.monotonic() - began, "unit": "s"}
+
+
+def _set(flags: Sequence[str]) -> list[str]:
+    return [part for flag in flags for part in ("--set", flag)]
+
+
+def _fedpriv(command: Sequence[str], setup: Setup) -> str:
+    """Run a command of the program, and return what it prints."""
+    left = max(30.0, 2 * (setup.end - time.monotonic()))
+    done = subprocess.run(
+        [sys.executable, "-m", "fedpriv", *command], cwd=ROOT, capture_output=True, text=True, timeout=left
+    )
+    if done.returncode:
+        raise RuntimeError(f"fedpriv {' '.join(command)}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+@contextmanager
+def _utilisation(device: torch.device) -> Iterator[list[float]]:
+    """Collect how busy the GPU is, in percent, twice a second."""
+    busy, done = list[float](), Event()
+
+    def look() -> None:
+        while not done.wait(0.5):
+            busy.append(float(torch.cuda.utilization()))
+
+    watching = Thread(target=look, daemon=True)
+    if device.type == "cuda" and find_spec("pynvml") is not None:
+        watching.start()
+    try:
+        yield busy
+    finally:
+        done.set()
+
+
+PARTS: dict[str, Callable[[Setup], Iterator[Row]]] = {
+    "steps": steps,
+    "attacks": attacks,
+    "stacked": stacked,
+    "ray": ray,
+    "commands": commands,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The script for a GPU does all its parts on a CPU, in its tiny mode, and names what fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, dict[str, object]]:
+    kept = tmp_path / "rows.json"
+    monkeypatch.setattr("sys.argv", ["benchmarks.gpu", "--tiny", "--json", str(kept), *arguments])
+    with pytest.raises(SystemExit) as end:
+        gpu.main()
+    return int(end.value.code or 0), json.loads(kept.read_text())
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(setup: gpu.Setup) -> list[gpu.Row]:
+        raise RuntimeError("no memory\nleft")
+
+    def whole(setup: gpu.Setup) -> list[gpu.Row]:
+        return [{"case": "c", "way": "w", "value": None, "unit": "s"}]
+
+    monkeypatch.setattr(gpu, "PARTS", {"broken": broken, "whole": whole})
+    code, kept = run(tmp_path, monkeypatch)
+    assert (code, kept["failed"]) == (1, {"broken": "RuntimeError: no memory left"})
+    assert kept["rows"] == [{"part": "whole", "case": "c", "way": "w", "value": None, "unit": "s"}]
+
+
+@pytest.mark.parametrize("part", list(gpu.PARTS))
+def test_each_part_measures_on_a_cpu(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, kept = run(tmp_path, monkeypatch, "--parts", part, "--seconds", "500")
+    assert (code, kept["failed"]) == (0, {})
+    rows = kept["rows"]
+    assert isinstance(rows, list)
+    assert len(rows) > 1
+    assert all(row["value"] > 0 for row in rows), rows
