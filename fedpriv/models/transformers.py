@@ -164,9 +164,9 @@ class TransformersSettings(LibraryModelSettings):
 
 def _implied(usual: Any, given: "Mapping[str, Any]") -> dict[str, Any]:
     """Return keys of a configuration that follow from others: as many heads of keys as of queries, where the usual
-    number does not fit, and weights that RWKV does not scale back and forth, which changes no logits.
+    number does not fit; and RWKV neither scales weights back and forth nor writes a cache in place: same logits.
     """
-    implied = {"rescale_every": 0} if hasattr(usual, "rescale_every") else {}
+    implied = {"rescale_every": 0, "use_cache": False} if hasattr(usual, "rescale_every") else {}
     heads, keys = given.get("num_attention_heads"), getattr(usual, "num_key_value_heads", None)
     if isinstance(heads, int) and isinstance(keys, int) and heads % keys:
         implied["num_key_value_heads"] = heads
