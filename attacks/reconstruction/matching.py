@@ -98,7 +98,8 @@ class Matcher:
 
     def _compare(self, group: "_VictimGroup", images: Tensor, labels: Tensor) -> Compared:
         if group.model.training is not None:
-            return group.written(group.model.trained(self._network, group.parameters, images, labels))
+            heard = group.targets.rows() if group.model.mechanism.constrains else None
+            return group.written(group.model.trained(self._network, group.parameters, images, labels, heard))
         gradients = dummy_gradients(
             self._network, group.parameters, images, labels, each=group.model.needs_examples, autocast=self._autocast
         )
@@ -167,7 +168,8 @@ class _VictimGroup:
     def _written(self, gradients: DummyGradients) -> Compared:
         rows = gradients.rows()
         if not self.model.needs_examples:
-            rows = self.model.expected({name: value[:, 0] for name, value in rows.items()})
+            heard = self.targets.rows() if self.model.mechanism.constrains else None
+            rows = self.model.expected({name: value[:, 0] for name, value in rows.items()}, heard)
         else:
             rows = self.model.expected_of_examples(rows)
         return self.written(rows)

@@ -247,13 +247,15 @@ class UploadModel:
             weights += [(names, weight * scale) for scale, names in parts]
         return weights
 
-    def trained(self, network: Network, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
+    def trained(
+        self, network: Network, parameters: Vector, images: Tensor, labels: Tensor, heard: Vector | None = None
+    ) -> Vector:
         """Train on (N, B, C, H, W) as the client did, noise left out, and return the expected uploads (N, *shape)."""
         if self.training is None:
             raise ValueError("this upload is one gradient; there is no local training to unroll")
         release = self._released if self.protects_examples else None
         change = unrolled_update(network, parameters, images, labels, self.training, release)
-        return self.gradient(change) if self.protects_examples else self.expected(self.gradient(change))
+        return self.gradient(change) if self.protects_examples else self.expected(self.gradient(change), heard)
 
     def _released(self, gradients: Vector) -> Vector:
         return batch_mean(vmap(vmap(self.mechanism.expected))(gradients))
@@ -263,12 +265,19 @@ class UploadModel:
         factor = self.signed / self.step
         return upload if factor == 1 else {name: value * factor for name, value in upload.items()}
 
-    def expected(self, gradients: Vector) -> Vector:
-        """Map mean gradients (N, *shape) to expected uploads (N, *shape), for models that do not need the examples."""
+    def expected(self, gradients: Vector, heard: Vector | None = None) -> Vector:
+        """Map mean gradients (N, *shape) to expected uploads (N, *shape), for models that do not need the examples.
+
+        With ``heard`` uploads (N, *shape) to what is compared with them, where these are constraints alone.
+        """
         if not self.mechanism.protects:
             return gradients
         factor = self.signed * self.step if self.protects_updates else 1.0
-        sent = vmap(self.mechanism.expected)({name: value * factor for name, value in gradients.items()})
+        updates = {name: value * factor for name, value in gradients.items()}
+        if heard is not None and self.mechanism.constrains:
+            sent = vmap(self.mechanism.fitted)(updates, {name: heard[name] * factor for name in gradients})
+        else:
+            sent = vmap(self.mechanism.expected)(updates)
         return {name: value / factor for name, value in sent.items()}
 
     def expected_of_examples(self, gradients: Vector) -> Vector:

@@ -46,3 +46,6 @@ MOST_LABEL_EPSILON = 20.0
 
 PAD, START, END = 0, 1, 2
 """Tokens of texts: nothing, and the beginning and the end of one."""
+
+NOTHING_PROVEN = "Nothing is proven:"
+"""How a sentence begins that terminals print in red."""

@@ -226,13 +226,14 @@ def test_noise_for_a_ceiling_stops_nobody_at_the_same() -> None:
     ("federation", "mechanism", "words"),
     [
         (0.05, {}, r"federation.target_ceiling = 0.05: mechanism.name = 'none' proves no ceiling; allowed: gaussian"),
+        (0.05, {"name": "percentile"}, "'percentile' proves no ceiling; allowed: gaussian, hgm, laplace, vmf"),
         (0.005, {"name": "vmf", "kappa": 2}, "target_ceiling = 0.005: above mechanism's guess, 0.01, and below 1"),
         (0.5, {"name": "vmf", "kappa": 2, "candidates": 2}, "target_ceiling = 0.5: above mechanism's guess, 0.5"),
         (0.1, {"name": "vmf", "target_ceiling": 0.05}, "above mechanism.target_ceiling = 0.05, for which the noise"),
         (0.1, {"name": "vmf", "kappa": 2, "candidates": 9, "ceiling_guess": 0.1}, "candidates = 9: in place of"),
         (None, {"name": "vmf", "target_ceiling": 0.01}, "target_ceiling = 0.01: above the guess, 0.01, and below 1"),
         (None, {"name": "vmf", "target_ceiling": 0.04, "candidates": 25}, "above the guess, 0.04, and below 1"),
-        (None, {"name": "vmf", "kappa": 1, "candidates": 1}, "mechanism.candidates"),
+        (None, {"name": "vmf", "kappa": 1, "candidates": 1}, "mechanism.vmf.candidates"),
     ],
 )
 def test_a_ceiling_that_makes_no_sense_is_refused(federation, mechanism, words) -> None:  # type: ignore[no-untyped-def]

@@ -38,6 +38,7 @@ MECHANISMS: dict[str, dict[str, object]] = {
     "hgm, public": {"name": "hgm", "sigma": 0.5, "redistribution": "public", "public_examples": 20},
     "hgm, one update": {"name": "hgm", "epsilon": 4.0, "unit": "update", "redistribution": "layer"},
     "hgm, target": {"name": "hgm", "target_epsilon": 8.0, "redistribution": "public", "inflation": 2.0},
+    "percentile": {"name": "percentile", "gamma": 1e-3},
     "vmf, blocks of 256": {"name": "vmf", "kappa": 40.0, "blocks": "size:256"},
     "vmf, update": {"name": "vmf", "epsilon": 80.0, "unit": "update"},
     "vmf, target": {"name": "vmf", "target_epsilon": 8.0, "blocks": "layer"},

@@ -243,6 +243,24 @@ def unprotected(folder: Path, patch: Patch) -> None:
         np.testing.assert_allclose(released, gradient(ran.world, one.client, ran.model("train", 1)), atol=1e-5)
 
 
+def filtered(name: str) -> Callable[[Path, Patch], None]:
+    """What a filter leaves of the update leaves, the same again, and the ledger claims nothing about it."""
+
+    def play(folder: Path, patch: Patch) -> None:
+        ran = run(settings({"name": name}), folder, patch)
+        (line,) = ran.ledger["clients"]
+        assert (ran.ledger["mechanism"], line["epsilon"], line["pure_epsilon"]) == (name, None, None)
+        assert line["ceilings"]["told"]["gamma"] is None
+        mechanism = ran.world.plans[0].config.mechanism()
+        for one in ran.of_kind("train", 1):
+            released = flat(unpack(one.reply.content.array_records["upload"]))
+            whole = torch.from_numpy(gradient(ran.world, one.client, ran.model("train", 1)))
+            expected = mechanism.expected({"whole": whole})["whole"].numpy()
+            assert np.mean(np.isclose(released, expected, atol=1e-5)) > 0.99  # rounding moves a number to a level
+
+    return play
+
+
 def masked(name: str) -> Callable[[Path, Patch], None]:
     """Under masks no upload can be read, and the sum has the noise of the ledger."""
 
@@ -766,6 +784,7 @@ CHECKS: dict[str, Check] = {
         for unit in ("example", "update")
     },
     "upload, none": Check(unprotected, None),
+    **{f"upload, {name}": Check(filtered(name), None) for name in ("percentile", "top-k", "sign", "quantise")},
     "masked upload, gaussian": Check(masked("gaussian"), without_release_noise),
     "masked upload, distributed": Check(masked("distributed"), without_shares),
     "noise on the sum, central": Check(central, without_central_noise),

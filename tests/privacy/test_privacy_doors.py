@@ -48,6 +48,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
         for name in ("gaussian", "hgm", "laplace", "vmf")
     },
     "mechanism: none": ("upload, none",),
+    **{f"mechanism: {name}": (f"upload, {name}",) for name in ("percentile", "top-k", "sign", "quantise")},
     "mechanism: central": ("noise on the sum, central", "somebody's app, noise elsewhere"),
     "mechanism: distributed": ("masked upload, distributed", "somebody's app, noise elsewhere"),
     "mechanism: output": ("model of a client, output", "model of a client, output, laplace"),

@@ -15,6 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.names import NOTHING_PROVEN
 
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
     from fedpriv.core.records import Interval, Summary
@@ -131,7 +132,8 @@ def share_words(interval: "Interval") -> str:
 def print_sentences(sentences: Sequence[str]) -> None:
     """Print sentences for people, wrapped on a terminal and whole elsewhere."""
     for sentence in sentences:
-        out.print(sentence, markup=False, soft_wrap=not out.is_terminal)
+        style = "bold red" if sentence.startswith(NOTHING_PROVEN) else None
+        out.print(sentence, style=style, markup=False, soft_wrap=not out.is_terminal)
 
 
 def print_summary(summary: "Summary", folder: Path, as_json: bool) -> None:

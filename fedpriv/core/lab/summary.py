@@ -22,6 +22,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.finding import Found
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
+from fedpriv.core.names import NOTHING_PROVEN
 from fedpriv.core.records import (
     COMPLETED,
     AttackResult,
@@ -396,6 +397,8 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if not experiment.mechanism.protects:
         what = "is proven of whole examples" if experiment.prepares_data else "is proven"
         return [f"No mechanism, so no privacy {what}."]
+    if experiment.mechanism.filters:
+        return [f"{NOTHING_PROVEN} {experiment.mechanism.title} hides numbers and adds no noise: it is not privacy."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
     noise = f"noise: {experiment.noise}"

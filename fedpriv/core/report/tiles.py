@@ -95,6 +95,9 @@ def _privacy(view: View) -> list[Tile]:
         return []
     if worst is None:
         return [Tile("Proven privacy", "not known yet", words=True, remark="This folder has no ledger yet.")]
+    if (mechanism := view.experiment.mechanism).filters:
+        remark = f"{mechanism.title} hides numbers and adds no noise: it is not privacy."
+        return [Tile("Proven privacy", "nothing", words=True, remark=remark, alarm=True)]
     figures = [_proven(view, worst)]
     if worst.nominal_epsilon is not None:
         figures.append(_nominal(worst))

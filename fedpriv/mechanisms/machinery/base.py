@@ -35,6 +35,7 @@ class Mechanism(ABC):
     protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
     at_once: ClassVar[bool] = False  # whether it does the same to every number, so that models are released together
     draws_each: ClassVar[bool] = False  # whether each example gets a draw of its own, also one whose gradient is zero
+    constrains: ClassVar[bool] = False  # whether a release says of some numbers only between which values they lay
     asks_often: ClassVar[bool] = False  # whether more is asked of gradients than norms and a sum: more of them is kept
 
     def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
@@ -158,6 +159,10 @@ class Mechanism(ABC):
     def expected(self, gradient: "Vector") -> "Vector":
         """Return the mean of what :meth:`release` returns for a batch of one with this gradient; differentiable."""
 
+    def fitted(self, gradient: "Vector", released: "Vector") -> "Vector":
+        """Return what attacks compare with a release instead of what is expected, where it :attr:`constrains`."""
+        return self.expected(gradient)
+
     def standardise(self, released: "Vector") -> "Vector":
         """Divide each coordinate by a public number such that the noise is as large in all of them.
 
@@ -268,6 +273,8 @@ class MechanismSettings(Settings):
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
         protects: whether an upload is anything but what training gives.
+        filters: whether it hides numbers without noise (:mod:`fedpriv.mechanisms.machinery.filters`): people take that
+            for privacy, so that it is said in red that nothing is proven.
         on_gradients: whether it acts on gradients or updates; else on a model that a client trains alone
             (:mod:`fedpriv.mechanisms.machinery.model_noise`).
         noise_at: where the noise is whole, and so whom one has to trust (:data:`NoiseAt`).
@@ -280,6 +287,7 @@ class MechanismSettings(Settings):
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"
     protects: ClassVar[bool] = True
+    filters: ClassVar[bool] = False
     on_gradients: ClassVar[bool] = True
     noise_at: ClassVar[NoiseAt] = "clients"
     parameter: ClassVar[str | None] = None

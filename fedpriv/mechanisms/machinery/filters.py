@@ -1,0 +1,100 @@
+"""Filters: what hides some numbers of an upload and adds no noise. Nothing is proven about them.
+
+An adversary who knows the filter knows more than a number of what it hides: a zero says that the number was small, a
+plateau that it was large. An attack looks for examples whose update lies where the upload says (:meth:`Filter.within`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.mechanisms.machinery.base import Mechanism, MechanismSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.core.randomness import NoiseStream
+    from fedpriv.gradients import GradientOperator, Vector
+    from fedpriv.mechanisms.machinery.law import Noise
+
+
+class FilterSettings(MechanismSettings):
+    """Settings of a filter: it acts on whole uploads."""
+
+    filters: ClassVar[bool] = True
+
+    unit: Literal["update"] = Field("update", description="a filter acts on whole uploads, once a round")
+
+
+@dataclass(frozen=True)
+class Filter(Mechanism):
+    """A fixed function of an upload's numbers, laid end to end."""
+
+    constrains: ClassVar[bool] = True
+
+    @abstractmethod
+    def filtered(self, numbers: "Tensor") -> "Tensor":
+        """Return what leaves of the numbers (K,)."""
+
+    @abstractmethod
+    def within(self, released: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Return the least and the largest value (K,) that each number had, by what left of it (K,)."""
+
+    def on_scale(self, numbers: "Tensor", released: "Tensor") -> "Tensor":
+        """Return numbers (K,) with the length that the release tells, where it tells it in other ways."""
+        return numbers
+
+    def _release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
+        import torch
+
+        ones = torch.full((gradients.examples,), 1 / batch_size, dtype=gradients.dtype, device=gradients.device)
+        return self.expected(gradients.combine(ones))
+
+    @override
+    def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
+        return float("inf")
+
+    @override
+    def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> "Noise":
+        from fedpriv.mechanisms.machinery.law import Noise
+
+        return Noise((sum(tensors),), (0.0,))
+
+    @override
+    def expected(self, gradient: "Vector") -> "Vector":
+        return _like(self.filtered(_flat(gradient)), gradient)
+
+    @override
+    def fitted(self, gradient: "Vector", released: "Vector") -> "Vector":
+        """Return the release, off by what the gradient has outside of what the release allows; differentiable."""
+        import torch
+
+        told = _flat(released)
+        least, most = self.within(told)
+        numbers = self.on_scale(_flat(gradient), told)
+        return _like(told + numbers - torch.minimum(torch.maximum(numbers, least), most), gradient)
+
+
+def _flat(vector: "Vector") -> "Tensor":
+    import torch
+
+    return torch.cat([value.flatten() for value in vector.values()])
+
+
+def _like(numbers: "Tensor", vector: "Vector") -> "Vector":
+    sizes = [value.numel() for value in vector.values()]
+    parts = zip(vector.items(), numbers.split(sizes), strict=True)
+    return {name: part.view(value.shape) for (name, value), part in parts}
+
+
+def around_zeros(released: "Tensor", told: "Tensor") -> "tuple[Tensor, Tensor]":
+    """The values as they are; zeros lie as far from it as the smallest of the others that are ``told`` exactly."""
+    import torch
+
+    kept = released != 0
+    least = torch.where(kept & told, released.abs(), float("inf")).amin()
+    return torch.where(kept, released, -least), torch.where(kept, released, least)

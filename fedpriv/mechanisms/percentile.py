@@ -1,0 +1,69 @@
+"""NVFlare's percentile filter: small numbers of an upload become zero, large ones a plateau. Nothing is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Real
+from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+
+
+@MECHANISMS.register
+class PercentileSettings(FilterSettings):
+    """Zero the smallest numbers, cut off the largest."""
+
+    title: ClassVar[str] = "percentile filter"
+    label: ClassVar[str] = "percentile"
+    colours: ClassVar[tuple[str, str]] = ("#A50026", "#F46D43")
+    marker: ClassVar[str] = "v"
+
+    name: Literal["percentile"] = Field("percentile", description="privacy mechanism")
+    percentile: Annotated[Real, Field(ge=0, le=100)] = Field(
+        10.0, description="numbers whose size is at most this percentile of all sizes become zero"
+    )
+    gamma: ClipNorm = Field(0.01, description="larger numbers are cut off at this size")
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        return PercentileFilter(self.percentile, self.gamma)
+
+
+@dataclass(frozen=True)
+class PercentileFilter(Filter):
+    """Sizes up to a percentile become zero, larger ones gamma at most."""
+
+    name: ClassVar[str] = "percentile"
+
+    percentile: float  # from 0 to 100
+    gamma: float  # above 0
+
+    @override
+    def filtered(self, numbers: Tensor) -> Tensor:
+        import torch
+
+        sizes = numbers.abs().sort().values
+        # As numpy interpolates between the two sizes next to the percentile.
+        place = self.percentile / 100 * (len(sizes) - 1)
+        low = sizes[int(place)]
+        cutoff = low + (place - int(place)) * (sizes[min(int(place) + 1, len(sizes) - 1)] - low)
+        return torch.where(numbers.abs() > cutoff, numbers.clamp(-self.gamma, self.gamma), 0.0)
+
+    @override
+    def within(self, released: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        plateau = self.gamma * (1 - 1e-6)  # rounding
+        least, most = around_zeros(released, released.abs() < plateau)
+        far = torch.full_like(released, float("inf"))
+        return torch.where(released <= -plateau, -far, least), torch.where(released >= plateau, far, most)

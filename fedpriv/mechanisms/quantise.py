@@ -1,0 +1,61 @@
+"""Quantisation: each number of an upload is rounded to one of a few levels. Nothing is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Integer
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+
+
+@MECHANISMS.register
+class QuantiseSettings(FilterSettings):
+    """Round to levels between the largest number and its opposite."""
+
+    title: ClassVar[str] = "quantisation"
+    label: ClassVar[str] = "quantised"
+    colours: ClassVar[tuple[str, str]] = ("#01665E", "#80CDC1")
+    marker: ClassVar[str] = ">"
+
+    name: Literal["quantise"] = Field("quantise", description="privacy mechanism")
+    bits: Annotated[Integer, Field(ge=2, le=16)] = Field(
+        8, description="of each number; 2^(bits - 1) - 1 levels a sign"
+    )
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        return QuantiseFilter(self.bits)
+
+
+@dataclass(frozen=True)
+class QuantiseFilter(Filter):
+    """Each number is rounded to a multiple of the largest size over the number of levels."""
+
+    name: ClassVar[str] = "quantise"
+
+    bits: int  # from 2 to 16
+
+    @override
+    def filtered(self, numbers: Tensor) -> Tensor:
+        step = self._step(numbers)
+        return (numbers / step).round() * step
+
+    @override
+    def within(self, released: Tensor) -> tuple[Tensor, Tensor]:
+        half = self._step(released) / 2  # the largest number is a level, and leaves as it is
+        return released - half, released + half
+
+    def _step(self, numbers: Tensor) -> Tensor:
+        step: Tensor = numbers.abs().max() / (2 ** (self.bits - 1) - 1)
+        return step.clamp(min=1e-30)

@@ -1,0 +1,57 @@
+"""Top-k sparsification: only the largest numbers of an upload leave. Nothing is proven."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import Real
+from fedpriv.mechanisms.machinery.base import Mechanism
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
+
+
+@MECHANISMS.register
+class TopSettings(FilterSettings):
+    """Keep the largest numbers."""
+
+    title: ClassVar[str] = "top-k sparsification"
+    label: ClassVar[str] = "top-k"
+    colours: ClassVar[tuple[str, str]] = ("#762A83", "#C2A5CF")
+    marker: ClassVar[str] = "^"
+
+    name: Literal["top-k"] = Field("top-k", description="privacy mechanism")
+    share: Annotated[Real, Field(gt=0, le=1)] = Field(0.1, description="of the numbers that are kept, the largest")
+
+    @override
+    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
+        return TopFilter(self.share)
+
+
+@dataclass(frozen=True)
+class TopFilter(Filter):
+    """All but a share of the numbers, the largest, become zero."""
+
+    name: ClassVar[str] = "top-k"
+
+    share: float  # above 0, up to 1
+
+    @override
+    def filtered(self, numbers: Tensor) -> Tensor:
+        import torch
+
+        least = numbers.abs().topk(max(1, math.ceil(self.share * len(numbers)))).values[-1]
+        return torch.where(numbers.abs() >= least, numbers, 0.0)
+
+    @override
+    def within(self, released: Tensor) -> tuple[Tensor, Tensor]:
+        return around_zeros(released, released != 0)
