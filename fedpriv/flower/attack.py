@@ -55,6 +55,7 @@ from fedpriv.flower.learner import Learner, Replay, as_learned, learner_of, own_
 from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.machinery.filters import recognised
 
 _RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
 _HOLDS: Mapping[Form, str] = {
@@ -380,6 +381,8 @@ def _reconstructed(
         return _read(victim, name, settings), []
     if about.kind == "row" and "tv" in known_attack(name).model_fields:
         settings = {"tv": 0.0, **settings}  # neighbours in a row are not alike, as pixels are
+    mechanism = recorded_mechanism(public.mechanism)
+    seen = None if mechanism.protects else recognised(observation.upload)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reconstruction = reconstruct(
@@ -393,7 +396,7 @@ def _reconstructed(
             batch_size=public.batch_size or 1,
             examples=public.examples,
             parameters=observation.parameters,
-            mechanism=recorded_mechanism(public.mechanism),
+            mechanism=seen or mechanism,
             learning_rate=None if public.algorithm == "fedsgd" else public.learning_rate,
             local_steps=public.local_steps,
             optimizer=public.optimizer,
@@ -406,6 +409,8 @@ def _reconstructed(
         )
     placed = replace(reconstruction, round=observation.round, client=observation.client)
     texts = [worded(str(each.message), about.kind) for each in caught]
+    if seen is not None:
+        texts.insert(0, f"{observation.title} looks as if a filter ({seen.title}) had been applied; attacked as such")
     return placed, [text for text in texts if about.task not in OWN_LOSS or _OF_LABELS not in text]
 
 

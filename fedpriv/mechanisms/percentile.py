@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -11,7 +11,7 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,15 @@ class PercentileSettings(FilterSettings):
         10.0, description="numbers whose size is at most this percentile of all sizes become zero"
     )
     gamma: ClipNorm = Field(0.01, description="larger numbers are cut off at this size")
+
+    @classmethod
+    @override
+    def recognise(cls, numbers: Tensor) -> Self | None:
+        sizes = numbers.abs()
+        if not is_plateau(numbers) or bool((sizes[sizes > 0] >= sizes.max() * (1 - 1e-6)).all()):
+            return None
+        zeros = float((numbers == 0).double().mean()) if is_cut(numbers) else 0.0
+        return cls(percentile=100 * zeros, gamma=float(sizes.max()))
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

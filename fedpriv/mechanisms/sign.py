@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -28,6 +28,12 @@ class SignSettings(FilterSettings):
     marker: ClassVar[str] = "<"
 
     name: Literal["sign"] = Field("sign", description="privacy mechanism")
+
+    @classmethod
+    @override
+    def recognise(cls, numbers: Tensor) -> Self | None:
+        sizes = numbers[numbers != 0].abs()
+        return cls() if bool((sizes >= sizes.max() * (1 - 1e-6)).all()) else None
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

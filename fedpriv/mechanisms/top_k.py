@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,13 @@ class TopSettings(FilterSettings):
 
     name: Literal["top-k"] = Field("top-k", description="privacy mechanism")
     share: Annotated[Real, Field(gt=0, le=1)] = Field(0.1, description="of the numbers that are kept, the largest")
+
+    @classmethod
+    @override
+    def recognise(cls, numbers: Tensor) -> Self | None:
+        if is_plateau(numbers) or not is_cut(numbers):
+            return None
+        return cls(share=float((numbers != 0).double().mean()))
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

@@ -12,7 +12,7 @@ from fedpriv.core.plan import plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.filters import Filter
+from fedpriv.mechanisms.machinery.filters import Filter, recognised
 from tests.cases import in_one_test
 
 FILTERS = {
@@ -116,3 +116,18 @@ def test_numbers_out_of_range_are_refused(name: str, key: str, value: float) -> 
         mechanism_settings({"name": name, key: value})
     with pytest.raises(ValueError, match="unit"):
         mechanism_settings({"name": name, "unit": "example"})
+
+
+@in_one_test("seed", range(5))
+def test_what_a_filter_has_left_is_recognised(seed: int) -> None:
+    """Of 10,000 numbers; those of an update, with units that were not used or without, are not taken for any."""
+    numbers = torch.randn(10_000, generator=torch.Generator().manual_seed(seed)) * 0.01
+    unused = torch.where(torch.arange(10_000) % 5 == 0, 0.0, numbers)
+    for name, key, value in (("percentile", "gamma", 0.01), ("top-k", "share", 0.1), ("sign", "unit", "update")):
+        filtered = mechanism_settings({"name": name}).mechanism().expected({"w": numbers})
+        found = recognised(filtered)
+        assert found is not None
+        assert found.name == name
+        assert getattr(found, key) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-3))
+    assert recognised({"w": numbers}) is None
+    assert recognised({"w": unused}) is None

@@ -394,7 +394,9 @@ class _Stage:
         world = self.world
         protected = [upload for upload in heard if upload.kind == PROTECTED]
         wanted = world.experiment.adversary.best_decision and world.dataset.text is None
-        if not wanted or not world.experiment.mechanism.protects or not protected:
+        mechanism = world.experiment.mechanism
+        # Of what is released without noise the likelihood is no number.
+        if not wanted or not mechanism.protects or mechanism.filters or not protected:
             return heard
         self.progress.stage("computing the best decision among the candidates")
         known = {}

@@ -7,11 +7,12 @@ plateau that it was large. An attack looks for examples whose update lies where 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.machinery.base import Mechanism, MechanismSettings
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class FilterSettings(MechanismSettings):
     filters: ClassVar[bool] = True
 
     unit: Literal["update"] = Field("update", description="a filter acts on whole uploads, once a round")
+
+    @classmethod
+    def recognise(cls, numbers: "Tensor") -> "Self | None":
+        """Return the filter's settings if an upload's numbers (K,) look as if they had gone through it."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,34 @@ def _like(numbers: "Tensor", vector: "Vector") -> "Vector":
     sizes = [value.numel() for value in vector.values()]
     parts = zip(vector.items(), numbers.split(sizes), strict=True)
     return {name: part.view(value.shape) for (name, value), part in parts}
+
+
+def recognised(upload: "Vector") -> FilterSettings | None:
+    """Return the filter that an upload seems to have gone through; ``None``: its numbers look like any update's."""
+    numbers = _flat(upload)
+    if int((numbers != 0).sum()) < _ENOUGH:
+        return None
+    seen = (kind.recognise(numbers) for kind in MECHANISMS.values() if kind.filters)
+    return next((settings for settings in seen if settings is not None), None)
+
+
+_ENOUGH = 100  # numbers that are not zero: of fewer chance may make many alike
+_PLATEAU = 0.02  # share of the numbers that have the largest size: rounding alone gives next to none
+
+
+def is_plateau(numbers: "Tensor") -> bool:
+    """Whether many numbers (K,) have the same size, the largest."""
+    sizes = numbers.abs()
+    return bool((sizes >= sizes.max() * (1 - 1e-6)).double().mean() > _PLATEAU)
+
+
+def is_cut(numbers: "Tensor") -> bool:
+    """Whether numbers (K,) were made zero for being small.
+
+    Units that were not used leave zeros, too; then the other numbers' sizes reach down to zero.
+    """
+    sizes = numbers[numbers != 0].abs()
+    return len(sizes) < len(numbers) and float(sizes.min() / sizes.median()) * len(sizes) > 10.0
 
 
 def around_zeros(released: "Tensor", told: "Tensor") -> "tuple[Tensor, Tensor]":
