@@ -5,10 +5,17 @@ Frameworks that the project does not depend on are installed on demand: ``make f
 
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
 
-from tests.flower.shapes import CLIENTS, EXAMPLES, SHAPES, ask, missing
+from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.flower.uploads import first_inputs
+from tests.flower.apps import context, question
+from tests.flower.shapes import CLIENTS, EXAMPLES, SHAPES, ask, digits, missing
 
 # Claims that hold of no app here: nothing was protected, or recovered, or seen, where it was.
 LEADS_NOWHERE = re.compile(r"Traceback|set tap\.shape|was not seen to take images")
@@ -38,6 +45,37 @@ def test_what_leaves_an_app_is_told(name: str, tmp_path: Path, monkeypatch: pyte
 
 def _is_doubted(text: str) -> bool:
     return "the training that was watched is another than ours" in text
+
+
+@pytest.mark.parametrize("name", ["Keras", "JAX", "scikit-learn"])
+def test_real_networks_give_every_digit_away(name: str) -> None:
+    """One digit a message, of a client's own training: read off the first layer alone, without the network."""
+    if absent := missing(name):
+        pytest.skip(f"not installed: {', '.join(absent)}; make flower-test installs them")
+    app, start = SHAPES[name].build([])[0], asked_of(name)
+    for number in range(10):
+        message = question({}, number=1)
+        message.content["arrays"] = ArrayRecord(start)
+        reply = app(message, context(partition=number))
+        after = reply.content.array_records["arrays"].to_numpy_ndarrays()
+        pairs = enumerate(zip(start, after, strict=True))
+        update = {str(place): torch.tensor(now.astype(float) - before).float() for place, (before, now) in pairs}
+        found = first_inputs(update)
+        assert found is not None and found.shape == (1, 64)
+        torch.testing.assert_close(found[0], digits()[0][EXAMPLES * number].flatten(), atol=1e-3, rtol=0)
+
+
+def asked_of(name: str) -> list[np.ndarray]:
+    """The parameters that an app's server begins with."""
+    sent: list[list[np.ndarray]] = []
+
+    def hearing(message: Message, own: Context, call_next: Any) -> Message:
+        sent.append(message.content.array_records["arrays"].to_numpy_ndarrays())
+        return call_next(message, own)
+
+    client, server = SHAPES[name].build([hearing])
+    run_server(server, InlineGrid(client, 2))
+    return sent[0]
 
 
 def test_the_page_has_a_row_for_each() -> None:
