@@ -33,6 +33,7 @@ hidden = [12]
 [federation]
 clients = {clients}
 rounds = {rounds}
+round_timeout = 300
 [training]
 batch_size = 4
 learning_rate = 0.5
