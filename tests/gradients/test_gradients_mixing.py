@@ -181,7 +181,7 @@ def test_a_loss_that_mixes_is_found(function: Callable[[Tensor, Tensor], Tensor]
 
 
 def test_statistics_of_a_frozen_layer_are_no_less_shared() -> None:
-    """Of a network whose head alone is trained: findings/opacus-frozen-batchnorm.sh."""
+    """Of a network whose head alone is trained: its running statistics still move with each example."""
     model = nn.Sequential(nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, CLASSES))
     refused(model, r"layer 0 \(BatchNorm1d\) shares statistics between the examples of a batch")
 
