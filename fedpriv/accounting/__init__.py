@@ -18,7 +18,7 @@ from fedpriv.accounting.calibration import (
     noise_to_signal,
     nominal_noise,
 )
-from fedpriv.accounting.ceiling import ceilings, membership
+from fedpriv.accounting.ceiling import ceilings, membership_bound
 from fedpriv.accounting.gaussian import (
     analytic_sigma,
     classic_sigma,
@@ -67,7 +67,7 @@ __all__ = [
     "laplace_rdp",
     "log_mgf",
     "mean_resultant_length",
-    "membership",
+    "membership_bound",
     "noise_to_signal",
     "nominal_noise",
     "proven_epsilon",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import scipy
 
-from fedpriv.accounting.ceiling import ceilings, membership, quick_ceiling
+from fedpriv.accounting.ceiling import ceilings, membership_bound, quick_ceiling
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
@@ -133,8 +133,8 @@ def calibrate_membership(target: float, release: Release, fpr: float | None = No
         fpr: a false positive rate, in (0, 1), below the target.
 
     Returns:
-        The mechanism's noise parameter; what :func:`membership` proves for it is at most the target, and within 0.1 %
-        of it in the distance of two normal laws that a test tells apart as well.
+        The mechanism's noise parameter; what :func:`membership_bound` proves for it is at most the target, and within
+        0.1 % of it in the distance of two normal laws that a test tells apart as well.
 
     Raises:
         OutOfReachError: no noise parameter in range fits.
@@ -150,7 +150,7 @@ def calibrate_membership(target: float, release: Release, fpr: float | None = No
         return float(scipy.special.ndtri(power) - scipy.special.ndtri(fpr))
 
     def reached(noisy: Release) -> float:
-        found = membership(noisy, () if fpr is None else (fpr,))
+        found = membership_bound(noisy, () if fpr is None else (fpr,))
         return distance(found.advantage if fpr is None else found.rates[0][1])
 
     return _least_noise(release, key, target, distance(target), reached)

@@ -40,7 +40,7 @@ from fedpriv.accounting.references import (
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.renyi import ORDERS
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Ceiling, Membership
+from fedpriv.core.records import Ceiling, MembershipBound
 from fedpriv.core.registry import MECHANISMS
 
 Array = NDArray[np.float64]
@@ -247,7 +247,7 @@ def _rate(release: Release) -> float:
 # ---- membership -----------------------------------------------------------------------------------------------------
 
 
-def membership(release: Release, rates: Iterable[float] = ()) -> Membership:
+def membership_bound(release: Release, rates: Iterable[float] = ()) -> MembershipBound:
     """Return how well any test tells a client's record from its neighbour, which adjacency names: from all releases.
 
     Args:
@@ -266,17 +266,17 @@ def membership(release: Release, rates: Iterable[float] = ()) -> Membership:
         allowed = f"no pair of laws is known that dominates it; allowed: {', '.join(known)}"
         raise InputError(key="mechanism", given=release.mechanism, allowed=allowed)
     if release.participations == 0:
-        return Membership(0.0, tuple((rate, rate) for rate in checked), "no participation", proof.adjacency)
+        return MembershipBound(0.0, tuple((rate, rate) for rate in checked), "no participation", proof.adjacency)
     pair, number = proof.whole_run()[0][0]
     if isinstance(pair, GaussianPair) and number == 1:
         advantage = 2 * float(scipy.special.ndtr(pair.mu / 2)) - 1
         powers = [float(scipy.special.ndtr(scipy.special.ndtri(rate) + pair.mu)) for rate in checked]
-        return Membership(advantage, tuple(zip(checked, powers, strict=True)), _NORMAL_TEST, proof.adjacency)
+        return MembershipBound(advantage, tuple(zip(checked, powers, strict=True)), _NORMAL_TEST, proof.adjacency)
     laws, slack = _run_laws(release), max(_ROUNDING, _ROUNDING_PER_RELEASE * release.participations)
     advantage = max(float(_deltas(law, np.zeros(1))[0]) for law in laws) + slack
     powers = [min(max(law.success(rate) for law in laws) + slack, 1.0) for rate in checked]
     found = tuple(zip(checked, powers, strict=True))
-    return Membership(min(advantage, 1.0), found, proof.run_theorem, proof.adjacency)
+    return MembershipBound(min(advantage, 1.0), found, proof.run_theorem, proof.adjacency)
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ import riskcal.analysis
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import optimize, stats
 
-from fedpriv.accounting import Release, SamplingName, calibrate_membership, membership, release_with
+from fedpriv.accounting import Release, SamplingName, calibrate_membership, membership_bound, release_with
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
@@ -59,7 +59,7 @@ def run_of(mechanism: str, noise: float, count: int = 1, rate: float = 1.0, **op
 @in_one_test(("sigma", "rate", "count"), [(0.8, 0.01, 500), (1.0, 0.3, 5)])
 def test_poisson_batches_have_the_trade_off_of_dp_accounting(sigma: float, rate: float, count: int) -> None:
     """The lower envelope of its deltas. riskcal, whose sums of losses are not rounded upwards, is up to 0.1 % below."""
-    found = membership(run_of("gaussian", sigma, count, rate, adjacency="zero-out"), [0.01, 0.3])
+    found = membership_bound(run_of("gaussian", sigma, count, rate, adjacency="zero-out"), [0.01, 0.3])
     steps = pld.from_gaussian_mechanism(sigma, sampling_prob=rate).self_compose(count)
     assert found.advantage == pytest.approx(steps.get_delta_for_epsilon(0.0), rel=1e-4)
     assert found.advantage == pytest.approx(riskcal.analysis.get_advantage_from_pld(steps), rel=1e-4)
@@ -82,7 +82,7 @@ def envelope(order: Any, fpr: float) -> float:
 def test_one_poisson_step_is_a_closed_form(sigma: float, rate: float, fpr: float) -> None:
     """Where the example goes, the best test is a threshold, of which the law without it exceeds the rate."""
     exact = (1 - rate) * fpr + rate * stats.norm.sf(stats.norm.isf(fpr) - 1 / sigma)
-    found = membership(run_of("gaussian", sigma, 1, rate, adjacency="zero-out"), [fpr])
+    found = membership_bound(run_of("gaussian", sigma, 1, rate, adjacency="zero-out"), [fpr])
     assert found.rates[0][1] == pytest.approx(exact, rel=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_one_poisson_step_is_a_closed_form(sigma: float, rate: float, fpr: float
 @in_one_test(("sigma", "count"), [(3.0, 1), (40.0, 1000)])
 def test_normal_noise_is_a_closed_form(mechanism: str, sigma: float, count: int) -> None:
     mu, normal = 2 * math.sqrt(count) / sigma, stats.norm
-    found = membership(run_of(mechanism, sigma, count), [1e-3])
+    found = membership_bound(run_of(mechanism, sigma, count), [1e-3])
     assert found.advantage == pytest.approx(riskcal.analysis.get_advantage_from_gdp(mu), rel=1e-9)
     assert found.rates == ((1e-3, pytest.approx(normal.cdf(normal.ppf(1e-3) + mu), rel=1e-9)),)
     noise = calibrate_membership(0.1, run_of(mechanism, 1.0, count))
@@ -102,7 +102,7 @@ def test_normal_noise_is_a_closed_form(mechanism: str, sigma: float, count: int)
 def test_one_laplace_release_is_a_closed_form(scale: float) -> None:
     """Two densities on the line, 2 / scale scales apart: the best test asks on which side of a threshold a value is."""
     shift = 2 / scale
-    found = membership(run_of("laplace", scale), [0.01])
+    found = membership_bound(run_of("laplace", scale), [0.01])
     assert found.advantage == pytest.approx(1 - math.exp(-shift / 2), rel=1e-6)
     threshold = -math.log(2 * 0.01)  # of which the second law exceeds 0.01
     assert found.rates[0][1] == pytest.approx(stats.laplace.sf(threshold - shift), rel=1e-5)
@@ -111,7 +111,7 @@ def test_one_laplace_release_is_a_closed_form(scale: float) -> None:
 @in_one_test(("kappa", "dimension"), [(0.7, 1), (2.0, 3), (9.0, 50)])
 def test_one_directional_draw_by_mpmath(kappa: float, dimension: int) -> None:
     """The best test asks whether the cosine with one of two opposite directions is above a threshold."""
-    found = membership(run_of("vmf", kappa, dimensions=(dimension,)))
+    found = membership_bound(run_of("vmf", kappa, dimensions=(dimension,)))
     if dimension == 1:
         assert found.advantage == pytest.approx(math.tanh(kappa), rel=1e-9)
         return
@@ -133,7 +133,7 @@ def test_noise_for_a_test_of_membership(mechanism: str, sampling: SamplingName, 
     noise = calibrate_membership(0.15, run, fpr)
 
     def power(noise: float) -> float:
-        found = membership(replace(run, noise=noise), () if fpr is None else [fpr])
+        found = membership_bound(replace(run, noise=noise), () if fpr is None else [fpr])
         return found.advantage if fpr is None else found.rates[0][1]
 
     less = noise * (1.01 if mechanism == "vmf" else 0.99)
@@ -146,13 +146,13 @@ def test_what_no_test_of_membership_is_known_for() -> None:
         with pytest.raises(
             InputError, match=r"no pair of laws is known .* allowed: central, gaussian, hgm, laplace, vmf"
         ):
-            membership(run_of(mechanism, 3.0, **unit))
+            membership_bound(run_of(mechanism, 3.0, **unit))
     with pytest.raises(InputError, match="fpr = 1: allowed is between 0 and 1"):
-        membership(run_of("gaussian", 1.0), [1.0])
+        membership_bound(run_of("gaussian", 1.0), [1.0])
     for target, fpr, words in (
         (0.0, None, "advantage = 0: allowed is above 0"),
         (0.01, 0.01, "tpr = 0.01: .* above 0.01"),
     ):
         with pytest.raises(InputError, match=words):
             calibrate_membership(target, run_of("gaussian", 1.0), fpr)
-    assert membership(run_of("gaussian", 1.0, 0), [0.2]).rates == ((0.2, 0.2),)
+    assert membership_bound(run_of("gaussian", 1.0, 0), [0.2]).rates == ((0.2, 0.2),)

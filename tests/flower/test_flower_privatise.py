@@ -24,9 +24,9 @@ from scipy import optimize, stats
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise
+from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
 from fedpriv.flower.arrays import WrongAppError
-from fedpriv.flower.privatise import Privatiser
 from fedpriv.mechanisms import mechanism_settings
 from tests.flower.apps import Arrays, arrays, client, context, question, record, settings
 

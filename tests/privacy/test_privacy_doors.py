@@ -76,7 +76,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
         "masked upload, gaussian",
         "masked upload, distributed",
     ),
-    "network: fedpriv/flower/privatise.py": OWN_APP,
+    "network: fedpriv/flower/_privatise.py": OWN_APP,
     "network: fedpriv/service/http.py": ANSWERS,
     "network: fedpriv/service/cli.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
@@ -138,7 +138,7 @@ QUIET: dict[str, str] = {
         ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/core/wire.py"), _FLOWER
     ),
     **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
-    **dict.fromkeys((f"network: fedpriv/flower/{word}.py" for word in ("noise", "tap")), "see mod: tap"),
+    **dict.fromkeys((f"network: fedpriv/flower/{word}.py" for word in ("_tap", "noise")), "see mod: tap"),
     **dict.fromkeys(
         (
             f"network: fedpriv/{word}.py"

@@ -25,8 +25,8 @@ from flwr.clientapp import ClientApp
 
 from fedpriv.core.plan import Plan
 from fedpriv.core.registry import MECHANISMS
+from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
-from fedpriv.flower.privatise import Privatiser
 from fedpriv.mechanisms import mechanism_settings
 from tests.flower.apps import Arrays, arrays, client, context, question
 from tests.privacy.bounds import Claims, Scores, Verdict, play
@@ -165,7 +165,7 @@ def test_an_error_that_passes_through_is_found_out(tmp_path: Path, monkeypatch: 
         except (Exception, SystemExit):  # noqa: BLE001 - the mistake itself
             return None
 
-    module = importlib.import_module("fedpriv.flower.privatise")
+    module = importlib.import_module("fedpriv.flower._privatise")
     monkeypatch.setattr(module, "unless_raised", unless_raised)
     verdict = play_error(tmp_path)
     assert verdict.violation and verdict.rates == (1.0, 0.0), str(verdict)

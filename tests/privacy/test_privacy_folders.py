@@ -34,6 +34,7 @@ VARIABLES = {
     "FEDPRIV_RUNS": _OWN,
     "FEDPRIV_SEEDS": "no budget: where nothing is found, nothing is answered",
     "FEDPRIV_DATA": "no budget: data sets",
+    **dict.fromkeys(("FEDPRIV_GID", "FEDPRIV_NODES", "FEDPRIV_UID"), "no folder: a number of the compose file"),
     "FEDPRIV_CACHE": "no budget: pictures that were read, by the content of their files",
 }
 SETTINGS = {

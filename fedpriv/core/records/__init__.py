@@ -31,7 +31,7 @@ from fedpriv.core.records.ledger import (
     Ledger,
     LedgerLine,
     LedgerView,
-    Membership,
+    MembershipBound,
     Stop,
     shown_epsilon,
 )
@@ -73,7 +73,7 @@ __all__ = [
     "Ledger",
     "LedgerLine",
     "LedgerView",
-    "Membership",
+    "MembershipBound",
     "ModelFacts",
     "Origin",
     "Partition",

@@ -160,7 +160,7 @@ class LabelCeiling(Record):
 
 
 @dataclass(frozen=True)
-class Membership(Record):
+class MembershipBound(Record):
     """How well any test tells a record of a client from its neighbour at most, from all of the client's releases.
 
     Attributes:

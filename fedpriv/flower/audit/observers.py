@@ -29,11 +29,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import append_line
+from fedpriv.flower._privatise import Privatiser
+from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
-from fedpriv.flower.privatise import Privatiser
-from fedpriv.flower.tap import Tap, described
 from fedpriv.flower.watch import names_in
 from fedpriv.gradients import Vector
 

@@ -90,7 +90,7 @@ def take_channels(network: nn.Module, channels: int) -> None:
         name = name.rpartition(".")[0]
         around = network.get_submodule(name)
         if getattr(around, "num_channels", None) == old:
-            around.num_channels = channels
+            setattr(around, "num_channels", channels)  # noqa: B010 (modules take tensors and modules only, says mypy)
 
 
 def _tried(

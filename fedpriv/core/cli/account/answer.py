@@ -16,14 +16,14 @@ from fedpriv.accounting import (
     ceilings,
     equal_blocks,
     guarantee,
-    membership,
+    membership_bound,
     nominal_noise,
     release_with,
 )
 from fedpriv.accounting.release import LARGEST_DIMENSION
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.core.records import Membership
+from fedpriv.core.records import MembershipBound
 from fedpriv.core.registry import MECHANISMS
 
 
@@ -60,7 +60,7 @@ class Answer:
     release: Release  # what is accounted for, the noise with it
     guarantee: Guarantee  # what is proven
     ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline
-    membership: Membership | None  # what no test of membership can; None: it was not asked for
+    membership_bound: MembershipBound | None  # what no test of membership can; None: it was not asked for
 
     @property
     def parameter(self) -> NoiseParameter:
@@ -131,7 +131,7 @@ def _answered(options: AccountOptions) -> Answer:
         value = _nominal_noise(options, value)
     release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), options)
-    tests = membership(release, rates) if rates or option == "--target-advantage" else None
+    tests = membership_bound(release, rates) if rates or option == "--target-advantage" else None
     return Answer(options, release, proven, _ceilings(release, baselines), tests)
 
 

@@ -39,7 +39,7 @@ def account_json(answer: Answer) -> dict[str, Any]:
         "blocks": answer.options.blocks,
         **asdict(answer.guarantee),
         "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
-        "membership": None if answer.membership is None else asdict(answer.membership),
+        "membership_bound": None if answer.membership_bound is None else asdict(answer.membership_bound),
     }
 
 
@@ -67,10 +67,10 @@ def print_account(answer: Answer) -> None:
             f"{number(ceiling.k0)}"
         )
         figures.add_row("ceiling", bold(ceiling.gamma), meaning)
-    if answer.membership is not None:
+    if answer.membership_bound is not None:
         meaning = "no test of membership has a larger true minus false positive rate"
-        figures.add_row("advantage", bold(answer.membership.advantage), meaning)
-        for fpr, tpr in answer.membership.rates:
+        figures.add_row("advantage", bold(answer.membership_bound.advantage), meaning)
+        for fpr, tpr in answer.membership_bound.rates:
             meaning = f"no test of membership has a larger true positive rate at a false one of {number(fpr)}"
             figures.add_row("TPR", bold(tpr), meaning)
     out.print(figures)
@@ -84,7 +84,7 @@ def print_account(answer: Answer) -> None:
     theorems = [f"{name.replace('_', ' ')}: {proven.theorem[name]}" for name in names]
     # Ceilings of one release mostly rest on the same.
     theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
-    theorems += [] if answer.membership is None else [f"membership: {answer.membership.theorem}"]
+    theorems += [] if answer.membership_bound is None else [f"membership: {answer.membership_bound.theorem}"]
     print_grounds(setting, theorems, proven.notes)
 
 

@@ -70,7 +70,7 @@ def tap(near: str | Path) -> Mod:
     A reply that cannot be written is passed on all the same; the client's log says why.
 
     Args:
-        near: as of :func:`~fedpriv.flower.privatise.privatise`; without any fedpriv.toml all settings have their
+        near: as of :func:`~fedpriv.flower.privatise`; without any fedpriv.toml all settings have their
             defaults.
 
     Raises:
