@@ -54,6 +54,7 @@ RELATIVE = {
     ("fedpriv/sweep/cli.py", "comparison.html"): "no budget: a report",
     ("fedpriv/deploy/cli.py", "keys"): "no budget: certificates and keys",
     ("fedpriv/deploy/cli.py", "keys/admission"): "no budget: public keys",
+    ("fedpriv/deploy/cli.py", "keys/gateway"): "no budget: certificates and keys",
     ("fedpriv/flower/app_settings.py", "runs"): "see tap.folder",
     ("fedpriv/models/machinery/settings.py", "data"): "no budget: data sets and models",
 }

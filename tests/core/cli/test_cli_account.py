@@ -352,7 +352,7 @@ BAD = [
     ([*GAUSSIAN, "--ceiling", 1], "--ceiling 1: allowed are numbers"),
     ([*GAUSSIAN, *RATE, "--sampling", "shuffled"], "--sampling shuffled with --sampling-rate 0.1: no amplification"),
     ([*VMF, "--kappa", 1, *RATE, "--sampling", "shuffled"], "leave out the rate, or take --sampling fixed"),
-    ([*GAUSSIAN, *RATE, "--sampling", "full"], "take --sampling poisson or fixed"),
+    ([*GAUSSIAN, *RATE, "--sampling", "full"], "take --sampling poisson, balls-in-bins or fixed"),
     ([*GAUSSIAN, "--sampling", "fixed"], "--sampling fixed needs --sampling-rate"),
     (
         [*GAUSSIAN, "--adjacency", "zero-out"],
@@ -362,7 +362,10 @@ BAD = [
     ([*GAUSSIAN, "--adjacency", "zero-out", "--unit", "update"], "allowed is replace-one"),
     ([*GAUSSIAN, "--adjacency", "add-one"], "'add-one' is not one of 'replace-one', 'zero-out'"),
     ([*VMF, "--kappa", 1, "--adjacency", "replace-one"], "No such option '--adjacency'"),
-    ([*GAUSSIAN, "--sampling", "cyclic"], "'cyclic' is not one of 'shuffled', 'fixed', 'poisson', 'full'"),
+    (
+        [*GAUSSIAN, "--sampling", "cyclic"],
+        "'cyclic' is not one of 'shuffled', 'fixed', 'poisson', 'balls-in-bins', 'full'",
+    ),
     ([*GAUSSIAN, *RATE, "--unit", "update"], "with unit = 'update' allowed is full"),
     ([*GAUSSIAN, "--unit", "person"], "'person' is not one of 'example', 'update'"),
     ([*GAUSSIAN, "--blocks", 3], "No such option '--blocks'"),

@@ -25,6 +25,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.core.records import MembershipBound
 from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.settings import enumerated
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _sampling(options: AccountOptions) -> tuple[SamplingName, float]:
     if sampling not in amplifying and rate is not None:
         raise InputError(
             f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "
-            f"rate, or take --sampling {' or '.join(amplifying)}"
+            f"rate, or take --sampling {enumerated(amplifying, 'or')}"
         )
     if sampling in amplifying and rate is None:
         raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")
