@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +28,6 @@ class Table:
         written = io.StringIO()
         csv.writer(written, lineterminator="\n").writerows((self.heads, *self.rows))
         return written.getvalue()
-
-
-def markdown(heads: Sequence[str], kinds: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; ``kinds`` has l or r for each column, and its last one is for all others."""
-    sides = [{"l": "---", "r": "--:"}[kind] for kind in kinds.ljust(len(heads), kinds[-1])]
-    shown = ([cell.replace("|", "/") for cell in row] for row in rows)
-    return [f"| {' | '.join(cells)} |" for cells in (heads, sides, *shown)]
 
 
 def with_interval(estimate: Interval | None, factor: float, places: int) -> str:

@@ -1,11 +1,11 @@
-"""The model zoos through ``fedpriv model``: one row a network, and docs/models.md.
+"""The model zoos through ``fedpriv model``: one row a network, and the tables of docs/models.md.
 
 Usage: python -m studies.zoo [--only PATTERN] [--parts steps,attacks,opacus] [--anew] [--limit SECONDS]
-           [--rows docs/results/models.csv] [--page docs/models.md]
+           [--rows docs/results/models.csv]
 
 Each row is made by the code of ``fedpriv model`` in a process of its own. Rows that the file has are kept, so that an
 interrupted study goes on; ``--anew`` makes the named parts again. ``--only`` takes a pattern such as 'timm/*vit*'. The
-page is written from all rows of the file. Needs torchvision, timm, transformers, peft and Opacus.
+tables are written from all rows of the file. Needs torchvision, timm, transformers, peft and Opacus.
 """
 
 import argparse
@@ -15,11 +15,10 @@ import multiprocessing
 import os
 import re
 import statistics
-import textwrap
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -42,7 +41,7 @@ from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
 from fedpriv.diagnosis.diagnose import CLASSES, attacked, diagnose, fitting, random_batch
 from fedpriv.diagnosis.records import Diagnosis
 from studies.arguments import StudyParser, listed, whole
-from studies.results import markdown
+from studies.results import Table
 
 _NETWORKS = Path(__file__).with_suffix(".toml")
 LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")
@@ -228,14 +227,13 @@ def missing(row: Row, kept: Mapping[str, str] | None, asked: argparse.Namespace)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the rows that are missing, and the page."""
+    """Make the rows that are missing, and the tables."""
     parser = StudyParser("studies.zoo", __doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="rows whose name fits, such as 'timm/*vit*'")
     parser.add_argument("--parts", type=listed(tuple(PARTS)), default=tuple(PARTS))
     parser.add_argument("--anew", action="store_true", help="make these parts also of rows that have them")
     parser.add_argument("--limit", type=whole(1), default=300, metavar="SECONDS", help="for a row")
     parser.add_argument("--rows", type=Path, default=Path("docs/results/models.csv"))
-    parser.add_argument("--page", type=Path, default=Path("docs/models.md"))
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     with parser.parsed(arguments) as asked:
         wanted = [row for row in rows() if fnmatch.fnmatch(row.name, asked.only)]
@@ -257,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(
                 f"{number}/{len(wanted)} {row.name}: {cut(about, 100)} ({time.monotonic() - began:.0f} s)", flush=True
             )
-        asked.page.write_text("\n".join(page(kept)) + "\n", encoding="utf-8")
+        for name, table in tables(kept).items():
+            asked.rows.with_name(f"{name}.csv").write_text(str(table), encoding="utf-8")
 
 
 HEADS = (
@@ -270,67 +269,38 @@ _LAYER = re.compile(r"(?:\w+\.)+\w+ \((\w+)\)")  # with its kind, which is kept
 _NEXT_ATTACK = re.compile(rf"; (?=(?:{'|'.join((*IMAGES, *TEXTS))}): )")
 
 
-_MEANING = (
-    ("accepted", 'with Gaussian noise on each example\'s gradient; GN: with `model.norm = "group"`'),
-    (
-        "exact to",
-        "largest relative error of norms, products, sums, and the sum of each parameter, against autograd one example "
-        "at a time on random examples, in float64; dropout off, texts padded",
-    ),
-    (
-        "way",
-        "ghost: gradients of examples are never written out; dense: they are, of these kinds of layers or all",
-    ),
-    ("step", "CPU time of a private step over that of SGD; batches of 16, of larger networks 8; one thread"),
-    ("memory", f"highest memory of a private step over that of SGD, where that is {LEAST_MIB} MiB or more"),
-    ("Opacus", "CPU time of its step over that of SGD; no: it raises"),
-    (
-        "attacks",
-        f"can be made on an upload of two random examples without noise, of texts {SHORT} tokens; in brackets: refuse",
-    ),
-)
-
-
-def page(kept: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """The lines of docs/models.md."""
+def tables(kept: Mapping[str, Mapping[str, str]]) -> dict[str, Table]:
+    """The tables of docs/models.md by their names in docs/results."""
     begun = [kept[row.name] for row in rows() if row.name in kept]
     lines = [line for line in begun if line["accepted"] or line["failed"]]
-    exact = [line for line in lines if line["error"] and float(line["error"]) <= EXACT]
-    accepted = [line for line in lines if line["accepted"] == "yes"]
-    steps = sorted(float(line["step"]) for line in lines if line["step"])
-    most = f"{statistics.median(steps):.1f} times one of SGD in the median, {steps[-1]:.1f} at most" if steps else ""
-    cost = f"A private step takes {most}. " if most else ""
-    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
-    yield "# Models of the zoos"
-    yield ""
-    yield from _wrapped(
-        "After reading this page, you know which networks of torchvision, timm, transformers and peft train with "
-        f"privacy, how exact their per-example gradients are, and what a private step costs. Of {len(lines)} networks "
-        f"{len(accepted)} are accepted with Gaussian noise, and of {len(exact)} gradients equal autograd's to "
-        f"{EXACT:g}. {cost}Opacus' hooks take {_count(lines, 'opacus_hooks')}, its ghost clipping "
-        f"{_count(lines, 'opacus_ghost')}. Made by `python -m studies.zoo` on {max(line['made'] for line in lines)}: "
-        f"{libraries}; one CPU thread. Every row is what `fedpriv model` says, with the words in `studies/zoo.toml`."
-    )
-    yield ""
-    yield from markdown(("column", "meaning"), "l", _MEANING)
     groups: dict[str, list[Mapping[str, str]]] = {}
     for line in lines:
         groups.setdefault(line["name"].partition("/")[0], []).append(line)
-    for name, members in groups.items():
-        yield from ("", f"## {name} {version(name)}", "")
-        yield from markdown(HEADS, "lrlrlrrrrl", map(_shown, members))
-    yield from ("", f"## Not accepted, not measured, or off by more than {EXACT:g}", "")
     troubles = ((line["name"], trouble) for line in lines if (trouble := _trouble(line)))
-    yield from markdown(("network", "reason"), "l", troubles)
-    yield from ("", "## Why attacks refuse", "")
-    yield from _reasons(lines, _refusals)
-    yield from ("", "## Why Opacus raises", "")
-    yield from _reasons(lines, _opacus_raised)
-    yield ""
-    yield from _wrapped(
-        "What Opacus takes may be wrong without a word: convolutions that pad otherwise than with zeros, positions "
-        "looked up once for a batch, the row of `padding_idx` (`findings/opacus-*.sh`). Above, all gradients of "
-        "fedpriv are compared with autograd's."
+    return {
+        "models-summary": _summary(lines),
+        **{f"models-{name}": Table.of(HEADS, map(_shown, members)) for name, members in groups.items()},
+        "models-troubles": Table.of(("network", "reason"), troubles),
+        "models-refusals": _reasons(lines, _refusals),
+        "models-opacus": _reasons(lines, _opacus_raised),
+    }
+
+
+def _summary(lines: Sequence[Mapping[str, str]]) -> Table:
+    exact = sum(bool(line["error"]) and float(line["error"]) <= EXACT for line in lines)
+    steps = sorted(float(line["step"]) for line in lines if line["step"])
+    return Table.of(
+        ("what", "figure"),
+        (
+            ("networks", str(len(lines))),
+            ("accepted with Gaussian noise", str(sum(line["accepted"] == "yes" for line in lines))),
+            (f"gradients equal to autograd's within {EXACT:g}", str(exact)),
+            ("step over SGD's, median", f"{statistics.median(steps):.1f}" if steps else ""),
+            ("step over SGD's, most", f"{steps[-1]:.1f}" if steps else ""),
+            ("accepted by Opacus' hooks", _count(lines, "opacus_hooks")),
+            ("accepted by Opacus' ghost clipping", _count(lines, "opacus_ghost")),
+            ("versions", ", ".join(f"{name} {version(name)}" for name in LIBRARIES)),
+        ),
     )
 
 
@@ -343,14 +313,14 @@ def _opacus_raised(line: Mapping[str, str]) -> list[str]:
     return [cell.removeprefix("no: ") for cell in cells if cell.startswith("no")]
 
 
-def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, str]], list[str]]) -> list[str]:
+def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, str]], list[str]]) -> Table:
     """A table of reasons, without the numbers and names in them, and how many networks have each."""
     names: dict[str, list[str]] = {}
     for line in lines:
         for reason in dict.fromkeys(cut(_PARTICULAR.sub("...", reason), 150) for reason in told(line) if reason):
             names.setdefault(reason, []).append(line["name"].partition("/")[2])
     rows = sorted(names.items(), key=lambda each: (-len(each[1]), each[0]))
-    return markdown(("reason", "networks", "such as"), "lrl", ((why, str(len(who)), who[0]) for why, who in rows))
+    return Table.of(("reason", "networks", "such as"), ((why, str(len(who)), who[0]) for why, who in rows))
 
 
 def _count(lines: Sequence[Mapping[str, str]], column: str) -> str:
@@ -385,10 +355,6 @@ def _trouble(line: Mapping[str, str]) -> str:
         own = f"; with rounded weights autograd's own move by {line['rounding']}" if line["rounding"] else ""
         return f"off by {line['error']}, most in {line['furthest']} ({line['precision']}){own}"
     return ""
-
-
-def _wrapped(words: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(words, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_each_page_begins_with_what_it_is_about() -> None:
         title, empty, *rest = page.read_text(encoding="utf-8").split("\n")
         assert title.startswith("# ") and empty == "", page
         first = "\n".join(rest).partition("\n\n")[0]
-        assert 3 < len(first.split()) <= 60 or page.parent.name == "api" or page.stem == "models", page
+        assert 3 < len(first.split()) <= 60 or page.parent.name == "api", page
 
 
 def test_each_page_is_short_or_holds_tables_only() -> None:
@@ -45,7 +45,7 @@ def test_each_measurement_stands_on_its_page_with_its_date() -> None:
     """``docs/tables.py`` puts the figures in the place of the link, which readers without the site follow."""
     with (RESULTS / "measurements.csv").open(encoding="utf-8", newline="") as file:
         made = {row["file"]: row for row in csv.DictReader(file)}
-    assert made.keys() == {path.stem for path in RESULTS.glob("*.csv")} - {"measurements", "models"}
+    assert made.keys() == {path.stem for path in RESULTS.glob("*.csv")} - {"measurements"}
     for name, row in made.items():
         page = (ROOT / "docs" / f"{row['page']}.md").read_text(encoding="utf-8")
         assert f"](results/{name}.csv)" in page, row

@@ -1,4 +1,4 @@
-"""The study of the zoos: its rows, what one bad network costs, and the page."""
+"""The study of the zoos: its rows, what one bad network costs, and the tables."""
 
 import os
 import time
@@ -9,7 +9,6 @@ import pytest
 
 from fedpriv.diagnosis import cost
 from studies import zoo
-from tests.docs import test_docs_pages as pages
 
 SMALL = (
     "torchvision/efficientnet_v2 (small)",
@@ -78,7 +77,7 @@ def test_rows_are_made_once_and_parts_anew_only_where_asked(tmp_path: Path, monk
         return {CELL[part]: str(len(made)) for part in parts} | {"accepted": "yes", "failed": ""}
 
     monkeypatch.setattr(zoo, "made", fake)
-    files = ["--rows", str(tmp_path / "rows.csv"), "--page", str(tmp_path / "page.md")]
+    files = ["--rows", str(tmp_path / "rows.csv")]
     every = ("steps", "attacks", "opacus")
     zoo.main(["--only", "peft/p*", *files])
     first = [name for name, parts in made if parts == every]
@@ -95,21 +94,23 @@ def test_rows_are_made_once_and_parts_anew_only_where_asked(tmp_path: Path, monk
 CELL = {"steps": "error", "attacks": "attacks", "opacus": "opacus_ghost"}
 
 
-def test_the_page_keeps_the_rules_of_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_say_what_the_rows_say() -> None:
     cells = {"trained": "1000000", "accepted": "yes", "error": "1.0e-15", "way": "ghost", "step": "2.00"}
     cells |= {"opacus_hooks": "no: it holds 17 buffers", "opacus_ghost": "3.00", "attacks": "iga", "made": "2026-01-01"}
     line = {column: cells.get(column, "") for column in zoo.COLUMNS}
     kept = {each.name: line | {"name": each.name, "given": each.given} for each in zoo.rows()}
     kept["timm/test_vit2"] |= {"error": "2.0e-03", "furthest": "head (Linear)", "precision": "float64"}
     kept["peft/lora, bert, label"] |= {"accepted": "it mixes", "refused": "tag: layer 3 of a.4.b; lamp: why"}
-    page = tmp_path / "models.md"
-    page.write_text("\n".join(zoo.page(kept)) + "\n")
-    text = page.read_text()
-    assert "Of 133 networks 132 are accepted with Gaussian noise" in text.replace("\n", " ")
-    assert "| timm/test_vit2 | off by 2.0e-03, most in head (Linear) (float64) |" in text
-    assert "| peft/lora, bert, label | it mixes |" in text
-    assert "| it holds ... buffers | 133 |" in text and "| tag: layer ... of ... | 1 |" in text
-    monkeypatch.setattr(pages, "PAGES", [page])
-    for test in (pages.test_each_page_begins_with_what_it_is_about, pages.test_lines_are_wrapped):
-        test()
-    pages.test_each_page_is_short_or_holds_tables_only()
+    made = zoo.tables(kept)
+    assert dict(made["models-summary"].rows)["accepted with Gaussian noise"] == "132"
+    assert ("timm/test_vit2", "off by 2.0e-03, most in head (Linear) (float64)") in made["models-troubles"].rows
+    assert ("peft/lora, bert, label", "it mixes") in made["models-troubles"].rows
+    assert made["models-opacus"].rows[0][:2] == ("it holds ... buffers", "133")
+    assert ("tag: layer ... of ...", "1") in [row[:2] for row in made["models-refusals"].rows]
+
+
+def test_the_published_tables_are_what_the_published_rows_say() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    for name, table in zoo.tables(zoo.read(folder / "models.csv")).items():
+        kept = (folder / f"{name}.csv").read_text(encoding="utf-8")
+        assert kept.partition("versions,")[0] == str(table).partition("versions,")[0]
