@@ -93,7 +93,7 @@ FRAMEWORKS := accelerate catboost fastai flax jax keras lightning monai optax pa
 flower-test: $(READY)
 	test -x .venv-flower/bin/python || uv venv --quiet --python $(PYTHON) .venv-flower
 	uv pip install --quiet --python .venv-flower/bin/python $(if $(TORCH),--torch-backend $(TORCH)) --editable ".[dev]" $(FRAMEWORKS)
-	OMP_NUM_THREADS=1 .venv-flower/bin/python -m pytest tests/flower/test_flower_shapes.py $(ARGS)
+	OMP_NUM_THREADS=1 FEDPRIV_FRAMEWORKS=1 .venv-flower/bin/python -m pytest tests/flower/test_flower_shapes.py $(ARGS)
 
 # Measures all tests, and writes anew which of them make test leaves out.
 slow: $(READY)
@@ -116,7 +116,8 @@ docker-test: $(READY)
 
 # Ray clusters of two and four nodes on this machine: minutes.
 ray-test: $(READY)
-	FEDPRIV_RAY_NODES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/engines/test_ray_nodes.py $(ARGS)
+	FEDPRIV_RAY_NODES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/engines/test_ray_nodes.py \
+		"tests/studies/test_gpu_benchmark.py::test_each_part_measures_on_a_cpu[ray]" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -165,8 +165,9 @@ def _track(folder: Path, records: Any) -> None:
     from fedpriv.core.trackers import track
 
     for record in records:
-        if not record.failed:
-            track(RunFolder(folder / record.folder))
+        run = RunFolder(folder / record.folder)
+        if not record.failed and (run.path / "config.toml").is_file():
+            track(run)
 
 
 def _list(trials: Any, as_json: bool) -> None:

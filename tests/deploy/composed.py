@@ -71,7 +71,8 @@ class Composed:
         names = [name for name in services(profile) if int((re.findall(r"-(\d)", name) or ["0"])[0]) < nodes]
         first = free_ports(2 * len(names))
         self.port = first
-        settled = services(profile, FEDPRIV_PORT=str(first), FEDPRIV_NODES=str(nodes))
+        # No profile is named, which would have to have as many SuperNodes.
+        settled = services(profile, FEDPRIV_PORT=str(first), FEDPRIV_NODES=str(nodes), COMPOSE_PROFILES=",")
         self.services = {name: settled[name] for name in names}
         # Two ports a service at most: its own API, and its health.
         self._ports: dict[tuple[str, str], int] = {}

@@ -55,7 +55,12 @@ NOISE_OF_ANSWERS = {
     "fedpriv/service/policies/paper.py",
     "fedpriv/service/policies/votes.py",
 }
-NOISE_ELSEWHERE = {"fedpriv/accounting/libraries.py"}  # which other libraries know
+# Which other libraries know, or add.
+NOISE_ELSEWHERE = {
+    "fedpriv/accounting/libraries.py",
+    "fedpriv/flower/audit/claims.py",
+    "fedpriv/flower/noise.py",
+}
 PROMPTS = {"fedpriv/prompts/settings.py", "fedpriv/prompts/texts.py"}
 # Words that name an answer policy, noise on a model or a form of data, and other things in many places; "none": there
 # is none of it.
@@ -63,8 +68,8 @@ COMMON = {"none", "model", "label", "logits", "votes", "paper", "output", "objec
 # Defaults of settings, attacks that other code builds upon, and names that are words of other things, too.
 ALLOWED = {
     "digits": {"fedpriv/core/config/data.py"},
-    # A file of texts, which is no data set of images.
-    "csv": PROMPTS,
+    # A file of texts, which is no data set of images; and metrics as a table.
+    "csv": PROMPTS | {"fedpriv/core/trackers.py", "fedpriv/core/config/sections.py"},
     # Texts that prompts are made of, too.
     **dict.fromkeys(("agnews", "rotten_tomatoes", "sms_spam", "sst2"), PROMPTS),
     # Its tokenizer has the same name.
@@ -72,7 +77,10 @@ ALLOWED = {
     # Texts are extracted from language models, too.
     "extraction": {"attacks/memorisation/extraction.py", "attacks/memorisation/audit.py"},
     # Pydantic calls the key of a union so.
-    "tag": {"fedpriv/core/config/error_text.py"},
+    "tag": {"fedpriv/core/config/error_text.py", "fedpriv/flower/attack.py"},
+    # What uploads of somebody's app are attacked with, unless told otherwise.
+    "closed_form": {"fedpriv/flower/attack.py"},
+    "dager": {"fedpriv/flower/attack.py"},
     "lenet": {"fedpriv/models/machinery/settings.py"},
     "strided": {"attacks/endpoint/probes/cloak.py"},
     "package.module:function": {"fedpriv/models/machinery/settings.py"},
@@ -82,9 +90,12 @@ ALLOWED = {
         "fedpriv/core/config/sections.py",
         "attacks/cli.py",
         "fedpriv/flower/attack.py",
+        "fedpriv/flower/audit/audit.py",
         "attacks/own_model.py",
     },
     "imprint": {"server/crafting.py"},
+    # SciPy calls a kind of bootstrap so.
+    "percentile": {"attacks/intervals.py"},
     "top": {"fedpriv/sweep/tradeoffs.py"},
     # Votes are accounted for as releases of the Gaussian mechanism, and noise on a sum is shown to attacks as one.
     "gaussian": {
