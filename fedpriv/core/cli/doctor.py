@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from fedpriv.core.cli.terminal import Json, out, print_json
 
@@ -36,7 +37,8 @@ def doctor(as_json: Json = False) -> None:
     for _ in range(3):
         table.add_column(overflow="fold")
     for check in checks:
-        table.add_row(check.what, check.found, check.problem, style="yellow" if check.problem else "")
+        cells = map(Text, (check.what, check.found, check.problem))  # brackets of extras are no markup
+        table.add_row(*cells, style="yellow" if check.problem else "")
     out.print(table)
 
 

@@ -301,6 +301,8 @@ def test_doctor_tells_versions_and_what_was_not_tested(
     rows = told()
     assert rows["flwr"] == ("1.50.0 (tested: <1.43,>=1.41)", "this version was not tested")
     assert rows["extra service"] == ("no fastapi: pip install 'fedpriv[service]'", "")
+    app(["doctor"], standalone_mode=False)
+    assert "pip install 'fedpriv[service]'" in " ".join(capsys.readouterr().out.split())
 
 
 def test_data_lists_what_is_here(here: Path) -> None:
