@@ -126,8 +126,17 @@ class Project:
 
     def fedpriv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the image's own ``fedpriv`` on this machine's network, as a user does."""
-        mounts = ("--volume", f"{self.folder / 'deployment'}:/deployment", "--volume", f"{self.work}:/work")
-        user = ("--user", f"{self.user}:{self.user}", "--tmpfs", "/tmp", "--workdir", "/work", "--network", "host")
+        mounts = ("--volume", f"{self.folder / 'deployment'}:/deployment", "--volume", f"{self.work}:/experiments")
+        user = (
+            "--user",
+            f"{self.user}:{self.user}",
+            "--tmpfs",
+            "/tmp",
+            "--workdir",
+            "/experiments",
+            "--network",
+            "host",
+        )
         command = ["docker", "run", "--rm", *user, *mounts, IMAGE, "fedpriv", *arguments]
         return subprocess.run(command, capture_output=True, text=True)
 
@@ -138,19 +147,19 @@ class Project:
     def experiment(self, name: str, clients: int, rounds: int) -> str:
         """Write an experiment, and return its path in the container."""
         (self.work / name).write_text(SMALL.format(clients=clients, rounds=rounds))
-        return f"/work/{name}"
+        return f"/experiments/{name}"
 
     def inline(self, experiment: str) -> dict[str, str]:
         """What the run leaves inline, by file."""
         out = f"inline-{Path(experiment).stem}"
         if not (self.work / out).exists():
-            done = self.fedpriv("run", experiment, "--set", "engine.name=inline", "--out", f"/work/{out}")
+            done = self.fedpriv("run", experiment, "--set", "engine.name=inline", "--out", f"/experiments/{out}")
             assert done.returncode == 0, done.stderr
         return hashes(self.work / out)
 
     def deployed(self, experiment: str, out: str) -> subprocess.CompletedProcess[str]:
         """Run an experiment on the deployment."""
-        return self.fedpriv("deploy", "run", experiment, "--dir", "/deployment", "--out", f"/work/{out}")
+        return self.fedpriv("deploy", "run", experiment, "--dir", "/deployment", "--out", f"/experiments/{out}")
 
 
 def _override() -> dict[str, object]:
@@ -249,7 +258,7 @@ def _killed(project: Project, experiment: str, part: str) -> str:
             "went on" if hashes(project.work / out) == wanted else f"went on, and says: {verdict.split('Left out')[1]}"
         )
     assert "docker compose up --detach" in outcome[0].stderr, outcome[0].stderr
-    resumed = project.fedpriv("run", "--resume", f"/work/{out}")
+    resumed = project.fedpriv("run", "--resume", f"/experiments/{out}")
     assert resumed.returncode == 0, resumed.stderr
     assert hashes(project.work / out) == wanted
     return "failed with the commands that go on, and was resumed to the same bytes"
