@@ -122,6 +122,11 @@ def _local_distance(own: Mapping[str, float]) -> float:
     return 2 * own[CLIPPING_NORM] / deviation
 
 
+def _nothing(what: str, says: str, releases: int, why: str, *notes: str) -> Claim:
+    """Nothing is proven of a mod against the server, and why."""
+    return Claim(what, says, SERVER, _UPDATE, None, None, DELTA, releases, f"none: {why}", notes)
+
+
 def _clipping(mod: str) -> Callable[[ByClient, Path], Iterator[Claim]]:
     """Flower's mods that clip, for wrappers that add noise at the server."""
 
@@ -129,16 +134,11 @@ def _clipping(mod: str) -> Callable[[ByClient, Path], Iterator[Claim]]:
         actions = [action for answers in by_client.values() for action in _actions(answers, mod)]
         if actions:
             bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
-            yield Claim(
-                what=mod,
-                says="clips for a wrapper at the server",
-                against=SERVER,
-                adjacency=_UPDATE,
-                once=None,
-                epsilon=None,
-                delta=DELTA,
-                releases=max(len(_actions(answers, mod)) for answers in by_client.values()),
-                theorem=f"none: no noise is added at the client, and the server sees each clipped update{bit}",
+            yield _nothing(
+                mod,
+                "clips for a wrapper at the server",
+                max(len(_actions(answers, mod)) for answers in by_client.values()),
+                f"no noise is added at the client, and the server sees each clipped update{bit}",
             )
 
     return claimed
@@ -171,19 +171,13 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
     """Secure aggregation hides single updates and adds no noise."""
     if not by_client:
         return
-    yield Claim(
-        what="secaggplus_mod",
-        says="the server learns a sum alone",
-        against=SERVER,
-        adjacency=_UPDATE,
-        once=None,
-        epsilon=None,
-        delta=DELTA,
-        releases=max(
-            sum(bool(answer.replied) and answer.stage == _SUMMED for answer in own) for own in by_client.values()
-        ),
-        theorem="none: masks cancel in the sum, which holds no noise",
-        notes=(f"sums of up to {len(by_client)} clients; metrics and configs leave in clear",),
+    summed = max(sum(bool(answer.replied) and answer.stage == _SUMMED for answer in own) for own in by_client.values())
+    yield _nothing(
+        "secaggplus_mod",
+        "the server learns a sum alone",
+        summed,
+        "masks cancel in the sum, which holds no noise",
+        f"sums of up to {len(by_client)} clients; metrics and configs leave in clear",
     )
 
 
