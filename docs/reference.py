@@ -1,26 +1,66 @@
-"""Write the reference pages of the site from the code: every key of an experiment, every command, every attack."""
+"""Write the reference pages of the site from the code, and link each experiment on a page to the keys it sets.
+
+The pages are the keys of an experiment, the commands, the attacks, the examples and the columns of a sweep's tables.
+"""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import click
+from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fedpriv.core.cli.app import app
+from fedpriv.core.cli.init import bundled_examples, head_comment
 from fedpriv.core.config.schema import json_schema
+from fedpriv.sweep.record import all_fields, part_fields
+
+_TOML = re.compile(r"^```toml.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    for name, lines in {"settings.md": _settings(), "commands.md": _commands(), "attack-list.md": _attacks()}.items():
-        files.append(File.generated(config, name, content="\n".join(lines) + "\n"))
+    pages = {
+        "settings": _settings(),
+        "commands": _commands(),
+        "attack-list": _attacks(),
+        "examples": _examples(),
+        "sweep-columns": _columns(),
+    }
+    for name, lines in pages.items():
+        files.append(File.generated(config, f"{name}.md", content="\n".join(lines) + "\n"))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put under each experiment links to the settings of its sections."""
+    return _TOML.sub(lambda block: "\n\n".join((block[0], *_links(tomllib.loads(block[1])))), markdown)
+
+
+def _links(experiment: Mapping[str, Any]) -> Iterator[str]:
+    """One line of links, to the named kind of a section where there are several; a sweep's are those that it sets."""
+    base = experiment.get("base")
+    found = []
+    for name, keys in {**(base if isinstance(base, dict) else experiment), **experiment.get("grid", {}), **experiment.get("set", {})}.items():
+        kind = f'{name}.name = "{keys.get("name")}"' if isinstance(keys, dict) else ""
+        anchors = [slugify(text, "-") for text in (kind, f"[{name}]") if slugify(text, "-") in _anchors()]
+        found += [f"[`[{name}]`](settings.md#{anchors[0]})"] if anchors else []
+    if found:
+        yield f"<small>Keys: {', '.join(found)}</small>"
+
+
+@cache
+def _anchors() -> frozenset[str]:
+    return frozenset(slugify(line.strip("# `"), "-") for line in _settings() if line.startswith("##"))
 
 
 def _settings() -> Iterator[str]:
@@ -108,6 +148,31 @@ def _attacks() -> Iterator[str]:
             yield from ("", "| key | default | meaning |", "| --- | --- | --- |")
             for each in attack["settings"]:
                 yield _row(f"`{each['key']}`", f"`{json.dumps(each['default'])}`", each["meaning"])
+
+
+def _examples() -> Iterator[str]:
+    yield "# Examples"
+    yield ""
+    yield "The experiments and sweeps that `fedpriv init NAME` writes; they lie in `configs/`."
+    yield from ("", "| name | what it is |", "| --- | --- |")
+    for name, path in bundled_examples().items():
+        yield _row(f"`{name}`", head_comment(path)[0])
+
+
+def _columns() -> Iterator[str]:
+    yield "# Columns of a sweep's tables"
+    yield ""
+    yield "Columns of `results.parquet` and `results.csv`, one row a trial. `set.KEY` are the keys that the sweep set."
+    parts = part_fields()
+    plain = {name: field for name, field in all_fields().items() if name not in (*parts, "settings")}
+    yield from ("", "| column | meaning |", "| --- | --- |")
+    yield from (_row(f"`{name}`", field.description or "") for name, field in plain.items())
+    for kind in parts.values():
+        place = ".".join((kind.head, *map(str.upper, kind.keys)))
+        yield from ("", f"## `{place}.`", "", (kind.__doc__ or "").partition("\n\n")[0], "")
+        yield from ("| column | meaning |", "| --- | --- |")
+        for name, field in kind.model_fields.items():
+            yield _row(f"`{name}`", field.description or "")
 
 
 def _row(*cells: str) -> str:

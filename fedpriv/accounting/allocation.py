@@ -7,7 +7,7 @@ they are independent, and the neighbours' ratios are the means of L_t and L'_t o
     delta(epsilon) = E max(mean(L_t) - exp(epsilon) mean(L'_t), 0).
 
 That grows with the convex order of each L_t - exp(epsilon) L'_t, which is largest for opposite gradients: there L is a
-growing function of one coordinate, and L' its mirror image. The proof is in docs/account-proofs.md. Splitting a
+growing function of one coordinate, and L' its mirror image. The proof is in docs/account-proofs-batches.md. Splitting a
 probability between two points of a grid keeps the mean, so it never makes delta smaller.
 """
 

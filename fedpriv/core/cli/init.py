@@ -26,7 +26,7 @@ def init(
     listed: Annotated[bool, typer.Option("--list", help="List the examples and write nothing.")] = False,
 ) -> None:
     """Write a bundled example, with a README, into a folder."""
-    examples = _examples()
+    examples = bundled_examples()
     if listed:
         out.print(_table(examples))
         return
@@ -51,7 +51,7 @@ def _home() -> Path:
     return Path(str(files("fedpriv") / "examples"))
 
 
-def _examples() -> dict[str, Path]:
+def bundled_examples() -> dict[str, Path]:
     """All of them by name: experiments first, then sweeps."""
     home = _home()
     return {path.stem: path for path in (*sorted(home.glob("*.toml")), *sorted(home.glob("*/*.toml")))}
@@ -60,7 +60,7 @@ def _examples() -> dict[str, Path]:
 def _table(examples: dict[str, Path]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for known, path in examples.items():
-        table.add_row(known, _header(path)[0])
+        table.add_row(known, head_comment(path)[0])
     return table
 
 
@@ -69,7 +69,7 @@ def _alone(text: str) -> str:
     return re.sub(r"configs/(paper/|sweeps/)?", "", text)
 
 
-def _header(path: Path) -> list[str]:
+def head_comment(path: Path) -> list[str]:
     """The comment at the head of an example, a paragraph or a block of commands an item."""
     lines = path.read_text(encoding="utf-8").splitlines()
     head = takewhile(lambda line: line.startswith("#"), lines)
@@ -84,4 +84,4 @@ def _readme(name: str, path: Path) -> str:
         f"`{kind.preview.format(f'{name}.toml')}` prints what it does. Results are written into `{kind.results}`; "
         "`fedpriv --help` lists all commands."
     )
-    return "\n\n".join((f"# {name}", *_header(path), last)) + "\n"
+    return "\n\n".join((f"# {name}", *head_comment(path), last)) + "\n"
