@@ -49,8 +49,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def _links(experiment: Mapping[str, Any]) -> Iterator[str]:
     """One line of links, to the named kind of a section where there are several; a sweep's are those that it sets."""
     base = experiment.get("base")
+    sections = dict(base if isinstance(base, dict) else experiment)
+    sections |= experiment.get("grid", {}) | experiment.get("set", {})
     found = []
-    for name, keys in {**(base if isinstance(base, dict) else experiment), **experiment.get("grid", {}), **experiment.get("set", {})}.items():
+    for name, keys in sections.items():
         kind = f'{name}.name = "{keys.get("name")}"' if isinstance(keys, dict) else ""
         anchors = [slugify(text, "-") for text in (kind, f"[{name}]") if slugify(text, "-") in _anchors()]
         found += [f"[`[{name}]`](settings.md#{anchors[0]})"] if anchors else []
