@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedpriv.core.records import Ceiling, DataRelease, Guarantee
+from fedpriv.core.records import Ceiling, DataRelease, Guarantee, Person
 
 _THEOREM = (
     "geometric mechanism on counts, sensitivity 2 (Ghosh, Roughgarden and Sundararajan 2009); columns add up (Dwork et "
@@ -43,6 +43,19 @@ def with_bounds(guarantee: Guarantee, epsilon: float) -> Guarantee:
         pure_epsilon=None if pure is None else pure + epsilon,
         epsilon=None if mixed is None else mixed + epsilon,
         theorem=theorem,
+    )
+
+
+def person_with_bounds(person: Person, epsilon: float) -> Person:
+    """Return the same of the training and of the bounds together, which each of a person's records costs once."""
+    if not epsilon:
+        return person
+    pure, mixed, more = person.pure_epsilon, person.epsilon, sum(person.records) * epsilon
+    return replace(
+        person,
+        pure_epsilon=None if pure is None else pure + more,
+        epsilon=None if mixed is None else mixed + more,
+        theorem=f"{person.theorem}; {_PLUS}",
     )
 
 

@@ -19,7 +19,7 @@ from fedpriv.accounting.gaussian import (
     poisson_rdp_epsilon,
 )
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import GaussianPair, Pair, PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
+from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
     NO_NOMINAL,
@@ -27,6 +27,7 @@ from fedpriv.accounting.proofs import (
     SAMPLED_RDP,
     Claim,
     Proof,
+    Run,
 )
 from fedpriv.accounting.references import CeilingReference, NormalReference
 from fedpriv.accounting.release import SIGMA, NoiseParameter, Release
@@ -84,18 +85,37 @@ class GaussianProof(Proof):
         return [self._unsampled(), self._zero_out_renyi() if self._is_zero_out else self._sampled_renyi()]
 
     @override
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
+    def dominating_pairs(self) -> Run:
         if self._is_poisson:
             return ((PoissonGaussianPair(self.noise, float(self.release.rate)), 1),)
         # Without sampling the closed form is exact.
         return ((GaussianPair(2 / self.noise), 1),) if self.is_sampled else ()
 
     @override
-    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
+    def whole_run(self) -> tuple[Run, ...]:
         if self._is_zero_out and self._is_poisson:
             goes = PoissonZeroOutPair(self.noise, float(self.release.rate))
             return tuple(((pair, int(self.release.participations)),) for pair in (goes, goes.exchanged))
         return super().whole_run() or (((GaussianPair(self._distance), 1),),)
+
+    @override
+    def step_of(self, units: int) -> Run:
+        return ((GaussianPair(units * self._sensitivity / self.noise), 1),)
+
+    @property
+    @override
+    def hides(self) -> bool:
+        return self.is_sampled or self._is_poisson
+
+    @override
+    def split_group(self, units: int) -> tuple[Run, ...]:
+        # Normal noise on a group's sum is the sum of noise on each unit, whose variances add up to it.
+        noise, passes = self.noise / math.sqrt(units), units * int(self.release.participations)
+        alone = type(self)(replace(self.release, noise=noise, participations=passes))
+        if self._is_poisson:
+            return alone.whole_run()
+        reference = alone.reference()
+        return () if reference is None else alone.allocated_runs(reference)
 
     @override
     def run_rdp(self) -> Array:

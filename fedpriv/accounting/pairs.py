@@ -239,6 +239,32 @@ class TaggedPair(_ThinnedPair):
         return self.rate * self.pair.deltas(epsilons)
 
 
+@dataclass(frozen=True)
+class MixedPair(Pair):
+    """One of several symmetric pairs, drawn by itself and seen: delta is the mean of theirs."""
+
+    parts: tuple[tuple[float, Pair], ...]  # probabilities, which add up to 1, and pairs
+
+    @property
+    @override
+    def pieces(self) -> int:
+        return max(pair.pieces for _, pair in self.parts)
+
+    @property
+    @override
+    def largest(self) -> float:
+        return max(pair.largest for _, pair in self.parts)
+
+    @property
+    @override
+    def spread(self) -> float:
+        return math.sqrt(sum(chance * pair.spread**2 for chance, pair in self.parts))
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        return np.asarray(sum(chance * pair.deltas(epsilons) for chance, pair in self.parts), np.float64)
+
+
 def before_sampling(epsilons: Array, rate: float) -> Array:
     """Return log(1 + (exp(epsilon) - 1) / q), the inverse of :func:`amplified_pure`, at epsilons from 0 on."""
     near = np.log1p(np.expm1(np.minimum(epsilons, 1.0)) / rate)

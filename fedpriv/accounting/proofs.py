@@ -8,18 +8,21 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.accounting.allocation import AllocationPair, ZeroOutAllocationPair, amplifies
 from fedpriv.accounting.numerical import ComposedPair, composed_epsilon
-from fedpriv.accounting.pairs import Pair, SampledPair
+from fedpriv.accounting.pairs import MixedPair, Pair, SampledPair, TaggedPair
 from fedpriv.accounting.references import CeilingReference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
 
 Array = NDArray[np.float64]
+Run = tuple[tuple[Pair, int], ...]
+"""Pairs that dominate a whole run together, and how many of each."""
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
 NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
@@ -39,6 +42,7 @@ _ALLOCATED = (
 )
 PADDING_TAIL = 1e-12
 """The probability that a step of balls-in-bins holds more examples than draws are reserved for, with ``vmf``."""
+_FEW = 8  # units of a group in a step that are told apart exactly
 
 _REPLACE_EXAMPLE = Adjacency.REPLACE_ONE.worded("one example of this client is replaced by any other")
 _REPLACE_UPDATE = Adjacency.REPLACE_ONE_UPDATE.worded("this client's whole update is replaced by any other")
@@ -139,7 +143,7 @@ class Proof(ABC):
     def cheap_claims(self) -> list[Claim]:
         """Every (epsilon, delta) claim by closed forms and Renyi accounting; at least one, a few milliseconds."""
 
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
+    def dominating_pairs(self) -> Run:
         """Pairs that dominate one participation before fixed-size sampling, and how many of each; or none."""
         return ()
 
@@ -161,12 +165,79 @@ class Proof(ABC):
         """Why there is none."""
         return f"mechanism {self.release.mechanism} names no law that does not depend on the secret"
 
-    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
+    def whole_run(self) -> tuple[Run, ...]:
         """Pairs that dominate the whole run together, and how many of each; for both orders where they differ."""
         count, pairs = int(self.release.participations), self.dominating_pairs()
         if self.is_sampled and pairs:
             return (((SampledPair(self.batch_pair(), float(self.release.rate)), count),),)
         return (tuple((pair, number * count) for pair, number in pairs),) if pairs else ()
+
+    def step_of(self, units: int) -> Run:
+        """Pairs that dominate a step that uses so many units of a group, all of them replaced; or none."""
+        return ()
+
+    @property
+    def hides(self) -> bool:
+        """Whether a step hides which units it uses."""
+        return self.is_sampled
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether Poisson batches are drawn, and both neighbours may show who is in them."""
+        return False
+
+    def group(self, units: int, examples: int | None = None) -> tuple[Run, ...]:
+        """Pairs that dominate the whole run where a group of units is replaced, as in :meth:`whole_run`; or none.
+
+        Balls in bins as without amplification.
+
+        Args:
+            units: of the group, at least 1.
+            examples: of the client, for batches of a fixed size.
+        """
+        if units == 1:
+            return self.whole_run()
+        count = int(self.release.participations)
+        if not (self.hides or self.is_tagged):
+            step = self.step_of(units)
+            return (tuple((pair, number * count) for pair, number in step),) if step else ()
+        used, chances = self._used(units, examples)
+        parts = tuple((chance, _single(self.step_of(number))) for number, chance in chances)
+        mixed = parts[0][1] if len(parts) == 1 else MixedPair(parts)
+        thinned = SampledPair if self.hides else TaggedPair
+        return (((thinned(mixed, used) if used < 1 else mixed, count),),)
+
+    def split_group(self, units: int) -> tuple[Run, ...]:
+        """The same where each of a group has noise of its own and chooses its steps by itself; none where it has not.
+
+        With it balls in bins amplify.
+        """
+        return ()
+
+    def allocated_runs(self, reference: CeilingReference) -> tuple[Run, ...]:
+        """Balls in bins, for both orders of the neighbours; none where they do not amplify."""
+        if not self.is_allocated or not amplifies(reference):
+            return ()
+        pairs = _allocation_pairs(reference, self.release.slots, self.release.adjacency == "zero-out", coarse=False)
+        return tuple(((pair, int(self.release.participations)),) for pair in pairs)
+
+    def _used(self, units: int, examples: int | None) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """How probable it is that a step uses any of a group, and then how many, rounded up, with what probability."""
+        rate = float(self.release.rate)
+        if self.release.sampling == "poisson":
+            law = scipy.stats.binom(units, rate)
+        elif examples is None:
+            allowed = "with several records of a person: full, shuffled, poisson, balls-in-bins; a run has all"
+            raise InputError(key="sampling", given=self.release.sampling, allowed=allowed)
+        else:
+            law = scipy.stats.hypergeom(examples, units, round(rate * examples))
+        likely = law.ppf(scipy.stats.norm.cdf(np.arange(-7.0, 7.5, 0.5)))
+        ends = np.unique(np.concatenate([np.arange(min(units, _FEW) + 1), likely, [units]])).astype(np.int64)
+        beyond = law.sf(ends)
+        chances = beyond[:-1] - beyond[1:]
+        kept = chances > 0
+        pairs = zip(ends[1:][kept].tolist(), (chances[kept] / beyond[0]).tolist(), strict=True)
+        return float(beyond[0]), tuple(pairs)
 
     def numerical_claims(self, known: float) -> list[Claim]:
         """Claims that take longer, and may be smaller than the finite epsilon ``known``."""
@@ -234,6 +305,11 @@ class Proof(ABC):
             f"The same noise proves epsilon {figures[0]:.4g} for shuffled and {figures[1]:.4g} for Poisson batches, "
             "both under replace-one."
         )
+
+
+def _single(run: Run) -> Pair:
+    """One pair of what a step releases."""
+    return run[0][0] if len(run) == run[0][1] == 1 else ComposedPair(run)
 
 
 class NoProof(Proof):

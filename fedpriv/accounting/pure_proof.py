@@ -21,8 +21,16 @@ from typing_extensions import override
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, tagged_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, Pair, TaggedPair
-from fedpriv.accounting.proofs import COMPOSED_NUMERICALLY, PADDING_TAIL, RENYI_TO_EPSILON, SAMPLED_RDP, Claim, Proof
+from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, TaggedPair
+from fedpriv.accounting.proofs import (
+    COMPOSED_NUMERICALLY,
+    PADDING_TAIL,
+    RENYI_TO_EPSILON,
+    SAMPLED_RDP,
+    Claim,
+    Proof,
+    Run,
+)
 from fedpriv.accounting.references import CeilingReference, DirectionalReference, LaplaceReference
 from fedpriv.accounting.release import KAPPA, SCALE, NoiseParameter
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, pure_rdp, rdp_to_epsilon, read_only, vmf_rdp
@@ -81,19 +89,19 @@ class PureProof(Proof):
         return [named, self._composition(), self._renyi(), *self.allocated_claims(pure.epsilon, coarse=True)]
 
     @override
-    def whole_run(self) -> tuple[tuple[tuple[Pair, int], ...], ...]:
-        if not self._is_tagged:
+    def whole_run(self) -> tuple[Run, ...]:
+        if not self.is_tagged:
             return super().whole_run()
         return (((TaggedPair(self.batch_pair(), float(self.release.rate)), int(self.release.participations)),),)
 
     @property
     @override
     def run_theorem(self) -> str:
-        return f"{self.pair_theorem}{_TAGGED}{COMPOSED_NUMERICALLY}" if self._is_tagged else super().run_theorem
+        return f"{self.pair_theorem}{_TAGGED}{COMPOSED_NUMERICALLY}" if self.is_tagged else super().run_theorem
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
-        if not self._is_tagged:
+        if not self.is_tagged:
             return [*super().numerical_claims(known), *self.allocated_claims(known)]
         (parts,) = self.whole_run()
         epsilon = composed_epsilon(parts, float(self.release.delta), known)
@@ -130,17 +138,17 @@ class PureProof(Proof):
 
     @override
     def run_rdp(self) -> Array:
-        step = tagged_rdp(ORDERS, self.step_rdp(), float(self.release.rate)) if self._is_tagged else self.step_rdp()
+        step = tagged_rdp(ORDERS, self.step_rdp(), float(self.release.rate)) if self.is_tagged else self.step_rdp()
         return np.asarray(int(self.release.participations) * step)
 
     def _renyi(self) -> Claim:
-        sampled = SAMPLED_RDP if self.is_sampled else _TAGGED if self._is_tagged else ""
+        sampled = SAMPLED_RDP if self.is_sampled else _TAGGED if self.is_tagged else ""
         theorem = self.renyi_theorem + sampled + RENYI_TO_EPSILON
         return Claim(rdp_to_epsilon(ORDERS, self.run_rdp(), float(self.release.delta)), theorem)
 
     @property
-    def _is_tagged(self) -> bool:
-        """Whether Poisson batches are drawn and amplify."""
+    @override
+    def is_tagged(self) -> bool:
         return self.release.sampling == "poisson" and self.release.rate < 1
 
     @property
@@ -217,8 +225,23 @@ class DirectionalProof(PureProof):
         return _directional_step_rdp(self.noise, self._sizes, self._rate)
 
     @override
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
+    def dominating_pairs(self) -> Run:
         return tuple((DirectionalPair(self.noise, dimension), count) for dimension, count in self._sizes)
+
+    @override
+    def step_of(self, units: int) -> Run:
+        return tuple((pair, units * number) for pair, number in self.dominating_pairs())  # each has draws of its own
+
+    @override
+    def group(self, units: int, examples: int | None = None) -> tuple[Run, ...]:
+        if not self.is_tagged:
+            return super().group(units, examples)
+        return tuple(tuple((pair, units * number) for pair, number in run) for run in self.whole_run())
+
+    @override
+    def split_group(self, units: int) -> tuple[Run, ...]:
+        passes = units * int(self.release.participations)
+        return replace(self, release=replace(self.release, participations=passes)).allocated_runs(self.reference())
 
     @property
     @override
@@ -325,8 +348,16 @@ class LaplaceProof(PureProof):
         return _laplace_step_rdp(self.piece_epsilon, self._rate)
 
     @override
-    def dominating_pairs(self) -> tuple[tuple[Pair, int], ...]:
-        return ((LaplacePair(self.piece_epsilon), 1),)
+    def dominating_pairs(self) -> Run:
+        return self.step_of(1)
+
+    @override
+    def step_of(self, units: int) -> Run:
+        return ((LaplacePair(units * self.piece_epsilon), 1),)
+
+    @override
+    def split_group(self, units: int) -> tuple[Run, ...]:
+        return self.allocated_runs(self.reference()) if units == 1 else ()
 
     @override
     def reference(self) -> CeilingReference:

@@ -60,6 +60,7 @@ class Dataset:
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
     text: TextFacts | None = None  # of texts; `None`: these are images or rows
     keys: Keys | None = None  # whose each example is; `None`: nobody says
+    owners: np.ndarray | None = None  # (N,), the number of the person that each training example is of; or nobody says
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -157,7 +158,7 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
 
 def _stamp(name: str, place: Place, files: Iterable[Path | str] | None) -> str | None:
     """What kept images of these files are found by; ``None``: none are kept."""
-    if files is None or not DATASETS[name].is_kept or place.text is not None or place.table is not None:
+    if files is None or not DATASETS[name].is_kept or place.text is not None or place.table is not None or place.owner:
         return None
     return stamp_of(files, repr((name, place.key, place.label, place.size, place.test_share)))
 
@@ -189,7 +190,7 @@ def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
     given = {
         key: getattr(config, key)
-        for key in ("path", "download", "memory", "table", "text", "key", "label", "size", "test_share")
+        for key in ("path", "download", "memory", "table", "text", "key", "owner", "label", "size", "test_share")
     }
     return Place(root=_root(config.root), **given)
 
@@ -241,7 +242,8 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
     images = x_train, y_train, x_test, y_test
     facts = {key: getattr(arrays, key) for key in ("columns", "notes", "warnings", "text", "keys")}
-    return Dataset(name, *images, names, mean, std, said, **facts)
+    owners = arrays.keys.train if place.owner and place.owner == place.key and arrays.keys else arrays.owners
+    return Dataset(name, *images, names, mean, std, said, **facts, owners=owners)
 
 
 @lru_cache(maxsize=4)
@@ -259,6 +261,7 @@ def _subset(complete: Dataset, count: int, seed: int) -> Dataset:
         y_train=complete.y_train[rows],
         source=source,
         keys=None if complete.keys is None else complete.keys.chosen(rows.numpy()),
+        owners=None if complete.owners is None else complete.owners[rows.numpy()],
     )
 
 

@@ -64,6 +64,7 @@ class Arrays:
     # and y_test are those after each, (N, T)
     text: TextFacts | None = None
     keys: Keys | None = None  # whose each example is; `None`: nobody says
+    owners: np.ndarray | None = None  # (N,), the number of the person that each training example is of; or nobody says
 
 
 def read_npz(path: Path, memory: int) -> Arrays:

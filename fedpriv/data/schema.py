@@ -122,6 +122,7 @@ class Schema:
     test: Cells
     table: TableConfig
     key: str  # the column that says whose a row is, or empty
+    owner: str = ""  # the column that says which person a row is of, or empty
 
     def arrays(self) -> Arrays:
         """Return the rows as numbers, if enough is told of them."""
@@ -130,8 +131,9 @@ class Schema:
         labels = [label_numbers(part, self.table.label, classes) for part in self.parts]
         rows = [encode(part, columns)[:, None] for part in self.parts]
         keys = Keys.of(*(_owners(part, self.key) for part in self.parts)) if self.key else None
+        owners = np.unique(_owners(self.train, self.owner, "owner"), return_inverse=True)[1] if self.owner else None
         said = self.notes(), self.warnings()
-        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, *said, keys=keys)
+        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, *said, keys=keys, owners=owners)
         return checked(arrays, self.train.where)
 
     @property
@@ -147,7 +149,7 @@ class Schema:
     @cached_property
     def read(self) -> tuple[ColumnConfig, ...]:
         """The columns that are read, in the order of the file."""
-        no_feature = {self.table.label, *([self.key] if self.key else [])}  # a column may have the empty name
+        no_feature = {self.table.label, *filter(None, (self.key, self.owner))}  # a column may have the empty name
         others = [name for name in self.train.names if name not in no_feature]
         named = (self.told.get(name, ColumnConfig(name=name)) for name in others)
         return tuple(config for config in named if config.kind != "ignore")
@@ -179,7 +181,7 @@ class Schema:
 
     def _check_names(self) -> None:
         """Refuse a label or columns that a file lacks."""
-        keys = [("key", self.key)] if self.key else []
+        keys = [(what, name) for what, name in (("key", self.key), ("owner", self.owner)) if name]
         for what, name in (("table.label", self.table.label), *keys, *(("table.columns", name) for name in self.told)):
             if name not in self.train.names:
                 hint = ""
@@ -411,24 +413,24 @@ class Schema:
         return sorted(found, key=lambda cell: (cell.is_other, cell.number))
 
 
-def schema_of(parts: Sequence[Cells], table: TableConfig, key: str) -> Schema:
+def schema_of(parts: Sequence[Cells], table: TableConfig, key: str, owner: str) -> Schema:
     """Return the schema of training and test rows; of one part, a share of the rows is drawn as test rows."""
     if len(parts) > 1:
-        return Schema(parts[0], parts[1], table, key)
+        return Schema(parts[0], parts[1], table, key, owner)
     (cells,) = parts
     owners = _owners(cells, key) if key and key in cells.names else None  # a column may have the empty name
     train, test = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share")
-    return Schema(rows_of(cells, train), rows_of(cells, test), table, key)
+    return Schema(rows_of(cells, train), rows_of(cells, test), table, key, owner)
 
 
-def _owners(cells: Cells, key: str) -> list[str]:
+def _owners(cells: Cells, key: str, setting: str = "key") -> list[str]:
     """Whose each row is."""
     owners: list[str | None] = cells.column(key).to_pylist()
     marks = MISSING_NUMBERS if cells.empty is None else ()
     missing = next((row for row, owner in enumerate(owners) if owner is None or owner.strip() in marks), None)
     if missing is not None:
         what = repr(owners[missing]) if owners[missing] else "empty"
-        raise cells.refused(missing, key, f"the cell is {what}, and data.key says whose a row is by it")
+        raise cells.refused(missing, key, f"the cell is {what}, and data.{setting} says whose a row is by it")
     return [owner or "" for owner in owners]
 
 

@@ -32,6 +32,7 @@ class Place:
     table: TableConfig | None = None  # what the columns of a table of your own are
     text: CorpusConfig | None = None  # how texts become sequences; `None`: these are no texts
     key: str = ""  # the column, or array, that says whose an example is; empty: the data set's own, if it has one
+    owner: str = ""  # the column, or array, that says which person an example is of; empty: nobody says
     label: str = ""  # the column of what is predicted; empty: as the form has it
     size: int | None = None  # of the square that pictures are brought to; `None`: they stay as they are
     test_share: float | None = None  # share of the examples that is the test set, where the files have none
@@ -98,7 +99,7 @@ class Source(ABC):
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
     is_kept: ClassVar[bool] = False  # whether images that were read are kept on the disk
-    # of the keys `key`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
+    # of the keys `key`, `owner`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
     reads: ClassVar[tuple[str, ...]] = ()
     key_hint: ClassVar[str] = ""  # where it may say whose an example is
 

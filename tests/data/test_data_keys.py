@@ -122,6 +122,87 @@ def test_a_form_without_keys_says_where_they_may_be(name: str, words: str) -> No
         partition_indices(np.zeros(4, int), config, 2, 0)
 
 
+# --- one person at several clients --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["csv", "csv by key", "npz", "object"])
+def test_a_person_is_found_at_every_client(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The column is no feature, and owners stay with their examples when a part of them is drawn."""
+    owners = [HOSPITALS[number % 7] for number in range(40)]
+    pixels = np.arange(40 * 16).reshape(40, 4, 4).astype(np.uint8)
+    if form == "npz":
+        labels = np.arange(40) % 2
+        np.savez(tmp_path / "x.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels, who=owners)
+        tree: dict[str, Any] = {"name": "npz", "path": str(tmp_path / "x.npz"), "owner": "who"}
+    else:
+        tree = table(patients(tmp_path, owners), owner="hospital", key="hospital" if form == "csv by key" else "")
+    if form == "object":
+        rows = patients(tmp_path, owners).read_text(encoding="utf-8").splitlines()[1:]
+        cells = [row.split(",") for row in rows]
+        columns = {"age": [int(row[0]) for row in cells], "hospital": owners, "ill": [row[2] for row in cells]}
+        source = f"import datasets\ndata = datasets.Dataset.from_dict({columns!r})\n"
+        (tmp_path / "held_module.py").write_text(source, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        tree = tree | {"name": "held_module:data"}
+        tree.pop("path")
+    whole, part = loaded(tree), loaded(tree | {"train_examples": 20})
+    assert whole.owners is not None and part.owners is not None
+    whole_rows, part_rows = (each.x_train.flatten(1).tolist() for each in (whole, part))
+    pairs = list(zip(whole_rows, whole.owners.tolist(), strict=True))
+    assert all(pair in pairs for pair in zip(part_rows, part.owners.tolist(), strict=True))
+    assert len(whole.owners) == len(whole.x_train)
+    assert form == "npz" or [column.name for column in whole.columns] == ["age"]
+    expected = np.bincount([HOSPITALS.index(owner) for owner in owners])
+    assert (np.bincount(whole.owners) <= expected).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"owner": "ward"}, r"data\.owner: .*has no column 'ward'"),
+        ({"name": "folder", "owner": "ward", "table": None}, r"does not read data\.owner, but for that of data\.key"),
+        ({"name": "digits", "owner": "ward", "key": "", "table": None}, r"'digits' does not read data\.owner$"),
+    ],
+)
+def test_wrong_owners(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    tree = table(patients(tmp_path, HOSPITALS * 4), **change)
+    with pytest.raises(InputError, match=words):
+        loaded(tree)
+
+
+def test_the_ledger_has_persons_over_all_clients(tmp_path: Path) -> None:
+    """Their records at each client are counted from the partition; one at one client has the client's own figure."""
+    owners = ["one", *[f"p{number % 9}" for number in range(99)]]
+    given = validated(
+        Experiment,
+        {
+            "data": table(patients(tmp_path, owners), owner="hospital", key=""),
+            "model": {"name": "logistic"},
+            "federation": {"clients": 3, "rounds": 2},
+            "training": {"batch_size": 4},
+            "mechanism": {"name": "gaussian", "sigma": 9.0},
+            "adversary": {"attacks": []},
+        },
+        "a test",
+    )
+    summary = start_run(given, tmp_path / "run", "", Silent())
+    ledger, world = RunFolder.open(tmp_path / "run").ledger(), build_world(given)
+    assert ledger is not None and world.dataset.owners is not None
+    held = [
+        tuple(sorted((int((world.dataset.owners[rows] == person).sum()) for rows in world.partitions), reverse=True))
+        for person in np.unique(world.dataset.owners)
+    ]
+    expected = sorted(tuple(count for count in counts if count) for counts in held)
+    assert sorted(person.records for person in ledger.people for _ in range(person.count)) == expected
+    alone = next((person for person in ledger.people if person.records == (1,)), None)
+    assert alone is None or alone.epsilon == pytest.approx(ledger.worst.epsilon)
+    worst = ledger.people[0]
+    assert worst.epsilon is not None and ledger.worst.epsilon is not None
+    assert worst.epsilon > ledger.worst.epsilon
+    assert any(worst.held in sentence for sentence in summary.verdict)
+    assert "One person over all clients" in write_report(tmp_path / "run").read_text(encoding="utf-8")
+
+
 # --- federations of clients by nature -----------------------------------------------------------------------------
 
 

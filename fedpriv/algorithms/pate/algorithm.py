@@ -68,6 +68,12 @@ class Pate(Algorithm):
                 f"= {pate.noise_at!r}: the server adds noise to votes that it sees, or clients do, under masks; "
                 "set noise_at = 'clients' and secure_aggregation = true together"
             )
+        if experiment.data.owner:
+            raise InputError(
+                key="data.owner",
+                given=experiment.data.owner,
+                allowed="not with federation.algorithm = 'pate', whose ledger is of votes of whole clients",
+            )
         if experiment.data.bounds_epsilon:
             raise InputError(
                 "data.table.bounds_epsilon does not go with federation.algorithm = 'pate', whose ledger is of votes; "

@@ -1,20 +1,23 @@
 """The ledger of rounds of uploads: clients that were asked alike are accounted for once."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting import Ceiling, Guarantee, Ledger, LedgerLine, Release, ceilings, guarantee
-from fedpriv.accounting.estimated import bounds_release, surer, told_from, with_bounds
+from fedpriv.accounting.estimated import bounds_release, person_with_bounds, surer, told_from, with_bounds
+from fedpriv.accounting.people import Share, person
 from fedpriv.algorithms.rounds.ledger_views import views
 from fedpriv.attacks.observation import OTHERS
 from fedpriv.core.asked_log import released_rounds, rounds_by_client
 from fedpriv.core.plan import Plan
-from fedpriv.core.records import Asked, DataRelease, LabelCeiling, members_text
+from fedpriv.core.records import Asked, DataRelease, LabelCeiling, Person, members_text
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 
@@ -24,6 +27,8 @@ _COPIES = (
     "them that were asked add up, epsilon and delta (sequential composition)."
 )
 
+
+_MOST_PROFILES = 32  # ways in which persons' records may lie at clients; of more one bound is computed for all
 
 _EVERY_ROUND = (
     "A secret draws the clients of a round, and figures may not tell of the draw: every round counts for every client. "
@@ -54,6 +59,7 @@ def run_ledger(
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.
     proven = cache(partial(_proven, world))
+    kinds = _kinds(world, folder.asked(), noise_of)
     lines = [
         LedgerLine.of(
             client=clients[0],
@@ -62,7 +68,7 @@ def run_ledger(
             noise=kind.noise,
             ceilings={"told": _ceiling(kind.release, 1 / (OTHERS + 1), bounds)} if kind.asked else {},
         ).of_all(sorted(clients))
-        for kind, clients in _kinds(world, folder.asked(), noise_of).items()
+        for kind, clients in kinds.items()
     ]
     mechanism = world.experiment.mechanism
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
@@ -71,8 +77,49 @@ def run_ledger(
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
     parameters = {**parameters, **noise, **(more or {})}
-    shown = views(world, ledger.worst)
-    return replace(ledger, parameters=parameters, releases=_releases(world), views=shown)
+    shown, people = views(world, ledger.worst), _people(world, kinds)
+    return replace(ledger, parameters=parameters, releases=_releases(world), views=shown, people=people)
+
+
+def _people(world: World, kinds: Mapping[_ClientKind, Sequence[int]]) -> tuple[Person, ...]:
+    """What is proven about persons over all clients that were asked, the worst first.
+
+    A client counts as asked as often as the most asked one that is alike.
+    """
+    owners, mechanism = world.dataset.owners, world.experiment.mechanism
+    if owners is None or not mechanism.protects or mechanism.filters:
+        return ()
+    most: dict[tuple[Release, int], Release] = {}
+    held: dict[int, list[tuple[int, int]]] = {}  # person -> of each client its kind and how many records it holds
+    numbers: dict[tuple[Release, int], int] = {}
+    for kind, clients in kinds.items():
+        alike = replace(kind.release, participations=0), kind.examples
+        most[alike] = max(most.get(alike, kind.release), kind.release, key=lambda release: release.participations)
+        number = numbers.setdefault(alike, len(numbers))
+        for client in clients if kind.asked else ():
+            for owner, records in zip(*np.unique(owners[world.partitions[client]], return_counts=True), strict=True):
+                held.setdefault(int(owner), []).append((number, int(records)))
+    shares = [(most[alike], alike[1]) for alike in numbers]
+    profiles = Counter(tuple(sorted(each)) for each in held.values())
+    if len(profiles) > _MOST_PROFILES:
+        profiles = Counter({_covering(profiles): profiles.total()})
+    people = [
+        person([Share(shares[kind][0], records, shares[kind][1]) for kind, records in profile], count)
+        for profile, count in profiles.items()
+    ]
+    bounds = world.experiment.data.bounds_epsilon
+    return tuple(sorted((person_with_bounds(each, bounds) for each in people), key=lambda each: each.badness))
+
+
+def _covering(profiles: Iterable[tuple[tuple[int, int], ...]]) -> tuple[tuple[int, int], ...]:
+    """What nobody's records exceed: of clients of each kind the i-th most records, over all persons."""
+    most: dict[int, list[int]] = {}
+    for profile in profiles:
+        for kind in {kind for kind, _ in profile}:
+            records = sorted((count for each, count in profile if each == kind), reverse=True)
+            known = most.get(kind, [])
+            most[kind] = [max(pair) for pair in zip_longest(known, records, fillvalue=0)]
+    return tuple((kind, count) for kind, counts in sorted(most.items()) for count in counts)
 
 
 def _proven(world: World, release: Release) -> Guarantee:

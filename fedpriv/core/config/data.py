@@ -82,6 +82,13 @@ class DataConfig(Extensible):
         description="own files: the column, or array, that says whose an example is, for partition = 'key'; folder: "
         "client, the level above the classes; empty: the form's own, if it has one",
     )
+    owner: str = Field(
+        "",
+        exclude_if=_empty,
+        description="csv, hub, object, npz: the column, or array, that says which person an example is of; that of "
+        "data.key in every form that reads it; the ledger then also has what is proven about a person over all clients "
+        "that hold examples of them; empty: nobody says",
+    )
     label: str = Field(
         "",
         exclude_if=_empty,
@@ -192,11 +199,12 @@ class DataConfig(Extensible):
         if "table" not in source.reads and source.needs_table != (self.table is not None):
             wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
             raise InputError(f"name = {self.name!r} needs {wanted}")
-        reads = source.reads if self.table is None else ("key",)
+        reads = source.reads if self.table is None else ("key", "owner")
         form = f"name = {self.name!r}" + (" with data.table" if reads != source.reads else "")
-        for key in ("key", "label", "size", "test_share"):
-            if getattr(self, key) and key not in reads:
-                raise InputError(f"{form} does not read data.{key}")
+        for key in ("key", "owner", "label", "size", "test_share"):
+            if getattr(self, key) and key not in reads and not (key == "owner" and self.owner == self.key):
+                hint = ", but for that of data.key" if key == "owner" and "key" in reads else ""
+                raise InputError(f"{form} does not read data.{key}{hint}")
         if self.table is not None and not source.needs_table and (self.table.test_path or self.table.delimiter != ","):
             raise InputError(f"{form} reads neither data.table.test_path nor delimiter; test rows are its part 'test'")
         for section in ("text", "canaries"):

@@ -256,6 +256,7 @@ def write_attacked(
         earlier.stops,
         all_found(folder),
         is_next=earlier.data.task == "next",
+        people=ledger.people if (ledger := folder.ledger()) is not None else (),
         rounds=folder.rounds(),
     )
     changes = {

@@ -234,6 +234,7 @@ class _Run:
             all_found(folder),
             algorithm_of(experiment).about_accuracy(world, tested),
             is_next=world.dataset.is_next,
+            people=ledger.people,
             rounds=records,
         )
         summary = Summary(

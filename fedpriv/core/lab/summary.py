@@ -28,6 +28,7 @@ from fedpriv.core.records import (
     AttackResult,
     Guarantee,
     LeakageRate,
+    Person,
     RoundRecord,
     RowResult,
     Score,
@@ -72,6 +73,7 @@ class Ending:
     found: Sequence[Found] = ()
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
     is_next: bool = False  # whether the next token is predicted
+    people: Sequence[Person] = ()  # what is proven about persons over all clients, the worst first
     rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
 
     @cached_property
@@ -104,6 +106,7 @@ def verdict(ending: Ending) -> tuple[str, ...]:
         sentences += [_utility(ending, last), *ending.about_accuracy]
     if ending.worst is not None:
         sentences += _proof(experiment, ending.worst)
+        sentences += _of_people(ending.people)
     sentences += _of_findings(ending.found, leads=False)
     if not experiment.adversary.attacks and not algorithm_of(experiment).protects:
         sentences.append(_NO_ATTACK)
@@ -412,6 +415,19 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if worst.epsilon < _WEAK_EPSILON:
         return [sentence + "."]
     return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
+
+
+def _of_people(people: Sequence[Person]) -> list[str]:
+    if not people:
+        return []
+    worst, count = people[0], sum(each.count for each in people)
+    among = f"the worst of {count:,} persons, with {worst.held}" if count > 1 else f"one person, with {worst.held}"
+    if worst.epsilon is None:
+        return [f"No finite epsilon is proven about a person over all clients ({among})."]
+    return [
+        f"Proven about a person over all clients that hold their records: epsilon {shown_epsilon(worst.epsilon)} at "
+        f"delta {worst.delta:g} ({worst.adjacency}; {among})."
+    ]
 
 
 def versions() -> dict[str, str]:

@@ -32,6 +32,7 @@ from fedpriv.core.records.ledger import (
     LedgerLine,
     LedgerView,
     MembershipBound,
+    Person,
     Stop,
     shown_epsilon,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "ModelFacts",
     "Origin",
     "Partition",
+    "Person",
     "Recovered",
     "ReleaseKind",
     "RoundRecord",

@@ -215,6 +215,40 @@ class LedgerView(Record):
 
 
 @dataclass(frozen=True)
+class Person(Record):
+    """What is proven about each of several persons with as many records at as many clients that are alike.
+
+    Attributes:
+        count: how many persons.
+        records: how many records of the person each client holds, the most first.
+        epsilon: of (epsilon, delta)-DP of all releases of these clients together; None if nothing is proven.
+        pure_epsilon: pure epsilon-DP of the same; None if none is finite.
+        delta: of that statement.
+        adjacency: which two data sets must look alike, in words.
+        theorem: what epsilon rests on.
+    """
+
+    count: int
+    records: tuple[int, ...]
+    epsilon: float | None
+    pure_epsilon: float | None
+    delta: float
+    adjacency: str
+    theorem: str
+
+    @property
+    def badness(self) -> tuple[float, float, int]:
+        """Sorts persons, the worst first."""
+        return -_size(self.epsilon), -_size(self.pure_epsilon), -sum(self.records)
+
+    @property
+    def held(self) -> str:
+        """What clients hold of each of them, in words."""
+        records = f"{sum(self.records):,} record{'s' if sum(self.records) > 1 else ''}"
+        return f"{records} at {len(self.records):,} client{'s' if len(self.records) > 1 else ''}"
+
+
+@dataclass(frozen=True)
 class Ledger(Record):
     """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`.
 
@@ -228,6 +262,8 @@ class Ledger(Record):
         releases: what was released of the data before the training.
         views: where noise is on the sum of a round's uploads: what is proven against whom. None of them is added to
             another: each is a statement about the whole run.
+        people: what is proven about persons over all clients that hold their records, worst first, where data.owner
+            says whose a record is.
     """
 
     unit: str
@@ -237,6 +273,7 @@ class Ledger(Record):
     labels: Guarantee | None = None
     releases: tuple[DataRelease, ...] = ()
     views: tuple[LedgerView, ...] = ()
+    people: tuple[Person, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -259,7 +296,7 @@ class Ledger(Record):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
         tree = {**asdict(self), "worst": asdict(self.worst)}
-        absent = {name for name in ("labels", "releases", "views") if not tree[name]}
+        absent = {name for name in ("labels", "releases", "views", "people") if not tree[name]}
         return {key: value for key, value in tree.items() if key not in absent}
 
 

@@ -25,7 +25,7 @@ class OwnTable(OwnFile):
     name = "csv"
     title = "own table"
     needs_table = True
-    reads = ("key",)
+    reads = ("key", "owner")
     key_hint = "data.key names the column that does"
 
     @classmethod
@@ -49,4 +49,4 @@ class OwnTable(OwnFile):
         if table is None:
             return super().schema(place)
         parts = [read_cells(path, table.delimiter, table.empty, place.memory) for path in cls.files(place)]
-        return schema_of(parts, table, place.key)
+        return schema_of(parts, table, place.key, place.owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class HubTables(OwnFile):
     name = "hub"
     title = "own data set of the hub"
     is_kept = True
-    reads = ("key", "label", "size", "test_share", "text", "table")
+    reads = ("key", "owner", "label", "size", "test_share", "text", "table")
     key_hint = "data.key names the column that does"
 
     @classmethod
@@ -109,7 +109,7 @@ class HubTables(OwnFile):
         parts = cls.parts(place)
         named = tuple(name.strip() for name in _names(parts[0], place.table.label))
         table = place.table.model_copy(update={"classes": place.table.classes or named})
-        return schema_of([part.cells(table.empty, place.memory) for part in parts], table, place.key)
+        return schema_of([part.cells(table.empty, place.memory) for part in parts], table, place.key, place.owner)
 
     @classmethod
     def parts(cls, place: Place) -> list[StoredTable]:
@@ -224,7 +224,12 @@ def _images(parts: list[StoredTable], place: Place) -> Arrays:
     cells = (cell for part in parts for cell in _pictures(part, image))
     images = read_pictures(cells, len(labels), place.size, place.memory, place.path, np.argsort(order))
     whose = None if owners is None else [owners[row] for row in order]
-    return image_arrays(images, numbers, tests, classes, whose, place.path)
+    arrays = image_arrays(images, numbers, tests, classes, whose, place.path)
+    if not place.owner:
+        return arrays
+    people = [str(value) for part in parts for value in part.values("data.owner", place.owner)]
+    numbered = np.unique(people, return_inverse=True)[1][order[: len(order) - tests]]
+    return replace(arrays, owners=numbered)
 
 
 def _image_column(table: StoredTable) -> str:
@@ -250,7 +255,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
 def _label_column(table: StoredTable, place: Place) -> str:
     if place.label:
         return table.require("data.label", place.label)
-    named = [name for name in _class_columns(table) if name != place.key]
+    named = [name for name in _class_columns(table) if name not in (place.key, place.owner)]
     found = named if len(named) == 1 else [name for name in ("label", "labels") if name in table.schema.names][:1]
     if not found:
         raise InputError(f"{table.where}: set data.label to one of its columns: {some_of(table.schema.names)}")
@@ -278,6 +283,8 @@ def _pictures(table: StoredTable, column: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _texts(parts: list[StoredTable], place: Place) -> Arrays:
+    if place.owner not in ("", place.key):
+        raise InputError(key="data.owner", given=place.owner, allowed="of texts the column of data.key")
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
     part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)

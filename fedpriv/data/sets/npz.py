@@ -29,14 +29,16 @@ class OwnArrays(OwnFile):
 
     name = "npz"
     title = "own file"
-    reads = ("key",)
+    reads = ("key", "owner")
     key_hint = "an array client does, or the one that data.key names"
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, key = home(place.path), place.key or _CLIENT
-        headers = read_headers(path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test"))
+        headers = read_headers(
+            path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test", place.owner)
+        )
         names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
         missing = [name for name, found in names.items() if found not in headers]
         if missing:
@@ -47,8 +49,13 @@ class OwnArrays(OwnFile):
         if place.key and (key not in headers or key in names.values()):
             why = "is what is learnt from" if key in headers else "there is no such array"
             raise InputError(where=str(path), key="data.key", given=key, allowed=why)
+        if place.owner and (place.owner not in headers or place.owner in names.values()):
+            why = "is what is learnt from" if place.owner in headers else "there is no such array"
+            raise InputError(where=str(path), key="data.owner", given=place.owner, allowed=why)
         headers = {
-            name: headers[name] for name in (*names.values(), "class_names", key, f"{key}_test") if name in headers
+            name: headers[name]
+            for name in (*names.values(), "class_names", key, f"{key}_test", place.owner)
+            if name in headers
         }
         for name in (names["x_train"], names["x_test"]):
             _check_pixels(headers[name], f"{path}: {name}")
@@ -61,9 +68,10 @@ class OwnArrays(OwnFile):
             labels = [*y_train.tolist(), *y_test.tolist()]
             numbers, classes = label_numbers(labels, len(y_test), str(path), classes)
             y_train, y_test = numbers[: len(y_train)], numbers[len(y_train) :]
-        arrays = Arrays(
-            x_train, y_train, x_test, y_test, classes, keys=_keys(path, key, members, len(x_train), len(x_test))
-        )
+        keys = _keys(path, key, members, len(x_train), len(x_test))
+        people = _keys(path, place.owner, members, len(x_train), 0) if place.owner else None
+        owners = None if people is None else people.train
+        arrays = Arrays(x_train, y_train, x_test, y_test, classes, keys=keys, owners=owners)
         return checked(arrays, str(path)), place.path
 
     @classmethod

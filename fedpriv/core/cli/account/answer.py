@@ -20,10 +20,11 @@ from fedpriv.accounting import (
     nominal_noise,
     release_with,
 )
+from fedpriv.accounting.people import Share, person
 from fedpriv.accounting.release import LARGEST_DIMENSION
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
-from fedpriv.core.records import MembershipBound
+from fedpriv.core.records import MembershipBound, Person
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import enumerated
 
@@ -51,6 +52,7 @@ class AccountOptions:
     calibration: CalibrationName = "analytic"  # from a nominal epsilon to sigma
     adjacency: AdjacencyName = "replace-one"
     ceiling: list[str] | None = None  # baselines to compute ceilings for, as numbers or fractions
+    records: str | None = None  # of a person at each of several clients, with commas between
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Answer:
     guarantee: Guarantee  # what is proven
     ceilings: tuple[Ceiling, ...]  # what no attack can exceed, for each baseline
     membership_bound: MembershipBound | None  # what no test of membership can; None: it was not asked for
+    person: Person | None  # what is proven about a person over several clients; None: it was not asked for
 
     @property
     def parameter(self) -> NoiseParameter:
@@ -95,6 +98,7 @@ _OPTIONS = {
     "ceiling": "--target-ceiling",
     "advantage": "--target-advantage",
     "tpr": "--target-tpr",
+    "sampling": "--sampling",
 }
 
 
@@ -133,7 +137,20 @@ def _answered(options: AccountOptions) -> Answer:
     release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), options)
     tests = membership_bound(release, rates) if rates or option == "--target-advantage" else None
-    return Answer(options, release, proven, _ceilings(release, baselines), tests)
+    return Answer(options, release, proven, _ceilings(release, baselines), tests, _person(release, options.records))
+
+
+def _person(release: Release, records: str | None) -> Person | None:
+    if records is None:
+        return None
+    counts = [int(each) if each.strip().isdecimal() else 0 for each in records.split(",")]
+    try:
+        return person([Share(release, count) for count in counts])
+    except InputError as error:
+        if error.key != "records":
+            raise
+        allowed = f"allowed are {error.allowed}, one a client, as in 3,1"
+        raise InputError(key="--records", given=records, allowed=allowed) from None
 
 
 def _dimension(options: AccountOptions) -> int:

@@ -140,6 +140,16 @@ Ceilings = Annotated[
 ]
 
 
+Records = Annotated[
+    str | None,
+    typer.Option(
+        "--records",
+        metavar="N,N,...",
+        help="Also print what is proven about a person with so many records at each of several such clients, as 3,1.",
+    ),
+]
+
+
 def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
@@ -160,6 +170,7 @@ def _command(kind: type[NoisySettings]) -> click.Command:
         "unit": (Unit, fields["unit"].default),
         "dimension": (NeededDimension if kind.by_dimension else Dimension, None),
         "ceiling": (Ceilings, None),
+        "records": (Records, None),
     }
     if "blocks" in fields:
         options["blocks"] = (Blocks, 1)

@@ -40,6 +40,7 @@ def account_json(answer: Answer) -> dict[str, Any]:
         **asdict(answer.guarantee),
         "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
         "membership_bound": None if answer.membership_bound is None else asdict(answer.membership_bound),
+        "person": None if answer.person is None else asdict(answer.person),
     }
 
 
@@ -73,6 +74,10 @@ def print_account(answer: Answer) -> None:
         for fpr, tpr in answer.membership_bound.rates:
             meaning = f"no test of membership has a larger true positive rate at a false one of {number(fpr)}"
             figures.add_row("TPR", bold(tpr), meaning)
+    if answer.person is not None:
+        meaning = f"proven about one person with {answer.person.held}, at delta = {answer.person.delta:g}"
+        figures.add_row("of a person", bold(answer.person.epsilon), meaning)
+        figures.add_row("pure, of a person", number(answer.person.pure_epsilon), "the same at delta = 0")
     out.print(figures)
     setting = {
         "mechanism": _mechanism(answer),
@@ -85,6 +90,9 @@ def print_account(answer: Answer) -> None:
     # Ceilings of one release mostly rest on the same.
     theorems += dict.fromkeys(f"ceiling: {ceiling.theorem}" for ceiling in answer.ceilings)
     theorems += [] if answer.membership_bound is None else [f"membership: {answer.membership_bound.theorem}"]
+    if answer.person is not None:
+        setting["a person"] = answer.person.adjacency
+        theorems.append(f"a person: {answer.person.theorem}")
     print_grounds(setting, theorems, proven.notes)
 
 
