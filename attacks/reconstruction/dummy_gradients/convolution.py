@@ -276,6 +276,7 @@ class Kept:
     tokens: tuple[Tensor, Tensor]  # of the kernels and of the errors, see _Convolution
     images: Tensor  # (R * groups, in / groups, H, W), padded; the groups of channels are so many images by themselves
     windows: Windows  # where the kernel is applied to them
+    padded: Tensor  # (R, in, H, W), the images in autograd's graph
 
 
 def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
@@ -285,7 +286,7 @@ def run_convolution(layer: Any, x: Tensor) -> tuple[Kept, Tensor]:
     weight = layer.weight.unsqueeze(2) if flat else layer.weight
     output, *tokens = _Convolution.apply(x, weight, layer.bias, windows)
     images = x.detach().reshape(-1, x.shape[1] // layer.groups, *windows.image)
-    return Kept((tokens[0], tokens[1]), images, windows), output.squeeze(2) if flat else output
+    return Kept((tokens[0], tokens[1]), images, windows, x), output.squeeze(2) if flat else output
 
 
 def by_patches(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
@@ -308,6 +309,13 @@ def by_patches(layer: nn.Conv2d) -> Callable[[Tensor], Tensor]:
         return output.view(len(x), -1, *positions)
 
     return forward
+
+
+def patches(kept: Kept) -> Tensor:
+    """Return what a kernel of one group is applied to, written out: (R, P, in * kernel)."""
+    windows = kept.windows
+    unfolded: Tensor = F.unfold(kept.padded, windows.kernel, windows.dilation, 0, windows.stride)
+    return unfolded.mT
 
 
 def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Three routes give the same numbers. *ghost* keeps the inputs and output gradient
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,12 +16,19 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from fedpriv.attacks.reconstruction.dummy_gradients.convolution import by_patches, kernel_gradients, run_convolution
+from fedpriv.attacks.reconstruction.dummy_gradients.convolution import (
+    Kept,
+    by_patches,
+    kernel_gradients,
+    patches,
+    run_convolution,
+)
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyFactor, DummyGradients, DummyOuter, Written
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
 from fedpriv.gradients import Vector
@@ -41,7 +49,12 @@ class Entry:
     name: str  # of the layer in the network
     layer: Any  # itself
     kept: Any  # what its rule needs of its input
-    output: Tensor  # (R, ...), for R images
+    output: GradientEdge  # of what it gave, (R, ...) for R images; what follows may change that in place
+    shape: torch.Size  # of the output
+
+
+# A kernel's gradient is not written out where patches and errors have so many times fewer numbers.
+FEWER = 4
 
 
 class LayerRule(NamedTuple):
@@ -58,7 +71,7 @@ def taped_forward(name: str, layer: nn.Module, entries: list[Entry]) -> Callable
 
     def forward(x: Tensor) -> Tensor:
         kept, output = RULES[type(layer)].run(layer, x)
-        entries.append(Entry(name, layer, kept, output))
+        entries.append(Entry(name, layer, kept, get_gradient_edge(output), output.shape))
         return output
 
     return forward
@@ -74,11 +87,22 @@ def _linear(layer: nn.Linear, x: Tensor, error: Tensor, units: tuple[int, int]) 
     return DummyOuter(inputs, errors, layer.weight.shape), Written(errors.sum(dim=2))
 
 
-def _convolution(layer: Any, kept: Any, error: Tensor, units: tuple[int, int]) -> tuple[DummyFactor, DummyFactor]:
-    kernels = kernel_gradients(kept, error).reshape(*units, -1, layer.weight.numel())
-    biases = error.flatten(2).sum(dim=2).reshape(*units, -1, layer.out_channels)
-    kernels, biases = (value.squeeze(2) if value.shape[2] == 1 else value.sum(dim=2) for value in (kernels, biases))
+def _convolution(layer: Any, kept: Kept, error: Tensor, units: tuple[int, int]) -> tuple[DummyFactor, DummyFactor]:
+    biases = _of_units(error.flatten(2).sum(dim=2), units)
+    positions = len(error) // math.prod(units) * error[0, 0].numel()
+    wide, tall = layer.weight[0].numel(), layer.out_channels
+    if layer.groups == 1 and positions * (wide + tall) * FEWER < wide * tall:
+        inputs = patches(kept).to(error.dtype).reshape(*units, -1, wide)
+        errors = error.flatten(2).mT.reshape(*units, -1, tall)
+        return DummyOuter(inputs, errors, layer.weight.shape), Written(biases)
+    kernels = _of_units(kernel_gradients(kept, error).reshape(len(error), -1), units)
     return Written(kernels.reshape(*units, *layer.weight.shape)), Written(biases)
+
+
+def _of_units(rows: Tensor, units: tuple[int, int]) -> Tensor:
+    """The sums (N, U, n) over each unit's images of rows (R, n)."""
+    each = rows.reshape(*units, -1, rows.shape[1])
+    return each.squeeze(2) if each.shape[2] == 1 else each.sum(dim=2)
 
 
 def _layer_norm(
@@ -418,7 +442,7 @@ def ghost_dummies(
         errors = torch.autograd.grad(mean, outputs, create_graph=True, allow_unused=True)
         factors: dict[str, DummyFactor] = {}
         for entry, error in zip(trained, errors, strict=True):
-            felt = torch.zeros_like(entry.output) if error is None else error
+            felt = logits.new_zeros(entry.shape) if error is None else error
             made = RULES[type(entry.layer)].factors(entry.layer, entry.kept, felt.to(images.dtype), units)
             factors |= dict(zip(_names(entry), made, strict=True))
     unused = {name: parameters[name] for name in network.names if name not in factors}
