@@ -1,8 +1,9 @@
 """The live view of a run: bars and figures in a terminal, plain lines in a log file or a pipe."""
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich import progress as bars
 from rich.console import Console
@@ -16,7 +17,15 @@ from fedpriv.core.settings import enumerated
 
 _LINES_PER_RUN = 10
 _LONG = 60  # seconds from which it is said after the second round how long the others take
+_SURE = 5  # seconds of an attack from which the rest is extrapolated
 _CLIENTS_NAMED = 8
+
+
+class _First(NamedTuple):
+    """When an attack first told how far it is, and how far it was."""
+
+    seconds: float
+    done: int
 
 
 class Display(Progress):
@@ -41,6 +50,8 @@ class Display(Progress):
         )
         self._tasks: dict[str, bars.TaskID] = {}
         self._rounds = 0  # that were seen
+        self._firsts: dict[str, _First] = {}  # of attacks
+        self._tenths: dict[str, int] = {}  # of long attacks, the last that was printed
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -82,8 +93,18 @@ class Display(Progress):
         self.stage(f"round {round_number}: {who} at {targets}; {left} left")
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
-        """Advance the bar of one attack."""
+        """Advance the bar of one attack; of a long one print once how long it takes, and in a log how far it is."""
         self._advance(name, done, total, f"loss {loss:.2e}")
+        first = self._firsts.setdefault(name, _First(time.monotonic(), done))
+        spent, made = time.monotonic() - first.seconds, done - first.done
+        if name not in self._tenths:
+            left = spent * (total - done) / max(1, made)
+            if made > 0 and spent >= _SURE and left >= _LONG:
+                self.stage(f"{name}: {total - done} more iterations take about {duration(left)}")
+                self._tenths[name] = 10 * done // total
+        elif 10 * done // total > self._tenths[name] and not self._console.is_terminal:
+            self.stage(f"{name}: iteration {done} of {total}, loss {loss:.2e}")
+            self._tenths[name] = 10 * done // total
 
     def advanced(self, what: str, done: int, total: int) -> None:
         """Advance the bar of a piece of work."""

@@ -145,6 +145,23 @@ def test_a_long_run_says_after_two_rounds_how_long_it_takes(seconds: float, told
     assert shown == (f"{told}\n" if told else "")
 
 
+@pytest.mark.parametrize("pace", [1.0, 0.01])  # seconds for each of 300 iterations
+def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
+    pace: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(width=80, file=io.StringIO())
+    display = Display(console)
+    for done in range(1, 301):
+        monkeypatch.setattr("time.monotonic", lambda now=done * pace: now)
+        display.attack_advanced("dlg", done, 300, 0.5)
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    if pace < 1:
+        assert shown == []
+    else:
+        assert shown[0] == "dlg: 294 more iterations take about 4 min 54 s"
+        assert shown[1:] == [f"dlg: iteration {done} of 300, loss 5.00e-01" for done in range(30, 301, 30)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
