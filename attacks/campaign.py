@@ -11,6 +11,7 @@ from torch import nn
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.attacks.reconstruction.results import is_lack_of_memory, lacks_second_derivative
+from fedpriv.attacks.reconstruction.scene import limited_to
 from fedpriv.attacks.reconstruction.upload_model import uploads_of
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
@@ -52,7 +53,8 @@ def attack_each(job: AttackJob) -> Campaign:
     """
     reasons = [trouble(heard, job.model) for heard in job.observations]
     sound = [heard for heard, reason in zip(job.observations, reasons, strict=True) if reason is None]
-    outcomes = iter(_attempted(replace(job, observations=sound)))
+    with limited_to(job.seconds):
+        outcomes = iter(_attempted(replace(job, observations=sound)))
     return Campaign(tuple(next(outcomes) if reason is None else AttackOutcome(None, reason) for reason in reasons))
 
 

@@ -54,7 +54,7 @@ class AttackJob:
     # (M, C, H, W) on the [0, 1] scale, of the same kind as the victims' and none of theirs, for attacks that know what
     # images look like; None: they are withheld
     public_images: Tensor | None = None
-    seconds: float | None = None  # after which attacks by optimisation keep what they have; None: they go to the end
+    seconds: float | None = None  # after which attacks that search keep what they have; None: they go to the end
 
 
 @twice_differentiable()
@@ -122,7 +122,7 @@ def _run(
         next(chunks(scene.network, rows[:1], scene.shape, scene.classes))
     starts = [scene.starts(job.seed, attack.name, victim, restarts) for victim in victims]
     images, logits = (torch.cat(parts) for parts in zip(*starts, strict=True))
-    trace = Trace(job.progress, job.config.iterations, owners, job.seconds)
+    trace = Trace(job.progress, job.config.iterations, owners)
     attempts: dict[int, Restart] = {}
     notes: dict[int, str] = {}
     with _of_others(attack):

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import DummyGradients, Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, dummy_gradients, ghost_obstacle
 from fedpriv.attacks.reconstruction.results import AttackRefused, is_lack_of_memory
-from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.scene import Scene, time_left
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Block, Vector, flattened
@@ -428,7 +428,7 @@ class Evaluator:
             self._seconds.append(_seconds(self._eager, variables))
             if len(self._seconds) < 2:
                 return
-            if self._seconds[-1] * self._evaluations < LONG:
+            if min(self._seconds[-1] * self._evaluations, time_left()) < LONG:
                 self._settled = True
                 return
         self._settled = True

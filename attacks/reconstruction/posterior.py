@@ -30,7 +30,7 @@ from fedpriv.attacks.reconstruction.labels import JOINT, OutputLayer, find_outpu
 from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses, Matcher, chunks, compared
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
-from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.scene import ENDED, Report, Scene, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.gradients import Vector, flattened
 from fedpriv.gradients.operator import wide_type
@@ -100,6 +100,8 @@ def fit_cloud(
         for group, (_, each) in zip(adam.param_groups, moved, strict=True):
             group["lr"] = each * rate_share(step / steps)
         adam.step()
+        if time_is_up():
+            break
     return Cloud(middle, along.exp(), rest.exp(), fitted)
 
 
@@ -418,6 +420,8 @@ class ImageSearch:
         for step in range(turn):
             self._step(evaluate, step / turn, first ** max(0.0, 1 - step / (WARM * turn)), 1.0)
             self._tell((step + 1) / end, self._lowest)
+            if time_is_up():
+                break
         self._climb(self._posterior.smoothed(SHARPER), end - turn, turn / max(end, 1))
         return [
             replace(start, coordinates=self._coordinates[number], logits=self._logits[number])
@@ -438,7 +442,7 @@ class ImageSearch:
     def _average(self, losses: Tensor) -> Tensor:
         """Go on to the posterior's mean where the upload pins down no direction; return the losses (n,) there."""
         smooth = self._posterior.chance(self._coordinates, self._logits) == 0
-        if not bool(smooth.any()):
+        if not bool(smooth.any()) or time_is_up():
             return losses
         steps = int(AVERAGED * self._config.iterations)
         basis, rate = self._whitening.prior.basis, self._config.learning_rate
@@ -478,6 +482,8 @@ class ImageSearch:
             )
             self._lowest = torch.fmin(self._lowest, lowest)
             self._tell(before + (1 - before) * step / max(steps, 1), self._lowest)
+            if time_is_up():
+                break
         self._note = evaluate.note
         self._coordinates.copy_(best[0])
         self._logits.copy_(best[1])
@@ -591,7 +597,9 @@ def run_map(
     labels = torch.stack([result.labels for result in best])
     losses = torch.stack([result.loss for result in best])
     report(config.iterations, losses)
-    joint = [(JOINT if result.start.labels is None else "", result.note) for result in best]
+    joint = [
+        (JOINT if result.start.labels is None else "", result.note, ENDED if time_is_up() else "") for result in best
+    ]
     notes = tuple("; ".join(text for text in texts if text) for texts in joint)
     return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
 

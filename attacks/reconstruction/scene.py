@@ -2,7 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +23,30 @@ Progress = Callable[[int, int, float], None]
 
 Report = Callable[[int, Tensor], bool]
 """(iterations done, losses (N,)) of one chunk of rows -> whether to go on: else time is up."""
+
+
+ENDED = "time was up: this is the best so far"
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextmanager
+def limited_to(seconds: float | None) -> Iterator[None]:
+    """Have searches inside end after so many seconds, with the best that they have; ``None``: they go to the end."""
+    token = _UNTIL.set(math.inf if seconds is None else time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _UNTIL.reset(token)
+
+
+def time_left() -> float:
+    """Seconds until a search is to end."""
+    return _UNTIL.get() - time.monotonic()
+
+
+def time_is_up() -> bool:
+    """Whether a search is to end now."""
+    return time_left() <= 0
 
 
 @dataclass(frozen=True)
@@ -80,10 +106,7 @@ class Scene:
 class Trace:
     """Tells the listener how far an attack is, a hundred times over all its chunks of rows, and ends it in time."""
 
-    def __init__(
-        self, listener: Progress | None, iterations: int, victims: Sequence[int], seconds: float | None = None
-    ) -> None:
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
+    def __init__(self, listener: Progress | None, iterations: int, victims: Sequence[int]) -> None:
         self._listener = listener
         self._iterations = iterations
         self._victims = torch.tensor(victims)
@@ -98,7 +121,7 @@ class Trace:
         numbers = torch.tensor(rows)
 
         def report(done: int, losses: Tensor) -> bool:
-            goes_on = time.monotonic() < self._until
+            goes_on = not time_is_up()
             share = (before * self._iterations + done * len(rows)) / len(self._victims)
             percent = int(100 * share / self._iterations)
             if self._listener is None or percent == self._told:

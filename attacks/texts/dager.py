@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, take_apart
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.core.names import END, PAD, START
@@ -399,7 +399,7 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int)
                 "most"
             )
         prefixes = passed
-        if not prefixes:
+        if not prefixes or time_is_up():
             break
     return Grown((*whole, *prefixes), tuple(inner), tried)
 
@@ -439,7 +439,7 @@ def search(
             tried += more
             held = _held(network, spans, current, length)
             found |= {tuple(row[:length]): None for row, passes in zip(current.tolist(), held, strict=True) if passes}
-            if len(found) >= wanted:
+            if len(found) >= wanted or time_is_up():
                 return list(found), tried
     return list(found), tried
 
@@ -455,7 +455,7 @@ def _settled(
             if len(tokens) > 1:
                 current, more = _changed_sentences(network, spans, current, len(choices), place, tokens)
                 tried += more
-        if torch.equal(current, before):
+        if torch.equal(current, before) or time_is_up():
             return current.unique(dim=0), tried
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedpriv.attacks.reconstruction.results import AttackRefused, Reconstruction, Restart
+from fedpriv.attacks.reconstruction.scene import ENDED, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import OtherBatches, Victim, join, prepare_victims, uploads_of
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene
 from fedpriv.attacks.texts.settings import TextAttackSettings
@@ -60,7 +61,8 @@ def _result(name: str, victim: Victim, reading: Reading, seconds: float) -> Reco
     attempts = tuple(map(_attempt, reading.attempts))
     losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
     chosen = min(range(len(losses)), key=losses.__getitem__)
-    notes = "; ".join(text for text in (victim.note, printable(reading.note)) if text)
+    ended = ENDED if time_is_up() else ""
+    notes = "; ".join(text for text in (victim.note, printable(reading.note), ended) if text)
     return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)
 
 

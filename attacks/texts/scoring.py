@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -262,6 +263,18 @@ HELD = 10  # each so manyth text is held out; training ends where they no longer
 EVEN = 0.05  # of the chances are the same for all tokens: a small model is too sure of what it never saw
 
 
+class _Even(nn.Module):
+    """Of all tokens one is as usual as the other."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.zeros(*tokens.shape, self._vocabulary, device=tokens.device)
+
+
 class Language:
     """A language model over the tokens of an experiment.
 
@@ -275,7 +288,7 @@ class Language:
 
     @staticmethod
     def of(scene: TextScene, file: str) -> "Language":
-        """Return the model of a file, or one that is trained on the public texts."""
+        """Return the model of a file, or one that is trained on the public texts; without any, tokens are all alike."""
         if file:
             network = Llama.read(Path(file))
             if network.vocabulary != scene.format.vocabulary:
@@ -283,7 +296,9 @@ class Language:
                     f"{file} knows {network.vocabulary} tokens, these texts have {scene.format.vocabulary}"
                 )
             return Language(network, f"prior: the Llama of {Path(file).name}")
-        return _trained(scene)
+        if scene.public is None:
+            return Language(_Even(scene.format.vocabulary), "prior: all tokens are as usual, without public texts")
+        return _trained(scene, scene.public)
 
     def surprise(self, sentences: Tensor) -> Tensor:
         """Return minus the log-probability (N,) of sentences (N, L) behind their first token, in nats."""
@@ -300,12 +315,12 @@ class Language:
 
 
 @lru_cache(maxsize=1)
-def _trained(scene: TextScene) -> Language:
+def _trained(scene: TextScene, public: Tensor) -> Language:
     """A small GPT, trained on the public texts until those held out no longer become more usual."""
-    if scene.public is None or len(scene.public) < HELD:
+    if len(public) < HELD:
         raise AttackRefused("there are fewer than 10 public texts that a language model could learn from")
-    order = torch.randperm(len(scene.public), generator=torch_stream(SEED, "order of public texts"))
-    texts = scene.public[order.to(scene.public.device)].to(scene.device)
+    order = torch.randperm(len(public), generator=torch_stream(SEED, "order of public texts"))
+    texts = public[order.to(public.device)].to(scene.device)
     held = torch.arange(len(texts), device=scene.device) % HELD == 0
     fitted, tests = texts[~held], texts[held]
     with seeded_generators(torch_stream(SEED, "language model").initial_seed(), scene.device):

@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_label
 from fedpriv.attacks.reconstruction.matching import Matcher, Objective, angle
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.reconstruction.scene import Progress
+from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.simulation import SimulationTrial, simulated_upload, trained_upload
 from fedpriv.attacks.texts.lookup import Lookup, read_lookup
@@ -171,7 +171,7 @@ class Climb:
     def climb(self, start: SearchState, rounds: int, tell: Tell) -> SearchState:
         """Change sentences until no change helps, or so many rounds are made in all."""
         now = start
-        while now.rounds < rounds:
+        while now.rounds < rounds and not time_is_up():
             before = now.loss
             for step in (self._replace, self._rearrange, self._cross, self._deepen):
                 now = step(now)
@@ -474,6 +474,8 @@ class Vectors:
             adam.param_groups[0]["lr"] = rate(step) * self.spread
             adam.step()
             each(step, loss)
+            if time_is_up():
+                break
         return lowest
 
     def texts(self, vectors: Tensor) -> Texts:
@@ -518,7 +520,7 @@ def most_probable(
             starts[-1] = _better(starts[-1], climb.at(Texts(read, labels)))
         ended = climb.climb(_most_promising(climb, starts, config.iterations // 4, tell), config.iterations, tell)
         for _ in range(config.kicks):
-            if ended.rounds >= config.iterations:
+            if ended.rounds >= config.iterations or time_is_up():
                 break
             again = climb.climb(climb.kicked(ended, stream), config.iterations, tell)
             ended = replace(_better(ended, again), rounds=again.rounds)
@@ -569,7 +571,7 @@ def _attempt(
     def rate(step: int) -> float:
         return config.learning_rate * FALL ** ((done + step) // FALLS)
 
-    while done < config.iterations:
+    while done < config.iterations and not (done and time_is_up()):
         steps = min(config.every, config.iterations - done)
         vectors.descend(steps, rate, tell)
         done += steps

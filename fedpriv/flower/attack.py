@@ -45,6 +45,7 @@ from fedpriv.flower.folder import (
     TrainedOn,
     built,
     imported,
+    joined,
     read_arrays,
     read_exchanges,
     read_tapped,
@@ -68,7 +69,7 @@ _NO_LPIPS = "not computed for a tap's pictures"
 SECONDS = 600.0
 """That the attacks of one command may take."""
 
-_ATTACKS = {"image": ("iga",), "row": ("closed_form", "iga"), "sentence": ("dager", "tag")}
+_ATTACKS = {"image": ("iga",), "row": ("closed_form", "iga"), "sentence": ("dager", "lookup", "text_map")}
 _WITHIN = ("Opacus", "tap.noise")  # noise that is, or may be, in the training itself, which no replay repeats
 _OF_LABELS = "classes: labels"  # in warnings that do not hold of what has no labels
 
@@ -134,7 +135,7 @@ def attack_tapped(
     wanted = _chosen(everything, exchanges, victims, folder)
     until = time.monotonic() + seconds
     found = _Found([], [], [], [], [])
-    for upload in wanted:
+    for place, upload in enumerate(wanted):
         try:
             victim = _victim(tapped, folder, upload, everything)
         except InputError as error:
@@ -145,8 +146,11 @@ def attack_tapped(
         found.heard.append(upload)
         usual = ("iga",) if victim.about.task in OWN_LOSS else _ATTACKS[victim.about.kind]
         named = tuple(names) or tuple(name for name in settings if all(name not in each for each in _ATTACKS.values()))
-        for name in named or usual:
-            _attack(folder, victim, name, settings.get(name, {}), found, progress, until)
+        chosen = named or usual
+        for number, name in enumerate(chosen):
+            share = (len(wanted) - place) * len(chosen) - number  # time that one attack leaves is that of all others
+            budget = (until - time.monotonic()) / share
+            _attack(folder, victim, name, settings.get(name, {}), found, progress, budget)
         if victim.judge is not None and (offers := _offers(victim.judge)):
             found.scores.extend(score_guesses(offers, victim.judge, victim.public.std, perceptual=False).scores)
     for text in dict.fromkeys(found.told):
@@ -219,7 +223,7 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
     known = upload.known
     replay = None
-    if known is not None and known.batches and not upload.is_summed and about.noise not in _WITHIN:
+    if known is not None and known.batches and about.noise not in _WITHIN:
         names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))
         after = {names[name]: value for name, value in known.after.items() if name in names}
         replay = replayed(learner, observation, replace(known, after=after), about.task)
@@ -243,11 +247,11 @@ def _attack(
     settings: Mapping[str, Any],
     found: _Found,
     progress: Progress,
-    until: float,
+    seconds: float,
 ) -> None:
     """Make one attack, and enter what came of it: a failure counts if the training was seen right, and only then."""
     what = f"{name} on {victim.observation.title}"
-    if time.monotonic() > until:
+    if seconds <= 0:
         found.refused.append(f"{what}: not made, since time was up: --seconds gives more.")
         return
     replay, attack = victim.replay, known_attack(name)
@@ -256,7 +260,7 @@ def _attack(
         return
     progress.stage(what)
     try:
-        reconstruction, remarks = _reconstructed(victim, name, settings, until)
+        reconstruction, remarks = _reconstructed(victim, name, settings, seconds)
     except InputError as error:
         found.refused.append(f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}.")
         return
@@ -319,9 +323,7 @@ def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
         client_examples=sum(each.client_examples for each in public),
     )
     kept = [upload.known for upload in uploads if upload.known is not None]
-    known = None
-    if len(kept) == len(uploads):
-        known = TrainedOn(torch.cat([each.images for each in kept]), torch.cat([each.labels for each in kept]))
+    known = joined(kept, public[0].local_steps) if len(kept) == len(uploads) else None
     lines = [upload.line for upload in uploads if upload.line is not None]
     line = min(lines, key=lambda each: each.badness) if len(lines) == len(uploads) else None
     exchange = replace(first.exchange, clients=len(uploads)) if first.exchange is not None else None
@@ -368,7 +370,7 @@ def _looked_at(
 
 
 def _reconstructed(
-    victim: _TappedVictim, name: str, settings: Mapping[str, Any], until: float
+    victim: _TappedVictim, name: str, settings: Mapping[str, Any], seconds: float
 ) -> tuple[Reconstruction, list[str]]:
     """Reconstruct, and say what makes that mean less."""
     observation, public, about = victim.observation, victim.public, victim.about
@@ -378,7 +380,7 @@ def _reconstructed(
             "at most: tap a round with fewer local steps or smaller batches"
         )
     if about.is_text or known_attack(name).is_text:
-        return _read(victim, name, settings), []
+        return _read(victim, name, settings, seconds), []
     if about.kind == "row" and "tv" in known_attack(name).model_fields:
         settings = {"tv": 0.0, **settings}  # neighbours in a row are not alike, as pixels are
     mechanism = recorded_mechanism(public.mechanism)
@@ -404,7 +406,7 @@ def _reconstructed(
             mean=public.mean,
             std=public.std,
             value_range=about.bounds or (0.0, 1.0),
-            seconds=max(1.0, until - time.monotonic()),
+            seconds=seconds,
             **settings,
         )
     placed = replace(reconstruction, round=observation.round, client=observation.client)
@@ -414,9 +416,10 @@ def _reconstructed(
     return placed, [text for text in texts if about.task not in OWN_LOSS or _OF_LABELS not in text]
 
 
-def _read(victim: _TappedVictim, name: str, settings: Mapping[str, Any]) -> Reconstruction:
+def _read(victim: _TappedVictim, name: str, settings: Mapping[str, Any], seconds: float) -> Reconstruction:
     """Read sentences off an upload."""
-    job = AttackJob(name, [victim.observation], victim.learner, attack_config(name, settings), 0)
+    config = attack_config(name, settings)
+    job = AttackJob(name, [victim.observation], victim.learner, config, 0, seconds=seconds)
     (outcome,) = attack_each(job).outcomes
     if outcome.result is None:
         raise InputError(outcome.failure)

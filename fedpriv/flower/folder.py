@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,17 @@ class TrainedOn:
                     break
                 groups.append([])
         return [group for group in groups if group][:count]
+
+
+def joined(clients: Sequence[TrainedOn], steps: int) -> TrainedOn:
+    """Return what several clients trained on as if one had: the batches of all behind each step."""
+    images, labels = (torch.cat([getattr(each, key) for each in clients]) for key in ("images", "labels"))
+    each_alone = [each.steps(steps) for each in clients]
+    if any(each.after for each in clients) or len({len(own) for own in each_alone}) > 1:
+        return TrainedOn(images, labels)  # the reply is none of the network's, or there is no common step
+    together = [[batch for part in parts for batch in part] for parts in zip(*each_alone, strict=True)]
+    sizes = tuple(sum(len(batch.examples) for batch in group) for group in together)
+    return TrainedOn(images, labels, tuple(batch for group in together for batch in group), sizes)
 
 
 _TAPPED, _EXCHANGE = TypeAdapter(Tapped), TypeAdapter(Exchange)

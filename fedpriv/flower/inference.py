@@ -3,10 +3,11 @@
 The change of the first layer's weights is a sum of multiples of the inputs, whatever network follows and however many
 steps were taken: a record that was trained on lies in the space of its rows, one that was not does so by chance alone.
 So does a record with one unknown value, which is read off where it comes nearest. Thresholds of trees are values of
-records (XGBoost's histograms) or halfway between two.
+records (XGBoost's histograms) or halfway between two, and the weights of leaves tell how many records fell where: what
+an unknown value may be given the others (after Fredrikson et al. 2014, with the trees' own weights).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,12 +54,29 @@ def records_of(tapped: Tapped, client: int) -> Records:
     return found
 
 
-def inferred(update: Vector, splits: Mapping[int, list[float]], records: Records) -> list[str]:
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a tree: by feature the least value that falls into it, and the first that is too large."""
+
+    bounds: Mapping[int, tuple[float, float]]
+    weight: float  # of the records that fell into it: their number, or the sum of their second derivatives
+
+    def holds(self, column: int, values: Floats) -> NDArray[np.bool_]:
+        """Whether values of a feature fall into it."""
+        low, high = self.bounds.get(column, (-np.inf, np.inf))
+        inside: NDArray[np.bool_] = (values >= low) & (values < high)
+        return inside
+
+
+def inferred(
+    update: Vector, splits: Mapping[int, list[float]], trees: Sequence[Sequence[Leaf]], records: Records
+) -> list[str]:
     """Say of a client's records how well a reply tells members, and a value of theirs, next to a guess."""
     columns = records.members.shape[1]
     if splits:
         scores = _at_thresholds(splits, records)
-        return [_membership(scores, records, "values that are thresholds of its trees")]
+        told = _membership(scores, records, "values that are thresholds of its trees")
+        return [told, *_attributes_of_trees(trees, records)]
     sides = ((value if value.shape[1] == columns else value.T) for value in update.values() if value.ndim == 2)
     layer = next((rows for rows in sides if rows.shape[1] == columns), None)
     if layer is None:
@@ -105,14 +123,44 @@ def _attributes(outside: Floats, records: Records) -> str:
     free, known = np.diag(outside), records.members @ outside
     told = free > _FREE
     values = records.members - known / np.where(told, free, 1.0)
-    middle = np.median(records.others, axis=0)
-    values = np.where(told, values, middle)
-    ranges = np.ptp(records.all, axis=0)
+    values = np.where(told, values, np.median(records.others, axis=0))
+    return _compared(values, range(values.shape[1]), "", records)
+
+
+def _attributes_of_trees(trees: Sequence[Sequence[Leaf]], records: Records) -> Iterator[str]:
+    """Each value of each member in a column that trees split, from its other values: the others' weighted median."""
+    split = {column for tree in trees for leaf in tree for column in leaf.bounds}
+    columns = sorted(split & {*range(records.members.shape[1])})
+    if columns:
+        values = np.stack([_values_in_leaves(trees, column, records) for column in columns], axis=1)
+        yield _compared(values, columns, ", in columns that its trees split, by the weights of leaves", records)
+
+
+def _values_in_leaves(trees: Sequence[Sequence[Leaf]], column: int, records: Records) -> Floats:
+    """The values of members (n,) in a column: others' values, each weighted by the leaf that it would lead to."""
+    rows, candidates = records.members, np.sort(records.others[:, column])
+    likely, used = np.zeros((len(rows), len(candidates))), 0
+    for tree in (tree for tree in trees if any(column in leaf.bounds for leaf in tree)):
+        shares = np.zeros_like(likely)
+        for leaf in tree:
+            inside = leaf.holds(column, candidates)
+            others = [leaf.holds(each, rows[:, each]) for each in leaf.bounds if each not in (column, -1)]
+            reached = np.logical_and.reduce([np.ones(len(rows), bool), *others])
+            shares += np.outer(reached, inside) * leaf.weight / max(int(inside.sum()), 1)
+        likely += np.log(shares.clip(1e-12))
+        used += 1
+    weights = np.exp((likely - likely.max(axis=1, keepdims=True)) / max(used, 1)).cumsum(axis=1)
+    found: Floats = candidates[(weights < weights[:, -1:] / 2).sum(axis=1)]
+    return found
+
+
+def _compared(values: Floats, columns: Sequence[int], how: str, records: Records) -> str:
+    """How far values (n, columns) of members are off, next to the median of the others' values."""
+    members, middle = records.members[:, columns], np.median(records.others[:, columns], axis=0)
+    ranges = np.ptp(records.all[:, columns], axis=0)
     kept = ranges > 0
-    measured, guess = (
-        float(np.median(np.abs(made - records.members)[:, kept] / ranges[kept])) for made in (values, middle)
-    )
+    measured, guess = (float(np.median(np.abs(made - members)[:, kept] / ranges[kept])) for made in (values, middle))
     return (
-        f"one unknown value of a member's record: guess (the others' median) off by {guess:.1%} of its column's range, "
-        f"measured {measured:.1%} (medians)"
+        f"one unknown value of a member's record{how}: guess (the others' median) off by {guess:.1%} of its column's "
+        f"range, measured {measured:.1%} (medians)"
     )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedpriv.attacks.observation import Observation
 from fedpriv.flower.arrays import update_of
 from fedpriv.flower.folder import MADE, MESSAGES, Exchange, read_arrays
-from fedpriv.flower.inference import Records, inferred
+from fedpriv.flower.inference import Leaf, Records, inferred
 from fedpriv.gradients import Vector
 
 _SAME = 1e-3  # by which two ratios differ at most, over their norm, that are one input
@@ -42,13 +43,15 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     if exchange.unattacked:
         lines.append(f"No gradient attack: {exchange.unattacked}.")
     lines += _values(exchange, arrays, update)
-    found, splits = None, dict[int, list[float]]()
+    found, splits, trees = None, dict[int, list[float]](), list[list[Leaf]]()
     for name, value in arrays.items():
         if value.dtype == torch.uint8:
             data = bytes(value.tolist())
             lines += _bytes(name.partition("/")[2], data)
-            for place, threshold in _splits(_parsed(data)):
+            told = _parsed(data)
+            for place, threshold in _splits(told):
                 splits.setdefault(place, []).append(threshold)
+            trees += [leaves for each in _dictionaries(told) if (leaves := _leaves_of(each))]
     if exchange.summed:
         lines.append("its arrays leave masked: the server has their sum, and metrics and configs in clear.")
     elif exchange.protected:
@@ -58,7 +61,7 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
         found = first_inputs(update)
         lines += _inputs(found, update)
     if records is not None and not exchange.summed and (update or splits):
-        lines += [f"{text}." for text in inferred(update, splits, records)]
+        lines += [f"{text}." for text in inferred(update, splits, trees, records)]
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
 
 
@@ -285,6 +288,40 @@ def _splits(told: object) -> Iterator[tuple[int, float]]:
         elif isinstance(border := each.get("border"), (int, float)):
             feature = each.get("float_feature_index")
             yield feature if isinstance(feature, int) else -1, float(border)
+
+
+def _leaves_of(tree: Mapping[str, object]) -> list[Leaf]:
+    """The leaves of one tree as XGBoost or CatBoost writes it; none: it is no tree, or is cut off."""
+    try:
+        return [*(_grown_leaves(tree) if "left_children" in tree else _oblivious_leaves(tree))]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return []
+
+
+def _grown_leaves(tree: Mapping[str, Any]) -> Iterator[Leaf]:
+    """Of XGBoost: what is below a threshold goes left."""
+    left: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
+    for _ in tree["left_children"]:  # each node is come to once, where they are not in a circle
+        node, bounds = left.pop()
+        if tree["left_children"][node] == -1:
+            yield Leaf(bounds, float(tree["sum_hessian"][node]))
+            continue
+        place, threshold = int(tree["split_indices"][node]), float(tree["split_conditions"][node])
+        low, high = bounds.get(place, (-math.inf, math.inf))
+        left.append((tree["left_children"][node], {**bounds, place: (low, min(high, threshold))}))
+        left.append((tree["right_children"][node], {**bounds, place: (max(low, threshold), high)}))
+
+
+def _oblivious_leaves(tree: Mapping[str, Any]) -> Iterator[Leaf]:
+    """Of CatBoost: all nodes of a depth have one border, and the first one is the last bit of a leaf's number."""
+    for number, weight in enumerate(tree["leaf_weights"]):
+        bounds: dict[int, tuple[float, float]] = {}
+        for depth, split in enumerate(tree["splits"]):
+            place, border = int(split["float_feature_index"]), float(split["border"])
+            low, high = bounds.get(place, (-math.inf, math.inf))
+            above = number >> depth & 1
+            bounds[place] = (max(low, border), high) if above else (low, min(high, border))
+        yield Leaf(bounds, float(weight))
 
 
 def _numbers(told: object, keys: Sequence[str]) -> Iterator[float]:

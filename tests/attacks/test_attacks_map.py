@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from attack_victims import MEAN, STD, digits, errors, lenet, mlp, observe, observe_digits
 
+from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
@@ -16,6 +17,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching import Matcher
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.priors import fit_prior
+from fedpriv.attacks.reconstruction.scene import ENDED
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 
 SHORT = MapSettings(iterations=20)
@@ -91,6 +93,16 @@ def test_much_closer_than_the_guess(make: Any, mechanism: str) -> None:
     assert [result.labels.tolist() for result in found] == labels.tolist()
     guess = (public().mean(dim=0) - truth[:, 0]).square().mean(dim=(1, 2, 3))
     assert float(errors([result.images for result in found], truth).median()) < 0.5 * float(guess.median())
+
+
+@pytest.mark.parametrize(("make", "mechanism"), [(lenet, "vmf"), (lambda: mlp("relu"), "gaussian")])
+def test_when_time_is_up_the_best_so_far_is_kept(make: Any, mechanism: str) -> None:
+    """Of ten million steps none but the first of each part is made."""
+    model = make()
+    heard, _, _ = observe_digits(model, 1, mechanism=NOISY[mechanism])
+    config = MapSettings(iterations=10**7)
+    (outcome,) = attack_each(AttackJob("map", heard, model, config, 0, seconds=1e-9)).outcomes
+    assert outcome.result is not None and ENDED in outcome.result.note
 
 
 def test_an_upload_of_noise_alone_gives_the_prior() -> None:

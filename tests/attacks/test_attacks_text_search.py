@@ -17,6 +17,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
 from fedpriv.attacks.reconstruction.matching import Objective, angle, squared_distance
 from fedpriv.attacks.reconstruction.posterior import misfit
+from fedpriv.attacks.reconstruction.scene import ENDED
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.attacks.texts.lookup import read_lookup
 from fedpriv.attacks.texts.scene import TextScene
@@ -448,8 +449,23 @@ def test_what_cannot_be_searched_is_refused() -> None:
     assert "frozen" in attacked("lookup", lora, heard).failures[0]
     with pytest.raises(AttackRefused, match="0 embeddings"):
         table_name(nn.Linear(3, 3), VOCABULARY)
-    assert (
-        attack_each(AttackJob("text_map", [heard], lora, ATTACKS["text_map"](), 0))
-        .failures[0]
-        .startswith("there are fewer")
-    )
+    few = AttackJob("text_map", [heard], lora, ATTACKS["text_map"](), 0, public_images=PUBLIC[:9, None, None])
+    assert attack_each(few).failures[0].startswith("there are fewer")
+
+
+def test_without_public_texts_a_sentence_is_read_off_tables() -> None:
+    model, tokens = network("gpt"), sentences(1)
+    heard = observed(model, gradient(model, tokens, torch.tensor([1])), public_settings(1, "classify"))
+    campaign = attack_each(AttackJob("lookup", [heard], model, ATTACKS["lookup"](), 0))
+    assert read(campaign) == true(tokens) and "without public texts" in campaign.found[0].note
+
+
+@pytest.mark.parametrize("attack", ["tag", "lamp", "text_map", "dager"])
+def test_when_time_is_up_the_best_so_far_is_kept(attack: str) -> None:
+    model = network("encoder" if attack == "dager" else "gpt")
+    heard = observed(model, gradient(model, sentences(1), torch.tensor([1])), public_settings(1, "classify"))
+    (long,) = ({"iterations", "starts"} & {*ATTACKS[attack].model_fields},)
+    config = ATTACKS[attack](**dict.fromkeys(long, 10**7))
+    job = AttackJob(attack, [heard], model, config, 0, seconds=1e-9)
+    campaign = attack_each(job)
+    assert campaign.found[0].images.shape == (1, 1, 1, LENGTH) and ENDED in campaign.found[0].note

@@ -808,7 +808,8 @@ def ask(name: str, home: Path, protected: bool, iterations: int = 120) -> Said:
     folder = home / "runs" / "tap-1"
     if not (folder / "tap.json").exists():
         return Said(None, refused, ledgers, tuple(kept.lines))
-    summary = attack_tapped(folder, [], [], [f"adversary.iga.iterations={iterations}"], Silent())
+    budget = [f"adversary.iga.iterations={iterations}", "adversary.text_map.iterations=4", "adversary.text_map.kicks=0"]
+    summary = attack_tapped(folder, [], [], budget, Silent())
     return Said(summary, refused, ledgers, tuple(kept.lines))
 
 

@@ -1,6 +1,7 @@
 """What replies reveal without the network: inputs in closed form, labels, counts, trees; against what was put in."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def answered(
 ) -> TappedSummary:
     """Have a client answer with these records, and attack what the tap wrote."""
     monkeypatch.setenv("FEDPRIV_RUNS", str(home / "runs"))
-    app = ClientApp(mods=[tap(home)])
+    app = ClientApp(mods=[tap(home / __name__)])
 
     @app.train()
     def train(message: Message, _: Any) -> Message:
@@ -140,6 +141,47 @@ def tree(thresholds: list[float]) -> bytes:
         "sum_hessian": [float(nodes + 1), *[3.0] * (nodes - 1), *[2.0] * nodes, 1.0],
     }
     return json.dumps({"learner": {"gradient_booster": {"model": {"trees": [told]}}}}).encode()
+
+
+def grown(counts: list[float]) -> bytes:
+    """XGBoost's tree: column 1 below 0 or not, then column 0 below 0 or not, and how many records fell where."""
+    told = {
+        "left_children": [1, 3, 5, -1, -1, -1, -1],
+        "right_children": [2, 4, 6, -1, -1, -1, -1],
+        "split_indices": [1, 0, 0, 0, 0, 0, 0],
+        "split_conditions": [0.0] * 7,
+        "sum_hessian": [sum(counts), *[1.0] * 2, *counts],
+    }
+    return json.dumps({"learner": {"trees": [told]}}).encode()
+
+
+def twin(counts: list[float]) -> bytes:
+    """The same as CatBoost writes it: the first split is the last bit."""
+    splits = [{"border": 0.0, "float_feature_index": place} for place in (0, 1)]
+    return json.dumps({"oblivious_trees": [{"splits": splits, "leaf_weights": counts}]}).encode()
+
+
+def alike(client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of members the first column has the sign of the second; of others it has either."""
+    stream = np.random.default_rng(client)
+    signs, others = (stream.choice([-1.0, 1.0], size=(number, 2)) for number in (20, 40))
+    signs[:, 0] = signs[:, 1]
+    return tuple(values * 5 + stream.normal(size=values.shape) / 10 for values in (signs, others))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("write", [grown, twin])
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_weights_of_leaves_tell_an_unknown_value(
+    write: Callable[[list[float]], bytes], tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where records that are below in one column are below in the other, either value follows from the other one."""
+    (tmp_path / "fedpriv.toml").write_text(f'[tap]\nrecords = "{__name__}:alike"\n')
+    content = RecordDict({"model": ConfigRecord({"tree": write([10.0, 0.0, 0.0, 10.0] if tells else [5.0] * 4)})})
+    said = " ".join(answered(tmp_path, monkeypatch, content, None).verdict)
+    found = re.search(r"its trees split, by the weights of leaves: guess .* off by (.*)% of .* measured (.*)% ", said)
+    assert found is not None
+    guess, measured = map(float, found.groups())
+    assert measured < 5 < 30 < guess if tells else abs(measured - guess) < 5
 
 
 def words() -> tuple[RecordDict, ArrayRecord, str]:

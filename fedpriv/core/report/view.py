@@ -82,7 +82,8 @@ def load_view(folder: Path) -> View:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if not (folder / "config.toml").is_file():
-        raise InputError(f"{folder} is not the folder of a run: it has no config.toml")
+        made = "; the command that made it wrote its report.html" if (folder / "report.html").is_file() else ""
+        raise InputError(f"{folder} is not the folder of a run: it has no config.toml{made}")
     run = RunFolder(folder)
     experiment = run.experiment()
     summary, scores = run.checked_summary(), run.scores()

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from fedpriv.core.errors import InputError, RunFailedError, reason_of
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing
 from fedpriv.core.progress import Progress
 from fedpriv.flower.attack import TappedSummary, attack_tapped
@@ -17,11 +15,10 @@ from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.leaving import NOISING, leaving
 from fedpriv.flower.audit.records import Answer, Audit
 from fedpriv.flower.audit.simulation import RUN, Simulated, app_name, copied, simulate
-from fedpriv.flower.folder import ABOUT, Tapped, read_exchanges, read_tapped
+from fedpriv.flower.folder import ABOUT, read_exchanges, read_tapped
 
 RESULT, TAPPED = "audit.json", f"tap-{RUN}"
 _QUICK = ("adversary.iga.iterations=400",)
-_AUDIT = TypeAdapter(Audit)
 
 
 def audit_app(
@@ -51,7 +48,7 @@ def audit_app(
     with copied(app) as copy:
         progress.stage(f"{name} in Flower's simulation, {clients} clients")
         run, answers = simulate(copy, out, clients, overrides)
-        attacked = _attacked(copy, out, answers, attacks, progress)
+        attacked = _attacked(out, attacks, progress)
     _point_at(app.resolve(), out / TAPPED)
     audit = summed_up(name, run, answers, attacked, out)
     for text in audit.warnings:
@@ -118,35 +115,21 @@ def _undone(answer: Answer) -> Iterator[str]:
                 yield f"{outer.mod} changes what {inner.mod} has noised"
 
 
-def _attacked(
-    copy: Path, out: Path, answers: Sequence[Answer], attacks: tuple[Sequence[str], Sequence[str]], progress: Progress
-) -> TappedSummary | None:
-    """Attack the first client's uploads; the network is the class that was seen to train, if the settings name none."""
-    folder = out / TAPPED
-    tapped, exchanges = read_tapped(folder), read_exchanges(folder)
-    if tapped is None or not exchanges:
+def _attacked(out: Path, attacks: tuple[Sequence[str], Sequence[str]], progress: Progress) -> TappedSummary | None:
+    """Attack the first client's uploads, or the first sum; the tap names the network, if the settings name none."""
+    exchanges = read_exchanges(out / TAPPED)
+    if not exchanges:
         return None
-    found = next((answer.network for answer in answers if answer.network), "")
     victims = [exchange.name for exchange in exchanges if not exchange.unattacked] or [exchanges[0].name]
     whole = [f"{exchanges[0].round}-sum"] if any(exchange.summed for exchange in exchanges) else victims[:1]
     names, overrides = attacks
     settings = (*(_QUICK if not names or "iga" in names else ()), *overrides)
-    if tapped.model is None and found:
-        _write_about(folder, replace(tapped, model=found))
-        try:
-            return attack_tapped(folder, names, whole, settings, progress)
-        except (InputError, RunFailedError, RuntimeError) as error:
-            progress.warn(f"no gradient attack with {found}: {reason_of(error)}; tap.model can name what makes it")
-            _write_about(folder, tapped)
-    return attack_tapped(folder, names, whole, settings, progress)
-
-
-def _write_about(folder: Path, tapped: Tapped) -> None:
-    write_whole(folder / ABOUT, json.dumps(asdict(tapped), indent=2).encode() + b"\n")
+    return attack_tapped(out / TAPPED, names, whole, settings, progress)
 
 
 def _point_at(app: Path, folder: Path) -> None:
     """The copy is gone: later attacks import the network from the app's own folder."""
     tapped = read_tapped(folder)
     if tapped is not None:
-        _write_about(folder, replace(tapped, app=str(app)))
+        text = json.dumps(asdict(replace(tapped, app=str(app))), indent=2)
+        write_whole(folder / ABOUT, f"{text}\n".encode())

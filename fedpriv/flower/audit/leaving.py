@@ -113,10 +113,6 @@ def _of_update(
         yield "", _Row(kind, "", "uncovered", _unnoised(answer))
 
 
-def _apart(names: Sequence[str], why: str) -> _Row:
-    return _Row(f"{len(names)} arrays" if len(names) > 1 else "1 array", "", "uncovered", why)
-
-
 def _unnoised(answer: Answer) -> str:
     """What mods without a claim of noise did to an update."""
     changed = [action.mod for action in answer.actions if action.noised]

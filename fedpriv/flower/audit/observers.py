@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +24,6 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy import FedAvg, Strategy
-from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import append_line
@@ -34,7 +32,6 @@ from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
-from fedpriv.flower.watch import names_in
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -62,7 +59,6 @@ class _Noted:
     accountants: dict[int, Any] = field(default_factory=dict)  # kept, so that no other has the number of one
     uniform: set[int] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
     stated: list[Stated] = field(default_factory=list)
-    network: str = ""
 
 
 _NOTED: ContextVar[_Noted | None] = ContextVar("noted", default=None)
@@ -106,9 +102,7 @@ class ObservedApp:
             EngineSteps(noise, rate, steps, number not in noted.uniform)
             for (number, noise, rate), steps in noted.steps.items()
         )
-        whole = replace(
-            answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated), network=noted.network
-        )
+        whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))
         (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
         append_line(self.folder / ANSWERS / f"{answer.client}.jsonl", json.dumps(asdict(whole), default=str))
 
@@ -207,32 +201,6 @@ def _let_out(mod: Mod) -> tuple[str, ...]:
     return (*mod.settings.privatise.send, *mod.settings.privatise.passed) if isinstance(mod, Privatiser) else ()
 
 
-def note_network(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Note, as the innermost mod, the class of the network that is trained, if it can be made without arguments."""
-    shapes, noted = {name: tuple(value.shape) for name, value in _parameters(message).items()}, _NOTED.get()
-
-    def entered(module: nn.Module, _: Any) -> None:
-        if noted is not None and not noted.network and module.training and torch.is_grad_enabled():
-            noted.network = _path_of(type(module)) if names_in(module, shapes) else ""
-
-    hook = register_module_forward_pre_hook(entered)
-    try:
-        return call_next(message, context)
-    finally:
-        hook.remove()
-
-
-def _path_of(kind: type[nn.Module]) -> str:
-    """The import path of a class; empty: it needs arguments, is one of PyTorch's, or cannot be imported."""
-    given = signature(kind).parameters.values()
-    free = all(
-        each.default is not Parameter.empty or each.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        for each in given
-    )
-    own = "<" not in kind.__qualname__ and not kind.__module__.startswith(("torch.", "__main__"))
-    return f"{kind.__module__}:{kind.__qualname__}" if free and own and "." not in kind.__qualname__ else ""
-
-
 @contextmanager
 def observing_mods(folder: Path, settings: TapSettings, app: Path) -> Iterator[list[str]]:
     """Have each chain of mods that Flower makes meanwhile observed, and tapped where its uploads can be read.
@@ -249,7 +217,7 @@ def observing_mods(folder: Path, settings: TapSettings, app: Path) -> Iterator[l
         place = 1 + own.index(secaggplus_mod) if secaggplus_mod in own else 0
         names.extend(name for name in map(name_of, own) if name not in names)
         seen: list[Mod] = [ObservedMod(_elsewhere(mod, folder / LEDGERS)) for mod in own]
-        return chain(function, [*seen[:place], Tap(settings, app), *seen[place:], note_network])
+        return chain(function, [*seen[:place], Tap(settings, app), *seen[place:]])
 
     with _replaced(flower_client, "make_ffn", observed):
         yield names

@@ -54,7 +54,6 @@ class Answer(Record):
     actions: tuple[ModAction, ...] = ()  # innermost first
     engines: tuple[EngineSteps, ...] = ()
     stated: tuple[Stated, ...] = ()  # by Opacus
-    network: str = ""  # import path of what was trained; empty: it is not known
     error: str = ""  # why there is no reply
 
     @property
