@@ -44,7 +44,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
-	@echo "make screenshot        README's picture of the report; needs Chromium"
+	@echo "make screenshot        README's and docs' pictures; needs Chromium"
 	@echo "make findings          surprises about other software, a table: minutes, and PyTorch's download; FINDING=name for one"
 
 $(APP): pyproject.toml
@@ -61,12 +61,14 @@ $(READY): $(APP)
 demo: $(APP)
 	$(BIN)/fedpriv run configs/quickstart.toml $(ARGS)
 
-# README's picture of the report; needs Chromium.
+# The pictures of README and docs that take no sweep; the report's needs Chromium.
 screenshot: $(APP)
 	rm -rf runs/screenshot
 	$(BIN)/fedpriv run configs/quickstart.toml --quiet --out runs/screenshot
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,1250 \
 		--screenshot=docs/images/report.png file://$(CURDIR)/runs/screenshot/report.html
+	$(BIN)/python -m studies.pictures docs/images --run runs/screenshot
+	$(BIN)/fedpriv account compare --plot docs/images/comparison.svg
 
 # Twice the same, on real processes: without TLS the listener has the pictures, with TLS it has nothing.
 deploy-demo: $(APP)

@@ -26,7 +26,7 @@ NO_FILE = "missing: no such file or folder"
 @pytest.mark.parametrize("study", COMMANDS)
 def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"paper": ["table2", "a"], "kept": ["a", "b"], "smollm2": ["a", "b"]}
-    one = ("blocks", "equal_privacy", "paper_answers", "paper_robustness", "robustness", "trial")
+    one = ("blocks", "equal_privacy", "paper_answers", "paper_robustness", "pictures", "robustness", "trial")
     places |= {name: ["a"] for name in one}
     package, _, name = study.partition(".")
     given = ["a"] if study == "studies.trust" else places.get(name, [])
