@@ -25,7 +25,7 @@ from fedpriv.core.federated import (
     weighted_sum,
 )
 from fedpriv.core.optimizers import make_optimizer
-from fedpriv.core.plan import Plan, participants
+from fedpriv.core.plan import Plan, noise_divisor, participants
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.randomness import NoiseStream, Secret
@@ -175,19 +175,22 @@ class _Federation:
 
     def _add_later_noise(self, mean: Vector, number: int, clients: int) -> None:
         """Add to each mean the noise that clients leave to the sum; normal, whatever its law is in the run."""
-        federation, config = self._experiment.federation, self._world.plans[0].config
-        divisor = federation.asked if config.noise_at == "server" else max(clients, 1)
-        deviation = config.noise_on_mean(clients, divisor)
-        if config.noise_at == "server":
+        plan, asked = self._world.plans[0], self._experiment.federation.asked
+        at_server = plan.config.noise_at == "server"
+        divisor = noise_divisor(self._experiment, self._world.plans) if at_server else max(clients, 1)
+        deviation = plan.config.noise_on_mean(clients, divisor)
+        if at_server:
             # Central noise is on a sum that is divided by the public number of clients.
             for value in mean.values():
-                value.mul_(clients / divisor)
+                value.mul_(clients / asked)
         if not deviation:
             return
         for index, reference in enumerate(self._references):
-            stream = Secret.of_seed(reference.seed).stream("noise-on-sum", number).numpy()
-            for value in mean.values():
-                value[index] += torch.from_numpy(stream.normal(0.0, deviation, tuple(value[index].shape))).to(value)
+            for back, factor in enumerate(plan.noise_factors[:number]):
+                stream = Secret.of_seed(reference.seed).stream("noise-on-sum", number - back).numpy()
+                for value in mean.values():
+                    noise = torch.from_numpy(stream.normal(0.0, deviation, tuple(value[index].shape)))
+                    value[index] += factor * noise.to(value)
 
     def _upload(self, client: int, number: int) -> Vector:
         """What a client of each federation uploads, name -> (M, *shape), after the mechanism."""

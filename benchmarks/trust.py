@@ -17,7 +17,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.quantisation import decoded, encoded
 from fedpriv.mechanisms.machinery.whole_numbers import flat, least_survivors, split
-from fedpriv.server.aggregation import ServerOptimizer, noised_mean
+from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser
@@ -70,7 +70,7 @@ def accuracy(experiment: Experiment) -> float:
             optimizer.step(shared_mean(world, number, before))
             continue
         uploads = [Upload(client, 1, local_upload(world, client, before, number)) for client in range(CLIENTS)]
-        optimizer.step(noised_mean(world, number, tuple(uploads)))
+        optimizer.step(CentralNoise(world).mean(number, tuple(uploads)))
     share = evaluate_all(world, optimizer.state, experiment.federation.rounds).accuracy
     if share is None:
         raise ValueError("every test image was evaluated, and there is no accuracy")

@@ -3,7 +3,9 @@
 Means without noise are made by one of ``server.rules``.
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,8 +14,13 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import upload_sign, weighted_sum
 from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.plan import noise_divisor
+from fedpriv.core.randomness import SECRET_BYTES
 from fedpriv.core.world import State, World
+from fedpriv.gradients import Vector
 from fedpriv.server.uploads import Upload, norm
+
+_MARKS = "noise/marks"  # (m, 32), uint8: of the last m rounds, from which their noise is drawn again
 
 
 class ServerOptimizer:
@@ -91,7 +98,7 @@ class ServerOptimizer:
         for name, value in own.items():
             _require_like(name, tensors.get(name), value)
         for name in tensors:
-            if name not in own and not name.startswith("optimizer/"):
+            if name not in own and name != _MARKS and not name.startswith("optimizer/"):
                 raise InputError(f"the checkpoint is not of this model: it holds {name}")
 
 
@@ -104,23 +111,79 @@ def _require_like(name: str, given: Tensor | None, want: Tensor) -> Tensor:
     return given
 
 
-def noised_mean(world: World, number: int, uploads: tuple[Upload, ...]) -> State:
-    """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
+@dataclass(frozen=True)
+class _RoundNoise:
+    """The independent noise of one round, and what it is drawn from besides the run's secret."""
 
-    Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
-    noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
+    number: int
+    mark: bytes
+    values: Vector
+
+
+class CentralNoise:
+    """The noise that a trusted server adds to the sum of each round, one round after the other.
+
+    Where it is correlated, a round has noise of its own and shares of that of the rounds before it, which are kept in
+    memory; a checkpoint holds what they are drawn from again.
     """
-    config = world.plans[0].config
-    divisor = world.experiment.federation.asked
-    total = {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.parameters.items()}
-    if uploads:
-        factors = [config.bound / max(norm(upload.state.parameters), config.bound) for upload in uploads]
-        total = weighted_sum([upload.state.parameters for upload in uploads], factors)
-    stream = world.secret.stream("noise-on-the-sum", number, State(total, {}).digest())
-    deviation = config.noise_on_mean(len(uploads), divisor)
-    generator = stream.numpy()
-    mean = {
-        name: value / divisor + torch.from_numpy(generator.normal(0.0, deviation, tuple(value.shape))).to(value.dtype)
-        for name, value in total.items()
-    }
-    return State(mean, {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.buffers.items()})
+
+    def __init__(self, world: World) -> None:
+        self._world, self._factors = world, world.plans[0].noise_factors
+        self._divisor = noise_divisor(world.experiment, world.plans)
+        # Of the latest rounds, the latest first: as many as the band, so that the last one may be undone.
+        self._earlier: deque[_RoundNoise] = deque(maxlen=len(self._factors) if len(self._factors) > 1 else 0)
+
+    def mean(self, number: int, uploads: Sequence[Upload]) -> State:
+        """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
+
+        Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
+        noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
+        """
+        world, bound = self._world, self._world.plans[0].config.bound
+        total = {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.parameters.items()}
+        if uploads:
+            factors = [bound / max(norm(upload.state.parameters), bound) for upload in uploads]
+            total = weighted_sum([upload.state.parameters for upload in uploads], factors)
+        mark = State(total, {}).digest()
+        if self._earlier.maxlen:
+            mark = world.secret.derived("mark-of-the-sum", number, mark).key  # is kept, and tells nothing of the sum
+        fresh = self._drawn(number, mark)
+        divisor = world.experiment.federation.asked
+        mean = {name: value / divisor + fresh.values[name] for name, value in total.items()}
+        for factor, noise in zip(self._factors[1:], self._earlier, strict=False):
+            for name, value in mean.items():
+                value.add_(noise.values[name], alpha=factor)
+        self._earlier.appendleft(fresh)
+        buffers = {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.buffers.items()}
+        return State(mean, buffers)
+
+    @property
+    def kept(self) -> int:
+        """How many vectors of noise are in memory."""
+        return len(self._earlier)
+
+    def tensors(self, rounds: int) -> dict[str, Tensor]:
+        """What a checkpoint after so many rounds needs, as named tensors; a round that failed since is left out."""
+        kept = [noise.mark for noise in self._earlier if noise.number <= rounds][: len(self._factors) - 1]
+        marks = [torch.frombuffer(bytearray(mark), dtype=torch.uint8) for mark in kept]
+        return {_MARKS: torch.stack(marks)} if marks else {}
+
+    def load(self, tensors: Mapping[str, Tensor], rounds: int) -> None:
+        """Take up what :meth:`tensors` returned after ``rounds`` rounds, and draw the noise of these once more."""
+        kept = min(rounds, len(self._factors) - 1)
+        marks = tensors.get(_MARKS, torch.zeros((0, SECRET_BYTES), dtype=torch.uint8))
+        if marks.dtype != torch.uint8 or tuple(marks.shape) != (kept, SECRET_BYTES):
+            raise InputError(f"the checkpoint is damaged: {_MARKS} is not of the last {kept} rounds")
+        self._earlier.clear()
+        self._earlier.extend(self._drawn(rounds - back, mark.numpy().tobytes()) for back, mark in enumerate(marks))
+
+    def _drawn(self, number: int, mark: bytes) -> _RoundNoise:
+        """The independent noise of a round, on its mean."""
+        world = self._world
+        deviation = world.plans[0].config.noise_on_mean(0, self._divisor)
+        generator = world.secret.stream("noise-on-the-sum", number, mark).numpy()
+        values = {
+            name: torch.from_numpy(generator.normal(0.0, deviation, tuple(value.shape))).to(value.dtype)
+            for name, value in world.initial.parameters.items()
+        }
+        return _RoundNoise(number, mark, values)

@@ -20,7 +20,7 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
-from fedpriv.server.aggregation import ServerOptimizer, noised_mean
+from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
 from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Clients, Federation, Replies, ask_for_uploads, require_usable
@@ -40,14 +40,14 @@ def run_rounds(clients: Clients, world: World, folder: RunFolder, progress: Prog
     settings = world.experiment.federation
     check_crafting(world)
     budget = Budget(world.experiment, world.plans)
-    optimizer = ServerOptimizer(world.experiment, world.initial)
-    done = take_up(optimizer, world, folder)
+    optimizer, noise = ServerOptimizer(world.experiment, world.initial), CentralNoise(world)
+    done = take_up(optimizer, world, folder, noise)
     earlier = folder.asked()
     replay(budget, [line for line in earlier if line.round <= done])
     if done == settings.rounds or budget.is_used_up(done + 1):
         _evaluate_last(world, optimizer.state, folder)
         return
-    run = _RoundLoop(clients.federation(world), optimizer, folder, earlier)
+    run = _RoundLoop(clients.federation(world), optimizer, noise, folder, earlier)
     saved = time.monotonic()
     for number in range(done + 1, settings.rounds + 1):
         _count_repeats(budget, world, [line for line in earlier if line.round == number], optimizer.state)
@@ -113,7 +113,7 @@ def _tell_stops(budget: Budget, number: int, progress: Progress) -> None:
         progress.clients_stopped(number, stops, len(left))
 
 
-def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
+def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder, noise: CentralNoise | None = None) -> int:
     """Return the last finished round, 0 for a new run, and bring the optimiser and metrics.jsonl to it."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is None:
@@ -137,6 +137,8 @@ def take_up(optimizer: ServerOptimizer, world: World, folder: RunFolder) -> int:
         )
         return 0
     optimizer.load(checkpoint.tensors, checkpoint.round)
+    if noise is not None:
+        noise.load(checkpoint.tensors, checkpoint.round)
     folder.keep_rounds(checkpoint.round)
     return checkpoint.round
 
@@ -147,11 +149,13 @@ class _RoundLoop:
 
     federation: Federation
     optimizer: ServerOptimizer
+    noise: CentralNoise
     folder: RunFolder
     earlier: tuple[Asked, ...]
 
     def save(self) -> None:
-        self.folder.save_checkpoint(Checkpoint(self.optimizer.rounds, self.optimizer.tensors()))
+        tensors = self.optimizer.tensors() | self.noise.tensors(self.optimizer.rounds)
+        self.folder.save_checkpoint(Checkpoint(self.optimizer.rounds, tensors))
 
     def round(self, number: int, asked: tuple[int, ...]) -> RoundRecord:
         began = time.monotonic()
@@ -170,7 +174,7 @@ class _RoundLoop:
         if asked:
             require_usable(replies, world.experiment.federation, number)
         if world.experiment.mechanism.noise_at == "server":
-            replies = replace(replies, mean=noised_mean(world, number, replies.uploads))
+            replies = replace(replies, mean=self.noise.mean(number, replies.uploads))
         if (preparation := preparation_of(world.experiment)) is not None:
             preparation.record(world, self.folder, replies.uploads)
         honest = [upload for upload in replies.uploads if upload.client not in deceived]

@@ -10,7 +10,7 @@ from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat,
 from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
-from fedpriv.core.plan import Plan
+from fedpriv.core.plan import Plan, noise_divisor
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import Dataset
@@ -77,7 +77,7 @@ def _observation(
             batch_size=settings[0].batch_size if Access.BATCH_SIZE in threat.grants else None,
             local_steps=round(fmean(known.local_steps for known in settings)),
             client_examples=round(fmean(known.client_examples for known in settings)),
-            mechanism=_mechanism(world, threat, uploads, settings[0]) if mechanism_known else _UNKNOWN,
+            mechanism=_mechanism(world, threat, round_number, uploads, settings[0]) if mechanism_known else _UNKNOWN,
             clients=len(uploads),
         ),
         redistribution=plans[0].redistribution if mechanism_known else None,
@@ -86,15 +86,18 @@ def _observation(
 
 
 def _mechanism(
-    world: World, threat: ThreatModel, uploads: Sequence[Upload], known: PublicSettings
+    world: World, threat: ThreatModel, round_number: int, uploads: Sequence[Upload], known: PublicSettings
 ) -> dict[str, object]:
     """The mechanism as this adversary meets it: central noise on a mean is as if each upload had its share of it."""
-    config = world.plans[uploads[0].client].config
+    plan = world.plans[uploads[0].client]
+    config = plan.config
     if config.noise_at != "server" or threat.name != OUTSIDER:
         return dict(known.mechanism)
     clients = len(uploads)
-    deviation = config.noise_on_mean(clients, world.experiment.federation.asked) * math.sqrt(clients)
-    share = {"name": "gaussian", "unit": "update", "sigma": deviation / config.bound, "clip_norm": config.bound}
+    deviation = config.noise_on_mean(clients, noise_divisor(world.experiment, world.plans)) * math.sqrt(clients)
+    deviation *= math.hypot(*plan.noise_factors[:round_number])  # of one round by itself
+    sigma = deviation / config.bound * (1 if plan.is_whole else plan.sampling.batch_size)
+    share = {"name": "gaussian", "unit": config.unit, "sigma": sigma, "clip_norm": config.bound}
     return mechanism_settings(share).model_dump(mode="json", exclude_none=True)
 
 

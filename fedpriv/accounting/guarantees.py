@@ -27,6 +27,7 @@ def guarantee(release: Release) -> Guarantee:
       accounting of the exact divergence, and privacy-loss distributions of the dominating pair. poisson: the
       same of Binomial(T, q) participations.
     - fixed, all: amplified, the smallest of the same and the unsampled bound.
+    - Correlated noise (:mod:`fedpriv.accounting.correlated`): one normal law for all rounds, converted exactly.
     - balls-in-bins, all: the smaller of the unsampled bound and :mod:`fedpriv.accounting.allocation`.
 
     Raises:
@@ -89,5 +90,7 @@ def _finite(epsilon: float) -> float | None:
 def _sampling(release: Release) -> str:
     if release.sampling == "balls-in-bins":
         return f"balls-in-bins, {release.slots} steps a pass"
+    if release.correlation is not None:
+        return f"{release.sampling}, at most every {release.correlation.separation} rounds"
     rated = release.sampling in ("fixed", "poisson")
     return f"{release.sampling}, rate {release.rate:.6g}" if rated else release.sampling

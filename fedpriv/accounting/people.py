@@ -88,7 +88,7 @@ def _groups(shares: Sequence[Share]) -> tuple[tuple[Proof, int, int | None], ...
     mechanism = MECHANISMS[shares[0].release.mechanism]
     if mechanism.noise_at != "clients":  # one noise for a sum, which holds uploads of all of these clients
         most = max((share.release for share in shares), key=lambda release: release.participations)
-        return ((mechanism.proof()(most), len(shares), None),)
+        return ((mechanism.proof()(most), sum(share.units for share in shares), None),)
     return tuple((mechanism.proof()(share.release), share.units, share.examples) for share in shares)
 
 

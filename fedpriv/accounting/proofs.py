@@ -79,6 +79,7 @@ class Proof(ABC):
     amplifying: ClassVar[tuple[SamplingName, ...]] = ()  # samplings with proven amplification, tightest first
     zero_out: ClassVar[bool] = False  # whether something is proven under zero-out, in Poisson batches
     whole_clients: ClassVar[bool] = False  # whether it is about sums of clients' updates, sampled as clients
+    correlates: ClassVar[bool] = False  # whether it is about noise that is correlated over rounds
     ratio: ClassVar[str] = ""  # the noise-to-signal ratio in words, for fedpriv account compare
 
     @property

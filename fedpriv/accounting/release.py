@@ -12,6 +12,7 @@ from fedpriv.core.registry import MECHANISMS
 SMALLEST_RATE = 1e-12
 LARGEST_PARTICIPATIONS = 10**15
 LARGEST_DIMENSION = 10**12
+LARGEST_ROUNDS = 10**7  # over which noise is correlated
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,33 @@ KAPPA = NoiseParameter("kappa", "concentration of each draw: the smaller, the mo
 
 
 @dataclass(frozen=True)
+class Correlation:
+    """Over which rounds noise is correlated, and in which of them one unit may be.
+
+    Attributes:
+        band: of how many rounds one release has noise, from 1 (independent noise) to ``rounds``.
+        separation: a unit is in at most one of so many rounds in a row.
+        participations: a unit is in so many rounds at most.
+        rounds: of the whole run.
+    """
+
+    band: int
+    separation: int
+    participations: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        largest = {"rounds": LARGEST_ROUNDS, "band": self.rounds, "separation": self.rounds}
+        for name, most in largest.items():
+            given = getattr(self, name)
+            _check(_is_count(given, 1, most), name, given, f"a whole number from 1 to {most:,}")
+
+    def most(self, rounds: int) -> int:
+        """In how many of the first rounds a unit is at most."""
+        return min(self.participations, -(-rounds // self.separation))
+
+
+@dataclass(frozen=True)
 class Release:
     """One client's releases over a run.
 
@@ -70,6 +98,7 @@ class Release:
             example is replaced by one that adds zero (with vmf, a uniform direction), the number of examples being
             public; only with balls-in-bins, with poisson, or for clients' updates in a sum, where it is proven.
         law: of the noise, for mechanisms that have several.
+        correlation: of the noise of several rounds; only where the mechanism has one, and there always.
 
     Raises:
         InputError: a field out of range, with what was given and what is allowed.
@@ -85,6 +114,7 @@ class Release:
     delta: float
     adjacency: AdjacencyName = "replace-one"
     law: str | None = None
+    correlation: Correlation | None = None
 
     @property
     def slots(self) -> int:
@@ -109,7 +139,11 @@ class Release:
                 given=self.unit,
                 allowed=f"with mechanism = {self.mechanism!r} allowed is update, a client's whole data",
             )
-        summed = self.sampling == "poisson" or (proof.whole_clients and self.sampling == "full")
+        if proof.correlates != (self.correlation is not None):
+            wanted = "over how many rounds its noise is correlated" if proof.correlates else "none: its noise is not"
+            raise InputError(key="correlation", given=self.correlation, allowed=wanted)
+        at_server = proof.whole_clients or proof.correlates
+        summed = self.sampling == "poisson" or (at_server and self.sampling == "full")
         allocated = self.sampling == "balls-in-bins" and "balls-in-bins" in proof.amplifying
         if self.adjacency == "zero-out" and not (allocated or (proof.zero_out and summed)):
             proven = " and ".join(name for name, kind in MECHANISMS.items() if kind.proof().zero_out)
@@ -146,6 +180,7 @@ def release_with(
     dimensions: tuple[int, ...] = (1,),
     unit: UnitName = "example",
     adjacency: AdjacencyName = "replace-one",
+    correlation: Correlation | None = None,
 ) -> Release:
     """Return the release of a mechanism with this noise, of examples and of one number unless said otherwise.
 
@@ -154,7 +189,9 @@ def release_with(
     Raises:
         InputError: an argument out of range.
     """
-    return Release(mechanism, unit, sampling, rate, participations, dimensions, noise, delta, adjacency)
+    return Release(
+        mechanism, unit, sampling, rate, participations, dimensions, noise, delta, adjacency, correlation=correlation
+    )
 
 
 def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:

@@ -81,6 +81,7 @@ class Budget:
         self._accounts = _Accounts(plans, self._kinds)
         self._participations: dict[int, int] = {}
         self._last_round: dict[int, int] = {}
+        self._taken_part: dict[int, tuple[float, int]] = {}  # the last round and the count, with correlated noise
         self._limits = _Limits(experiment, self._accounts) if experiment.federation.targets else None
         self._guess = experiment.mechanism.guess if experiment.federation.target_ceiling is not None else None
         self._left: Sequence[int] = range(len(plans))
@@ -140,6 +141,7 @@ class Budget:
 
     def spend(self, round_number: int, clients: Sequence[int]) -> None:
         """Note that clients are selected in a round, which is later than those noted before."""
+        self._keep_pattern(round_number, clients)
         for client in (clients := self._counted(clients)):
             self._participations[client] = self._after(client, round_number)
             self._last_round[client] = round_number
@@ -148,7 +150,8 @@ class Budget:
         self._worst = max(self._worst, *epsilons, 0.0)
 
     def spend_again(self, round_number: int, clients: Sequence[int]) -> None:
-        """Note that clients were sent a second, different query in a round."""
+        """Note that clients were sent a second, different query in a round; correlated noise does not allow that."""
+        self._keep_pattern(round_number, clients)
         for client in self._counted(clients):
             # As if nobody had been in a batch of these passes before: never too little.
             further = self._plans[client].further_participations(0, round_number)
@@ -159,6 +162,21 @@ class Budget:
         for number, clients in sorted(asked.items()):
             self.left(number)
             self.spend(number, clients)
+
+    def _keep_pattern(self, round_number: int, clients: Sequence[int]) -> None:
+        """Refuse a participation that correlated noise is not accounted for."""
+        if (pattern := self._plans[0].correlation) is None:
+            return
+        for client in clients:
+            last, count = self._taken_part.get(client, (-math.inf, 0))
+            if round_number - last < pattern.separation or count == pattern.participations:
+                times, rounds = f"{pattern.participations} of {pattern.rounds}", f"every {pattern.separation} rounds"
+                raise InputError(
+                    f"round {round_number} would take client {client} beyond the participation pattern that its noise "
+                    f"is accounted for: in {times} rounds at most, at most {rounds} (before: {count} rounds, the last "
+                    f"one {last}); nothing was asked"
+                )
+            self._taken_part[client] = (round_number, count + 1)
 
     def _counted(self, clients: Sequence[int]) -> Sequence[int]:
         """Whose participations a round counts for: of a secret draw everybody's, one client for all that are alike."""

@@ -19,11 +19,13 @@ from fedpriv.accounting import (
     SamplingName,
     guarantee,
 )
+from fedpriv.accounting.correlated import noise_factors
 from fedpriv.accounting.proofs import PADDING_TAIL
+from fedpriv.accounting.release import Correlation
 from fedpriv.accounting.skellam import LEVELS
 from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
-from fedpriv.core.config.rules import noise_places
+from fedpriv.core.config.rules import correlation_of, noise_places
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
@@ -50,6 +52,7 @@ class Plan:
     # where what this client releases gets noise before anybody else reads it. By default at the client alone: whoever
     # masks it, or adds noise at the server, has to say so.
     noise_places: tuple[NoiseAt, ...] = ("clients",)
+    correlation: Correlation | None = None  # of the noise of several rounds; `None`: it is independent
 
     def __post_init__(self) -> None:
         self.config.require_noise_at(*self.noise_places)
@@ -96,13 +99,20 @@ class Plan:
         return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
-        """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1)."""
+        """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1).
+
+        With correlated noise: after all rounds up to the last of them, as the pattern allows.
+        """
+        if self.correlation is not None:
+            return self._patterned(max(rounds, default=0))
         if self.is_whole:
             return len(rounds)
         return self.sampling.participations([step for number in rounds for step in self.steps(number)])
 
     def further_participations(self, last_round: int, round_number: int) -> int:
         """What one more round adds to :meth:`participations`."""
+        if self.correlation is not None:
+            return self._patterned(round_number) - self._patterned(last_round)
         if self.is_whole:
             return 1
         steps = self.steps(round_number)
@@ -132,7 +142,13 @@ class Plan:
             delta=config.delta,
             adjacency=config.adjacent,
             law=config.law,
+            correlation=self.correlation,
         )
+
+    @property
+    def noise_factors(self) -> tuple[float, ...]:
+        """What the noise of a round, and of those before it, is multiplied with in the round's sum."""
+        return (1.0,) if self.correlation is None else noise_factors(self.correlation.band)
 
     @property
     def share_of_noise(self) -> NoiseShare:
@@ -146,6 +162,8 @@ class Plan:
         """Return what makes one release of this client what it is: mechanism, noise and sampling, as plain values."""
         keys = {"name", "unit", *self.config.effective} - {"delta"}
         mechanism = self.config.model_dump(mode="json", include=keys, exclude_none=True)
+        if self.correlation is not None:
+            mechanism["band"] = self.correlation.band
         sampling = {"kind": self.sampling_name, "batch_size": self.sampling.batch_size}
         return {"mechanism": mechanism, "sampling": {**sampling, "examples": self.sampling.examples}}
 
@@ -156,8 +174,8 @@ class Plan:
 
     @property
     def sampling_name(self) -> SamplingName:
-        """How the unit is sampled: a whole update, or model, is not."""
-        return "full" if self.is_whole else self.sampling.kind
+        """How the unit is sampled: a whole update, or model, is not, and with correlated noise no sampling counts."""
+        return "full" if self.is_whole or self.correlation is not None else self.sampling.kind
 
     @property
     def is_whole(self) -> bool:
@@ -169,6 +187,13 @@ class Plan:
         """How many draws a step of balls-in-bins has, whoever is in it, where each example gets a draw of its own."""
         allocated = self.sampling.kind == "balls-in-bins" and not self.is_whole
         return self.sampling.most(PADDING_TAIL) if allocated and self._mechanism.draws_each else 0
+
+    def _patterned(self, last_round: int) -> int:
+        """In how many rounds up to this one a unit may be; an example is also in one step of a pass at most."""
+        most = 0 if self.correlation is None else self.correlation.most(last_round)
+        if self.is_whole or not self.sampling.in_passes:
+            return most
+        return min(most, -(-last_round // self.sampling.steps_per_epoch))
 
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         self._check_sizes(gradients)
@@ -201,6 +226,10 @@ def participants(
     hidden = secret is not None and experiment.hides_participants
     seed = secret.seed("participants") if secret is not None and hidden else experiment.seed
     stream = numpy_stream(seed, "participants", round_number)
+    if federation.client_sampling == "turns":
+        order = numpy_stream(seed, "turns").permutation(len(among))
+        first = (round_number - 1) * asked
+        return tuple(sorted(among[each] for each in order.take(range(first, first + asked), mode="wrap").tolist()))
     if federation.client_sampling == "poisson":
         drawn = stream.random(len(among)) < asked / federation.clients
         return tuple(client for client, is_asked in zip(among, drawn.tolist(), strict=True) if is_asked)
@@ -253,8 +282,9 @@ def draft_plan(
     fedavg = experiment.federation.algorithm == "fedavg"
     steps = sampling.steps_per_epoch * training.local_epochs if fedavg else 1
     seed = secret.seed("batches") if secret is not None and experiment.hides_batches else experiment.seed
-    places = noise_places(experiment)
-    return Plan(client, sampling, steps, config.with_some_noise(), tuple(tensors), seed, redistribution, places)
+    places, correlation = noise_places(experiment), correlation_of(experiment)
+    noisy = config.with_some_noise()
+    return Plan(client, sampling, steps, noisy, tuple(tensors), seed, redistribution, places, correlation)
 
 
 def with_noise(experiment: Experiment, draft: Plan, rounds: Sequence[int]) -> Plan:
@@ -403,6 +433,15 @@ class Plans(Sequence[Plan]):
         examples = int(self.sizes[client])
         draft = draft_plan(self.experiment, client, examples, self.tensors, self.redistribution, self.secret)
         return draft if self.seed is None else replace(draft, seed=self.seed)
+
+
+def noise_divisor(experiment: Experiment, plans: Sequence[Plan]) -> int:
+    """Return by what noise at the server is divided, which is public: a round's clients, or the examples in it."""
+    asked = experiment.federation.asked
+    if experiment.mechanism.unit == "update":
+        return asked
+    each_kind = np.unique(kinds_of(plans), return_index=True)[1].tolist()
+    return int(asked * min(plans[client].sampling.batch_size for client in each_kind))
 
 
 def with_seed(plans: Sequence[Plan], seed: int) -> Sequence[Plan]:

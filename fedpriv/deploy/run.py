@@ -48,8 +48,8 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
         )
     if experiment.mechanism.noise_at == "server":
         raise InputError(
-            "mechanism.name = 'central' runs inline and on Ray; deployments have no server's secret yet. 'distributed' "
-            "needs none"
+            f"mechanism.name = {experiment.mechanism.name!r} runs inline and on Ray; deployments have no server's "
+            "secret yet. 'distributed' needs none"
         )
     preparation = preparation_of(experiment)
     if experiment.adversary.attacks and preparation is not None and experiment.keeps_secret:

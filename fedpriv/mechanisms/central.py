@@ -18,22 +18,11 @@ if TYPE_CHECKING:
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
-@MECHANISMS.register
-class CentralSettings(GaussianFamily):
-    """Clip each client's update, and add noise to the sum at the server."""
+class CentralFamily(GaussianFamily):
+    """Settings of mechanisms whose normal noise a trusted server adds to a round's sum."""
 
-    title: ClassVar[str] = "central Gaussian noise"
-    label: ClassVar[str] = "central"
-    summary: ClassVar[str] = (
-        "Gaussian noise that a trusted server adds to the sum of clipped updates, as in DP-FedAvg; uploads are in the "
-        "clear."
-    )
-    colours: ClassVar[tuple[str, str]] = ("#332288", "#8F7FE5")
-    marker: ClassVar[str] = "D"
     noise_at: ClassVar[NoiseAt] = "server"
 
-    name: Literal["central"] = Field("central", description="privacy mechanism")
-    unit: Literal["update"] = Field("update", description="whole updates, once a round")
     target_ceiling: None = Field(None, description="not set: an upload has no noise before the server adds it")
     clip_norm: ClipNorm = Field(1.0, description="bound of an update's Euclidean norm")
     adjacency: AdjacencyName = Field(
@@ -45,13 +34,6 @@ class CentralSettings(GaussianFamily):
     @override
     def effective(self) -> tuple[str, ...]:
         return (*super().effective, "adjacency")
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.gaussian_proof import CentralProof
-
-        return CentralProof
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
@@ -67,3 +49,27 @@ class CentralSettings(GaussianFamily):
     @override
     def noise_on_mean(self, clients: int, divisor: float) -> float:
         return self.given_noise() * self.clip_norm / divisor
+
+
+@MECHANISMS.register
+class CentralSettings(CentralFamily):
+    """Clip each client's update, and add noise to the sum at the server."""
+
+    title: ClassVar[str] = "central Gaussian noise"
+    label: ClassVar[str] = "central"
+    summary: ClassVar[str] = (
+        "Gaussian noise that a trusted server adds to the sum of clipped updates, as in DP-FedAvg; uploads are in the "
+        "clear."
+    )
+    colours: ClassVar[tuple[str, str]] = ("#332288", "#8F7FE5")
+    marker: ClassVar[str] = "D"
+
+    name: Literal["central"] = Field("central", description="privacy mechanism")
+    unit: Literal["update"] = Field("update", description="whole updates, once a round")
+
+    @classmethod
+    @override
+    def proof(cls) -> type[Proof]:
+        from fedpriv.accounting.gaussian_proof import CentralProof
+
+        return CentralProof

@@ -1,6 +1,8 @@
 """Where the noise is: whole runs with central and distributed noise, what is seen of them, and what is refused."""
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,15 +12,18 @@ import torch
 from flwr.app import Message
 
 from fedpriv.accounting import running_epsilon
+from fedpriv.accounting.correlated import noise_factors
+from fedpriv.algorithms.rounds.ledger import run_ledger
 from fedpriv.algorithms.rounds.ledger_views import LISTS_PARTICIPANTS, views
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.references import Pool, Reference, train_references
 from fedpriv.clients.app import client_app
+from fedpriv.clients.training import local_upload
 from fedpriv.core.asked_log import released_rounds, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.rules import check_trust
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, RunInterruptedError
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.plan import Plan, participants
 from fedpriv.core.progress import Silent
@@ -27,17 +32,17 @@ from fedpriv.core.records import Asked, LedgerLine
 from fedpriv.core.registry import check_complete
 from fedpriv.core.report import reported
 from fedpriv.core.runs import RunFolder
-from fedpriv.core.world import State, build_world
+from fedpriv.core.world import State, World, build_world
 from fedpriv.data.sampling import Sampling
 from fedpriv.engines.inline import simulated
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.central import CentralSettings
 from fedpriv.mechanisms.gaussian import GaussianSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
-from fedpriv.server.aggregation import noised_mean
+from fedpriv.server.aggregation import CentralNoise
 from fedpriv.server.exchange import question
 from fedpriv.server.tap import observe
-from fedpriv.server.uploads import Upload
+from fedpriv.server.uploads import Upload, norm
 from fedpriv.sweep.settings import load_sweep
 from tests.cases import in_one_test
 from tests.integration.small import experiment, left_behind
@@ -58,14 +63,14 @@ def test_central_noise_is_on_the_sum_and_its_own_for_every_sum() -> None:
     world = build_world(settings(CENTRAL, clients_per_round=2))
     zero = State({name: torch.zeros_like(value) for name, value in world.initial.parameters.items()}, {})
     long = State({name: value + 7 for name, value in zero.parameters.items()}, {})
-    alone = noised_mean(world, 1, ())
+    alone = CentralNoise(world).mean(1, ())
     noise = torch.cat([value.flatten() for value in alone.parameters.values()]).double()
     # Deviation sigma C / m; that of so many numbers is off by more than 5 / sqrt(2 K) of it once in 10^6 times.
     assert float(noise.std()) == pytest.approx(0.5 * 0.4 / 2, rel=5 / math.sqrt(2 * len(noise)))
     assert all(torch.equal(a, b) for a, b in zip(
-        alone.parameters.values(), noised_mean(world, 1, (Upload(0, 20, zero),)).parameters.values(), strict=True
+        alone.parameters.values(), CentralNoise(world).mean(1, (Upload(0, 20, zero),)).parameters.values(), strict=True
     ))  # fmt: skip
-    other = noised_mean(world, 1, (Upload(0, 20, long),))
+    other = CentralNoise(world).mean(1, (Upload(0, 20, long),))
     moved = torch.cat([value.flatten() for value in other.parameters.values()]).double()
     assert not torch.allclose(moved - moved.mean(), noise - noise.mean())
     # The long update is clipped to 0.4, and divided by the two clients of a round though one has failed.
@@ -147,6 +152,123 @@ def test_every_model_counts_once_for_every_client_whoever_was_asked() -> None:
         budget.spend(4, [])
         found.append(budget.worst_epsilon)
     assert found == [running_epsilon(plans[0].accounted(range(count))) for count in (3, 5)]
+
+
+@in_one_test(("clients", "asked"), [(4, 2), (7, 3), (5, 5), (10, 1)])
+@in_one_test("rounds", [1, 9, 23])
+def test_clients_take_turns(clients: int, asked: int, rounds: int) -> None:
+    run = settings(CENTRAL, clients=clients, clients_per_round=asked, rounds=rounds, client_sampling="turns")
+    chosen = [participants(run, number, None, Secret.of_seed(1)) for number in range(1, rounds + 1)]
+    assert all(len(set(each)) == asked for each in chosen)
+    for client in range(clients):
+        mine = [number for number, each in enumerate(chosen) if client in each]
+        assert len(mine) <= run.federation.most_rounds
+        assert all(later - earlier >= run.federation.separation for earlier, later in pairwise(mine))
+
+
+def correlated(**federation: object) -> Experiment:
+    usual = {"clients_per_round": 2, "client_sampling": "turns", "rounds": 7, **federation}
+    return settings({"name": "correlated", "sigma": 0.5, "clip_norm": 0.4, "band": 3}, **usual)
+
+
+@pytest.mark.essential
+def test_an_interrupted_run_with_correlated_noise_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the noise of the round that was interrupted had been drawn already."""
+
+    def interrupted(world: World, folder: RunFolder, number: int, *arguments: object) -> None:
+        if number == 5:
+            raise KeyboardInterrupt
+
+    start_run(correlated(), tmp_path / "whole", "fedpriv run x", Silent())
+    with monkeypatch.context() as patched, pytest.raises(RunInterruptedError):
+        patched.setattr("fedpriv.server.rounds.record_heard", interrupted)
+        start_run(correlated(), tmp_path / "cut", "fedpriv run x", Silent())
+    checkpoint = RunFolder.open(tmp_path / "cut").load_checkpoint()
+    assert checkpoint is not None and tuple(checkpoint.tensors["noise/marks"].shape) == (2, 32)
+    resume_run(tmp_path / "cut", Silent())
+    assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole")
+    ledger = RunFolder.open(tmp_path / "whole").ledger()
+    assert ledger is not None
+    assert len(ledger.views) == 1  # no line with amplification
+    assert (ledger.worst.participations, ledger.worst.sampling) == (4, "full, at most every 2 rounds")
+    assert {key: ledger.parameters[key] for key in ("band", "separation", "participations", "rounds")} == {
+        "band": 3, "separation": 2, "participations": 4, "rounds": 7
+    }  # fmt: skip
+
+
+def test_a_participation_that_breaks_the_pattern_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server before it asks anybody, by the ledger of a folder that says otherwise, and for another question."""
+    monkeypatch.setattr("fedpriv.server.rounds.participants", lambda *_: (0, 1))
+    with pytest.raises(InputError, match="round 2 would take client 0 beyond the participation pattern"):
+        start_run(correlated(), tmp_path / "run", "", Silent())
+    folder = RunFolder.open(tmp_path / "run")
+    assert {line.round for line in folder.asked()} == {1}
+    folder.append_asked(replace(folder.asked()[0], round=2))
+    with pytest.raises(InputError, match=r"beyond the participation pattern .* in 4 of 7 rounds at most"):
+        run_ledger(build_world(correlated()), folder)
+    budget = Budget(correlated(), build_world(correlated()).plans)
+    with pytest.raises(InputError, match="round 1 would take client 2"):
+        replay(budget, [Asked(1, (2, 3), "a"), Asked(1, (2,), "b")])
+
+
+def test_a_band_of_one_is_central_noise_and_a_wider_one_takes_from_it_what_came_before() -> None:
+    central = build_world(settings(CENTRAL, clients_per_round=2))
+    world = build_world(correlated())
+    alone = build_world(settings({**CENTRAL, "name": "correlated", "band": 1}, clients_per_round=2))
+    noises = [CentralNoise(each) for each in (central, alone, world)]
+    rounds = [[flat(noise.mean(number, ())) for number in range(1, 5)] for noise in noises]
+    assert all(torch.equal(first, second) for first, second in zip(*rounds[:2], strict=True))
+    assert noises[1].kept == 0 and noises[2].kept == 3
+    own = rounds[2][0]
+    for number, released in enumerate(rounds[2]):
+        # By the formula, with the noise of its own that is left when that of earlier rounds is taken off.
+        factors = noise_factors(3)[: number + 1]
+        expected = 0.5 * 0.4 / 2 * math.hypot(*factors)
+        assert float(released.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * len(own)))
+    # Next to each other: -1/2 + 1/16 of a round's variance.
+    product = float((rounds[2][2] * rounds[2][3]).mean()) / (0.5 * 0.4 / 2) ** 2
+    assert product == pytest.approx(-0.5 + 0.5 * 0.125, abs=6 * 1.3 / math.sqrt(len(own)))
+
+
+def flat(state: State) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in state.parameters.values()]).double()
+
+
+def test_audits_and_outsiders_meet_the_correlated_noise() -> None:
+    """Reference models that differ in their noise alone, after two rounds of it; and the law of one round's noise."""
+    run = correlated(rounds=3, server_learning_rate=1.0)
+    world = build_world(run.model_copy(update={
+        "mechanism": mechanism_settings({"name": "correlated", "sigma": 30.0, "clip_norm": 0.4, "band": 2}),
+        "adversary": run.adversary.model_copy(update={"threat_model": "outsider", "attacks": ("iga",), "victims": 1}),
+    }))  # fmt: skip
+    pool = Pool(world.network_input(world.dataset.x_train), world.dataset.y_train)
+    shares = tuple(np.asarray(rows) for rows in world.partitions)
+    references = [Reference(number, shares) for number in (1, 2)]
+    models = train_references(world, pool, references, {1: (0, 1), 2: (2, 3)}, {2})[2]
+    apart = torch.cat([(value[0] - value[1]).flatten().double() for value in models.values()])
+    # z_2 + z_1 / 2 is left in the sum.
+    expected = math.sqrt(2) * math.hypot(1, 0.5) * 30 * 0.4 / 2
+    assert float(apart.std(correction=0)) == pytest.approx(expected, rel=6 / math.sqrt(2 * len(apart)))
+    zero = State({name: torch.zeros_like(value) for name, value in world.initial.parameters.items()}, {})
+    uploads = tuple(Upload(client, 20, zero) for client in range(2))
+    for number, factor in ((1, 1.0), (2, math.hypot(1, 0.5))):
+        (heard,) = observe(world, number, world.initial, uploads, zero)
+        assert heard.settings.mechanism["sigma"] == pytest.approx(30 * factor / math.sqrt(2))
+
+
+def test_correlated_noise_for_examples() -> None:
+    """A round's sum has noise for a clipped gradient; an example is in one step of a pass, a client in every second."""
+    tree = {"name": "correlated", "sigma": 0.5, "clip_norm": 0.4, "band": 1, "unit": "example"}
+    world = build_world(settings(tree, clients_per_round=2, rounds=9, algorithm="fedsgd"))
+    noise = flat(CentralNoise(world).mean(1, ()))
+    batch, steps = world.plans[0].sampling.batch_size, world.plans[0].sampling.steps_per_epoch
+    assert (batch, steps) == (4, 5)
+    assert float(noise.std()) == pytest.approx(0.5 * 0.4 / 2 / batch, rel=5 / math.sqrt(2 * len(noise)))
+    assert [world.plans[0].participations(range(1, last + 1)) for last in (0, 1, 5, 6, 9)] == [0, 1, 1, 2, 2]
+    upload = local_upload(world, 0, world.initial, 1)
+    assert 0 < norm(upload.parameters) <= 0.4 * (1 + 1e-6)
 
 
 @in_one_test("sampling", ["poisson", "fixed"])
@@ -326,7 +448,7 @@ def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:
         world = build_world(run)
         zero = State({name: torch.zeros_like(value) for name, value in world.initial.parameters.items()}, {})
         uploads = tuple(Upload(client, 20, zero) for client in range(4))
-        (heard,) = observe(world, 1, world.initial, uploads, noised_mean(world, 1, uploads))
+        (heard,) = observe(world, 1, world.initial, uploads, CentralNoise(world).mean(1, uploads))
         outside = listener == "outsider"
         assert heard.settings.clients == clients
         assert any(bool(value.any()) for value in heard.upload.values()) == outside
@@ -347,6 +469,15 @@ def test_an_outsider_sees_the_noisy_mean_and_the_server_each_upload() -> None:
         ({"name": "distributed", "sigma": 1.0, "survivors": 2}, {}, "survivors = 2: .* allowed are 3 to 4"),
         ({"name": "distributed", "sigma": 1.0, "survivors": 5}, {}, "survivors = 5: .* allowed are 3 to 4"),
         ({"name": "gaussian", "sigma": 1.0}, {"client_sampling": "poisson"}, "client_sampling"),
+        ({"name": "correlated", "sigma": 1.0, "band": 4}, {"rounds": 3}, "band = 4: at most federation.rounds = 3"),
+        (
+            {"name": "correlated", "sigma": 1.0, "separation": 2},
+            {"client_sampling": "fixed"},
+            "separation = 2: at most",
+        ),
+        ({"name": "correlated", "sigma": 1.0, "separation": 2}, {}, "separation = 2: at most 1"),
+        ({"name": "correlated", "sigma": 1.0, "participations": 1}, {"rounds": 3}, "participations = 1: at least 3"),
+        ({"name": "correlated", "sigma": 1.0, "unit": "example"}, {"algorithm": "fedavg"}, "unit = 'example'"),
     ],
 )
 def test_settings_that_prove_nothing_are_refused(

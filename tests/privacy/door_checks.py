@@ -8,6 +8,7 @@ of the ledger's noise. Its ``mute`` takes the noise away where the door adds it,
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,7 @@ from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.flower import privatise
+from fedpriv.mechanisms.central import CentralFamily
 from fedpriv.mechanisms.machinery.model_noise import spread_noise
 from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
@@ -293,20 +295,19 @@ def without_shares(patch: Patch) -> None:
     )
 
 
-def central(folder: Path, patch: Patch) -> None:
+def central(name: str, folder: Path, patch: Patch) -> None:
     """Updates reach the trusted server clipped and in the clear; what it sends on has the noise."""
-    ran = run(settings({"name": "central", "sigma": 1.0, "clip_norm": CLIP}), folder, patch)
+    ran = run(settings({"name": name, "sigma": 1.0, "clip_norm": CLIP}), folder, patch)
     (line,) = ran.ledger["clients"]
-    assert ran.ledger["mechanism"] == "central" and line["epsilon"] is not None
+    assert ran.ledger["mechanism"] == name and line["epsilon"] is not None
     assert all("server" in view["not_against"] for view in ran.ledger["views"][:1])
     replies, before = ran.of_kind("train", 1), ran.model("train", 1)
-    exact = np.mean([clipped(gradient(ran.world, one.client, before), "central") for one in replies], axis=0)
+    exact = np.mean([clipped(gradient(ran.world, one.client, before), name) for one in replies], axis=0)
     doors.normal(ran.moved("train") - exact, line["noise"] * CLIP / CLIENTS)
 
 
 def without_central_noise(patch: Patch) -> None:
-    kind = MECHANISMS["central"]
-    patch.setattr(kind, "noise_on_mean", lambda config, clients, divisor: 1e-12)
+    patch.setattr(CentralFamily, "noise_on_mean", lambda config, clients, divisor: 1e-12)
 
 
 def deployed(folder: Path, patch: Patch) -> None:
@@ -787,7 +788,8 @@ CHECKS: dict[str, Check] = {
     **{f"upload, {name}": Check(filtered(name), None) for name in ("percentile", "top-k", "sign", "quantise")},
     "masked upload, gaussian": Check(masked("gaussian"), without_release_noise),
     "masked upload, distributed": Check(masked("distributed"), without_shares),
-    "noise on the sum, central": Check(central, without_central_noise),
+    "noise on the sum, central": Check(partial(central, "central"), without_central_noise),
+    "noise on the sum, correlated": Check(partial(central, "correlated"), without_central_noise),
     "upload of a deployed client": Check(deployed, without_release_noise),
     "model of a client, output": Check(convex({"name": "output"}), without_model_noise),
     "model of a client, output, laplace": Check(

@@ -50,6 +50,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "mechanism: none": ("upload, none",),
     **{f"mechanism: {name}": (f"upload, {name}",) for name in ("percentile", "top-k", "sign", "quantise")},
     "mechanism: central": ("noise on the sum, central", "somebody's app, noise elsewhere"),
+    "mechanism: correlated": ("noise on the sum, correlated",),
     "mechanism: distributed": ("masked upload, distributed", "somebody's app, noise elsewhere"),
     "mechanism: output": ("model of a client, output", "model of a client, output, laplace"),
     "mechanism: objective": ("model of a client, objective",),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import linalg, stats
 
 from fedpriv.accounting import gaussian_epsilon, proven_epsilon
 from fedpriv.accounting.skellam import LEVELS, SHARED_SIGMA
@@ -21,9 +21,11 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan, Plans, Schedule, participants, plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
+from fedpriv.core.world import build_world
 from fedpriv.mechanisms import NoisySettings
 from fedpriv.mechanisms.machinery.quantisation import encoded
 from fedpriv.mechanisms.machinery.redistribution import uniform_shares
+from fedpriv.server.aggregation import CentralNoise
 from tests.noise import stream
 from tests.privacy.bounds import ALARM
 
@@ -136,6 +138,57 @@ def test_no_noise_follows_from_a_secret(name: str) -> None:
     if experiment.hides_participants:
         planned = Plans(experiment, sizes, (12, 3), secret=Secret.of_seed(1))[0].guarantee(range(1, 7)).epsilon
         assert planned == pytest.approx(8.0, rel=1e-3)
+
+
+# ---- correlated noise: what all rounds of a client tell together ----------------------------------------------------
+
+TURNS = {
+    "data": {"name": "digits"},
+    "model": {"name": "mlp", "hidden": [64]},
+    "federation": {"clients": 4, "clients_per_round": 2, "rounds": 7, "algorithm": "fedavg"},
+    "adversary": {"attacks": []},
+}
+
+
+def attained_by_turns(noise: float, band: int | None = None) -> tuple[float, float]:
+    """The epsilon that is printed for sigma 3, and what the rounds 1, 3, 5 and 7 of a client attain.
+
+    Each coordinate of the noise that the server draws is a game of its own, of a client whose updates have one number:
+    the best test weighs the releases of all rounds by the inverse of their covariance.
+
+    Args:
+        noise: a factor of sigma, which the claim does not know of.
+        band: of the claim; None: that of the noise.
+    """
+    mechanism = {"name": "correlated", "sigma": 3.0, "clip_norm": 0.5, "band": 3}
+    world = build_world(Experiment.model_validate({**TURNS, "mechanism": {**mechanism, "sigma": 3.0 * noise}}))
+    claimed = Experiment.model_validate({**TURNS, "mechanism": {**mechanism, "band": band or 3}})
+    printed = plan_client(claimed, 0, 100, (1,)).guarantee(range(1, 8)).epsilon
+    server, rounds = CentralNoise(world), []
+    for number in range(1, 8):
+        released = server.mean(number, ())
+        rounds.append(torch.cat([value.flatten() for value in released.parameters.values()]).double().numpy())
+    inverse = np.linalg.inv(np.tril(linalg.toeplitz([1.0, -0.5, -0.125, 0, 0, 0, 0])))
+    moved = inverse[:, ::2].sum(1)  # C x of one who sends 1 in the rounds 1, 3, 5 and 7
+    scores = moved @ (inverse @ np.stack(rounds)) / np.linalg.norm(moved)
+    deviation = math.sqrt(float(np.square(scores).sum()) / float(stats.chi2.ppf(ALARM, scores.size)))
+    assert printed is not None
+    return printed, gaussian_epsilon(DELTA, 2 * 0.5 / 2 * float(np.linalg.norm(moved)) / deviation)
+
+
+def test_correlated_noise_tells_no_more_than_the_ledger_says() -> None:
+    printed, attained = attained_by_turns(1.0)
+    assert 0.85 * printed < attained < printed
+
+
+def test_half_of_the_correlated_noise_is_found_out() -> None:
+    printed, attained = attained_by_turns(0.5)
+    assert attained > 1.5 * printed
+
+
+def test_correlated_noise_that_is_accounted_for_as_independent_is_found_out() -> None:
+    printed, attained = attained_by_turns(1.0, band=1)
+    assert attained > 1.2 * printed
 
 
 # ---- distributed noise with two clients, the fewest ------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +15,8 @@ from fedpriv.accounting.estimated import bounds_release, person_with_bounds, sur
 from fedpriv.accounting.people import Share, person
 from fedpriv.algorithms.rounds.ledger_views import views
 from fedpriv.attacks.observation import OTHERS
-from fedpriv.core.asked_log import released_rounds, rounds_by_client
+from fedpriv.core.asked_log import released_rounds, replay, rounds_by_client
+from fedpriv.core.budget import Budget
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, Person, members_text
 from fedpriv.core.runs import RunFolder
@@ -71,12 +72,14 @@ def run_ledger(
         for kind, clients in kinds.items()
     ]
     mechanism = world.experiment.mechanism
+    if (pattern := world.plans[0].correlation) is not None:
+        replay(Budget(world.experiment, world.plans), folder.asked())  # refuses participations that break the pattern
     ledger = Ledger.of(mechanism.unit, mechanism.name, {}, lines)
     # Clients with more data may need another noise for the same target; the run's figure is the worst client's.
     config = world.plans[ledger.worst.client].config
     parameters = config.model_dump(mode="json", include=set(config.effective), exclude_none=True)
     noise = {"noise": world.experiment.noise} if mechanism.protects else {}
-    parameters = {**parameters, **noise, **(more or {})}
+    parameters = {**parameters, **(asdict(pattern) if pattern else {}), **noise, **(more or {})}
     shown, people = views(world, ledger.worst), _people(world, kinds)
     return replace(ledger, parameters=parameters, releases=_releases(world), views=shown, people=people)
 
@@ -127,7 +130,8 @@ def _proven(world: World, release: Release) -> Guarantee:
     if data.bounds_epsilon:
         proven = with_bounds(proven, data.bounds_epsilon)
     federation = world.experiment.federation
-    if world.experiment.hides_participants and federation.asked < federation.clients:
+    drawn = world.experiment.hides_participants and federation.asked < federation.clients
+    if drawn and release.correlation is None:
         proven = replace(proven, notes=(*proven.notes, _EVERY_ROUND))
     if world.experiment.mechanism.protects:
         copies = (_COPIES,) if data.overlaps else ()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from fedpriv.accounting import guarantee
 from fedpriv.core.records import Guarantee, LedgerLine, LedgerView
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.world import World
 
 LISTS_PARTICIPANTS = (
@@ -61,13 +62,15 @@ def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
     rate = federation.asked / federation.clients
     if rate == 1 or not plain.participations:
         return ()
-    poisson = federation.client_sampling == "poisson"
+    sampling = federation.client_sampling
+    if sampling == "turns" or sampling not in MECHANISMS[plan.config.name].proof().amplifying:
+        return ()
     release = replace(
         plan.accounted(()),
-        sampling=federation.client_sampling,
+        sampling=sampling,
         rate=rate,
         participations=plain.participations,
-        adjacency=plan.config.adjacent if poisson else "replace-one",
+        adjacency=plan.config.adjacent if sampling == "poisson" else "replace-one",
     )
     known = "the run's secret" if world.experiment.keeps_secret else "the seed (noise = 'reproducible')"
     return (

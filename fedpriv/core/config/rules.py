@@ -14,6 +14,7 @@ from fedpriv.core.sections import given_sections
 from fedpriv.core.settings import enumerated
 
 if TYPE_CHECKING:
+    from fedpriv.accounting.release import Correlation
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.mechanisms.machinery.base import NoiseAt
 
@@ -145,6 +146,12 @@ def noise_places(experiment: "Experiment") -> "tuple[NoiseAt, ...]":
     return ("clients", "sum" if experiment.federation.secure_aggregation else "server")
 
 
+def correlation_of(experiment: "Experiment") -> "Correlation | None":
+    """Return how the noise of rounds is correlated, for the pattern that the choice of clients keeps."""
+    federation = experiment.federation
+    return experiment.mechanism.correlation(federation.rounds, federation.separation, federation.most_rounds)
+
+
 def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the sections with what noise on a sum needs of the federation, where the experiment does not say it."""
     mechanism, federation = tree.get("mechanism"), tree.get("federation", {})
@@ -154,7 +161,9 @@ def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     where = MECHANISMS[name].noise_at
     if where == "clients":
         return tree
-    return {**tree, "federation": {"weighting": "uniform", "secure_aggregation": where == "sum", **federation}}
+    usual = {"weighting": "uniform", "secure_aggregation": where == "sum"}
+    choice = {"client_sampling": "turns"} if MECHANISMS[name].proof().correlates else {}
+    return {**tree, "federation": {**usual, **choice, **federation}}
 
 
 def with_sum_attacked(tree: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -179,7 +188,7 @@ def check_trust(experiment: "Experiment") -> None:
         return
     secure = where == "sum"
     for key, given, allowed in (
-        ("mechanism.unit", mechanism.unit, "update"),
+        ("mechanism.unit", mechanism.unit, mechanism.unit if mechanism.proof().correlates else "update"),
         ("federation.weighting", federation.weighting, "uniform"),
         ("federation.aggregation", federation.aggregation, "mean"),
         ("federation.secure_aggregation", federation.secure_aggregation, secure),
@@ -199,6 +208,14 @@ def check_trust(experiment: "Experiment") -> None:
         raise InputError(f"mechanism.name = {name!r} says that a sum gets no noise (noise_on_mean), and claims some")
     if secure:
         mechanism.shared_by(federation.asked)
+    correlation_of(experiment)
+    if mechanism.unit == "example" and federation.algorithm != "fedsgd":
+        raise InputError(
+            key="mechanism.unit",
+            given="example",
+            allowed=f"with mechanism.name = {name!r} and federation.algorithm = 'fedsgd', of one gradient a round; "
+            f"with {federation.algorithm!r} allowed is update",
+        )
 
 
 def check_attacked_rounds(experiment: "Experiment") -> None:

@@ -52,10 +52,10 @@ class FederationConfig(Extensible):
     rounds: Count = Field(20, description="number of rounds")
     algorithm: Annotated[str, Registered(ALGORITHMS)] = Field("fedsgd", description="what clients and server do")
     clients_per_round: Count | None = Field(None, description="clients drawn for each round; unset: all")
-    client_sampling: Literal["fixed", "poisson"] = Field(
+    client_sampling: Literal["fixed", "poisson", "turns"] = Field(
         "fixed",
         description="fixed: exactly clients_per_round clients; poisson: each client by itself, so many on average, for "
-        "mechanism.name = 'central'",
+        "mechanism.name = 'central'; turns: clients_per_round clients, all in turn, in an order that is drawn once",
     )
     min_clients: Count = Field(1, description="usable uploads a round needs; below that the run fails")
     target_epsilon: Epsilon | None = Field(
@@ -163,6 +163,16 @@ class FederationConfig(Extensible):
     def asked(self) -> int:
         """How many clients a round asks; on average, where each is drawn by itself."""
         return self.clients_per_round or self.clients
+
+    @property
+    def separation(self) -> int:
+        """The choice of clients takes a client in at most one of so many rounds in a row."""
+        return self.clients // self.asked if self.client_sampling == "turns" else 1
+
+    @property
+    def most_rounds(self) -> int:
+        """In how many rounds a client is at most."""
+        return -(-self.rounds * self.asked // self.clients) if self.client_sampling == "turns" else self.rounds
 
     @property
     def needed(self) -> int:

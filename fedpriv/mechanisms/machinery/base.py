@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpriv.accounting.proofs import Proof
-    from fedpriv.accounting.release import Release
+    from fedpriv.accounting.release import Correlation, Release
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
@@ -424,6 +424,19 @@ class MechanismSettings(Settings):
     def least_in_sum(self) -> int:
         """How many clients' shares are the whole noise on a sum; 0 where there are no shares."""
         return 0
+
+    def correlation(self, rounds: int, separation: int, participations: int) -> "Correlation | None":
+        """Return how the noise of rounds is correlated; ``None``: it is independent.
+
+        Args:
+            rounds: of the run.
+            separation: the choice of clients takes a client in at most one of so many rounds in a row.
+            participations: it takes a client in so many rounds at most.
+
+        Raises:
+            InputError: the settings do not fit that.
+        """
+        return None
 
     def noise_on_mean(self, clients: int, divisor: float) -> float:
         """Return the deviation of noise that :meth:`mechanism` leaves to others, on each coordinate of a round's mean.

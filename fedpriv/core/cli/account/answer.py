@@ -21,7 +21,7 @@ from fedpriv.accounting import (
     release_with,
 )
 from fedpriv.accounting.people import Share, person
-from fedpriv.accounting.release import LARGEST_DIMENSION
+from fedpriv.accounting.release import LARGEST_DIMENSION, Correlation
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.core.records import MembershipBound, Person
@@ -51,6 +51,9 @@ class AccountOptions:
     blocks: int = 1  # parts with a draw of their own
     calibration: CalibrationName = "analytic"  # from a nominal epsilon to sigma
     adjacency: AdjacencyName = "replace-one"
+    band: int | None = None  # of how many rounds a release has correlated noise; None: as many as separation
+    separation: int = 1  # rounds from one participation to the next, at least
+    rounds: int | None = None  # of the run; None: as many as the participations need
     ceiling: list[str] | None = None  # baselines to compute ceilings for, as numbers or fractions
     records: str | None = None  # of a person at each of several clients, with commas between
 
@@ -94,6 +97,9 @@ _OPTIONS = {
     "rate": "--sampling-rate",
     "participations": "--participations",
     "delta": "--delta",
+    "band": "--band",
+    "separation": "--separation",
+    "rounds": "--rounds",
     "dimension": "--dimension",
     "ceiling": "--target-ceiling",
     "advantage": "--target-advantage",
@@ -124,6 +130,7 @@ def _answered(options: AccountOptions) -> Answer:
         dimensions=equal_blocks(_dimension(options), options.blocks),
         unit=options.unit,
         adjacency=options.adjacency,
+        correlation=_correlation(options),
     )
     if option == "--target-epsilon":
         value = calibrate(value, release)
@@ -151,6 +158,19 @@ def _person(release: Release, records: str | None) -> Person | None:
             raise
         allowed = f"allowed are {error.allowed}, one a client, as in 3,1"
         raise InputError(key="--records", given=records, allowed=allowed) from None
+
+
+def _correlation(options: AccountOptions) -> Correlation | None:
+    """The pattern of participations, where noise is correlated."""
+    if not MECHANISMS[options.mechanism].proof().correlates:
+        return None
+    count, apart = max(options.participations, 1), max(options.separation, 1)
+    rounds = (count - 1) * apart + 1 if options.rounds is None else options.rounds
+    if count > -(-rounds // apart):
+        allowed = f"at most {-(-rounds // apart)} of {rounds} rounds, at most every {apart} rounds"
+        raise InputError(key="participations", given=count, allowed=allowed)
+    band = min(apart, rounds) if options.band is None else options.band
+    return Correlation(band, options.separation, count, rounds)
 
 
 def _dimension(options: AccountOptions) -> int:
@@ -211,9 +231,10 @@ def _sampling(options: AccountOptions) -> tuple[SamplingName, float]:
     usual: SamplingName = amplifying[0] if rate is not None and amplifying else "full"
     sampling = options.sampling or usual
     if sampling not in amplifying and rate is not None:
+        other = f", or take --sampling {enumerated(amplifying, 'or')}" if amplifying else ""
         raise InputError(
-            f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the "
-            f"rate, or take --sampling {enumerated(amplifying, 'or')}"
+            f"--sampling {sampling} with --sampling-rate {rate:g}: no amplification by it is proven; leave out the rate"
+            f"{other}"
         )
     if sampling in amplifying and rate is None:
         raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")

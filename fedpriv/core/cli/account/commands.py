@@ -130,6 +130,17 @@ Adjacency = Annotated[
 Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
 
 
+Band = Annotated[
+    int | None,
+    typer.Option("--band", help="Rounds whose noise is in one release; 1: independent. By default the separation."),
+]
+Separation = Annotated[
+    int, typer.Option("--separation", help="One client is in at most one of so many rounds in a row.")
+]
+AllRounds = Annotated[
+    int | None, typer.Option("--rounds", help="Of the run; by default the fewest for the participations.")
+]
+
 Ceilings = Annotated[
     list[str] | None,
     typer.Option(
@@ -174,6 +185,8 @@ def _command(kind: type[NoisySettings]) -> click.Command:
     }
     if "blocks" in fields:
         options["blocks"] = (Blocks, 1)
+    if "band" in fields:
+        options |= {"band": (Band, None), "separation": (Separation, 1), "rounds": (AllRounds, None)}
     if "calibration" in fields:
         options["calibration"] = (Calibration, "analytic")
     if "adjacency" in fields:
@@ -184,7 +197,8 @@ def _command(kind: type[NoisySettings]) -> click.Command:
 
     _sign(command, {**options, "as_json": (Json, False)})
     with_dimension = " --dimension 15826" if kind.by_dimension else ""
-    sampled = "--participations 10" if kind.noise_at == "sum" else "--steps 1000 --sampling-rate 0.01"
+    sampled = "--steps 1000 --sampling-rate 0.01" if kind.proof().amplifying else "--participations 10"
+    sampled = f"{sampled} --separation 10" if "band" in fields else sampled
     single = typer.Typer(add_completion=False)
     single.command(
         name,
