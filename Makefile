@@ -36,7 +36,7 @@ help:
 	@echo "make deploy-demo       two minutes: real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   the tests that take minutes together: every mechanism, attack, engine, the report"
 	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
-	@echo "make flower-test       own Flower apps of 27 kinds, in their frameworks: minutes, and their download"
+	@echo "make flower-test       own Flower apps of 30 kinds, in their frameworks: minutes, and their download"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
 	@echo "make same BEFORE=DIR   compare what this tree and the one in DIR write for the same commands: minutes"

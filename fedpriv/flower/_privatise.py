@@ -220,7 +220,7 @@ class Privatiser:
     def _layout(self, client: int, before: Vector) -> Layout:
         """Which arrays get noise: as in the client's ledger, or found now."""
         own, tapped = self.settings.privatise, self.settings.tap or TapSettings()
-        layout = read_layout(own.folder, client) if own.folder is not None else None
+        layout = read_layout(self._folder, client)
         if layout is not None and set(layout.types) == set(before):
             floating = [name for name, kind in layout.types.items() if getattr(torch, kind).is_floating_point]
             if own.trained is None or {*_matching(floating, own.trained)} == {*layout.trained, *layout.copies}:
@@ -231,10 +231,15 @@ class Privatiser:
 
     def _ledger(self, client: int, before: Vector, layout: Layout) -> AnswerLedger:
         own = self.settings.privatise
-        if own.folder is None:
-            raise InputError("privatise.folder is not set")
         plan = _plan(self.settings.mechanism, own.rounds, client, _sizes(before, layout.trained))
-        return AnswerLedger(own.folder, plan, own.rounds, own.target_epsilon, layout, self._notes)
+        return AnswerLedger(self._folder, plan, own.rounds, own.target_epsilon, layout, self._notes)
+
+    @property
+    def _folder(self) -> Path:
+        """Where the ledgers are; settings without a folder are refused when they are read."""
+        if self.settings.privatise.folder is None:
+            raise InputError("privatise.folder is not set")
+        return self.settings.privatise.folder
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
@@ -262,11 +267,9 @@ class Privatiser:
         self, config: MechanismSettings, values: Vector, part: str, context: Context, message: Message
     ) -> Vector:
         """Release a part of a reply with noise of its own, counted in a ledger of its own."""
-        own, sizes = self.settings.privatise, tuple(value.numel() for value in values.values())
-        if own.folder is None:
-            raise InputError("privatise.folder is not set")
-        plan = _plan(config, own.rounds, client_of(context), sizes)
-        ledger = AnswerLedger(own.folder, plan, own.rounds, None, Layout({}, ()), self._notes, f"-{part}")
+        rounds, sizes = self.settings.privatise.rounds, tuple(value.numel() for value in values.values())
+        plan = _plan(config, rounds, client_of(context), sizes)
+        ledger = AnswerLedger(self._folder, plan, rounds, None, Layout({}, ()), self._notes, f"-{part}")
         line = ledger.charge(context.run_id, round_of(message))
         return plan.release_update(values, self._noise(line).stream(part))
 
@@ -352,9 +355,7 @@ class Privatiser:
 
     def _note_passed(self, client: int, kind: str, run: int, number: int | None) -> None:
         """Enter in the client's folder that a reply left which nothing covers."""
-        folder = self.settings.privatise.folder
-        if folder is None:
-            raise InputError("privatise.folder is not set")
+        folder = self._folder
         with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             told = {"type": kind, "run": run, "round": number, "covered": "by nothing"}

@@ -405,6 +405,12 @@ def _shape(exchange: Exchange, seen: Seen) -> tuple[int, int, int]:
         raise InputError("PyTorch was not seen to train a network with these arrays")
     kind, sides = seen.inputs
     given = f"{kind} (B, {', '.join(map(str, sides[1:]))})"
+    if seen.task is None and seen.loss and seen.batches and seen.batches[0].target is not None:
+        target = ", ".join(map(str, seen.batches[0].target.shape[1:]))
+        raise InputError(
+            f"the network is given {given}, and {seen.loss} compares its output with a target of ({target}) for each "
+            "example, of which attacks have no model"
+        )
     if seen.task is None:
         raise InputError(
             f"the network is given {given}, and no loss of torch.nn.functional was seen that compares its output with "

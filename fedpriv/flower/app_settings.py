@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedpriv.core.config import read_toml, validated
 from fedpriv.core.errors import InputError
@@ -18,6 +18,13 @@ _ABSOLUTE = (
     "user or version of the app, and a new ledger there gives the budget back"
 )
 
+
+def _on_updates(given: Any) -> Any:
+    """A mod sees whole updates only."""
+    return {"unit": "update", **given} if isinstance(given, dict) else given
+
+
+OnUpdates = Annotated[MechanismSettings, MECHANISM, BeforeValidator(_on_updates)]
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Side = Annotated[Integer, Field(ge=1)]
 
@@ -48,14 +55,9 @@ class TapSettings(Settings):
     learning_rate: Positive | None = Field(None, description="of the local optimiser")
     optimizer: Annotated[str, Field(pattern="^(sgd|adam)$")] | None = Field(None, description="sgd or adam")
     momentum: Momentum | None = Field(None, description="of the local SGD")
-    noise: Annotated[MechanismSettings, MECHANISM] | None = Field(
+    noise: OnUpdates | None = Field(
         None, description="noise that the app or another library adds to what leaves, where the tap does not know it"
     )
-
-    @field_validator("noise", mode="before")
-    @classmethod
-    def _on_whole(cls, given: Any) -> Any:
-        return on_updates(given)
 
     @field_validator("noise")
     @classmethod
@@ -74,12 +76,7 @@ class NumbersSettings(Settings):
     )
     size: Count = Field(1, description="how many numbers; an answer with others counts as zeros")
     whole: bool = Field(False, description="round what leaves to whole numbers, as counts are")
-    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(description="what bounds all of them, and adds noise")
-
-    @field_validator("mechanism", mode="before")
-    @classmethod
-    def _on_whole(cls, given: Any) -> Any:
-        return on_updates(given)
+    mechanism: OnUpdates = Field(description="what bounds all of them, and adds noise")
 
 
 class PrivatiseSettings(Settings):
@@ -94,7 +91,7 @@ class PrivatiseSettings(Settings):
     trained: tuple[str, ...] | None = Field(
         None, description="patterns of the arrays that training moves; all others leave as they came, without noise"
     )
-    statistics: Annotated[MechanismSettings, MECHANISM] | None = Field(
+    statistics: OnUpdates | None = Field(
         None, description="mechanism of running statistics, with a ledger of its own; none: they leave as they came"
     )
     metrics: tuple[NumbersSettings, ...] = Field((), description="numbers that leave with noise of their own")
@@ -110,11 +107,6 @@ class PrivatiseSettings(Settings):
     seed: Annotated[Integer, Field(ge=0)] | None = Field(
         None, description="noise that repeats, for experiments: whoever knows the seed subtracts it"
     )
-
-    @field_validator("statistics", mode="before")
-    @classmethod
-    def _on_whole(cls, given: Any) -> Any:
-        return on_updates(given)
 
     @field_validator("passed")
     @classmethod
@@ -132,11 +124,6 @@ class PrivatiseSettings(Settings):
         return folder
 
 
-def on_updates(given: Any) -> Any:
-    """A mod sees whole updates only."""
-    return {"unit": "update", **given} if isinstance(given, dict) else given
-
-
 def _no_mechanism() -> MechanismSettings:
     return mechanism_settings({"unit": "update"})
 
@@ -146,12 +133,7 @@ class FlowerSettings(Settings):
 
     tap: TapSettings | None = None
     privatise: PrivatiseSettings = PrivatiseSettings()
-    mechanism: Annotated[MechanismSettings, MECHANISM] = Field(default_factory=_no_mechanism)
-
-    @field_validator("mechanism", mode="before")
-    @classmethod
-    def _on_updates(cls, given: Any) -> Any:
-        return on_updates(given)
+    mechanism: OnUpdates = Field(default_factory=_no_mechanism)
 
     @model_validator(mode="after")
     def _fits(self) -> "FlowerSettings":

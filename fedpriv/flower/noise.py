@@ -20,7 +20,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.data.sampling import Sampling
 from fedpriv.flower.arrays import Form
 from fedpriv.flower.ledger import line_of
-from fedpriv.flower.watch import ReleasedUpdate
+from fedpriv.flower.watch import ReleasedUpdate, replaced
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
@@ -56,11 +56,10 @@ def hearing_noise() -> Iterator[Noises]:
         return reply
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
-    setattr(LocalDpMod, "__call__", called)  # noqa: B010 (it is no method for mypy)
     try:
-        yield noises
+        with replaced(LocalDpMod, "__call__", called):
+            yield noises
     finally:
-        setattr(LocalDpMod, "__call__", call)  # noqa: B010
         hook.remove()
 
 

@@ -8,7 +8,7 @@ weights out as (out, in), Keras, Flax and scikit-learn as (in, out).
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,7 +261,8 @@ def _bytes(name: str, data: bytes) -> Iterator[str]:
             f"{name}: trees with {len(thresholds)} thresholds, {len(distinct)} of them distinct; each is a value of "
             f"the client's data or lies between two: {shown}."
         )
-    counts = [count for count in _numbers(told, ("sum_hessian",)) if count > 0]
+    weights = [each["sum_hessian"] for each in _dictionaries(told) if isinstance(each.get("sum_hessian"), list)]
+    counts = [each for leaves in weights for each in leaves if isinstance(each, (int, float)) and 0 < each < math.inf]
     if counts:
         yield f"{name}: the smallest leaf has the weight {min(counts):g}; for squared errors that counts examples."
 
@@ -324,17 +325,7 @@ def _oblivious_leaves(tree: Mapping[str, Any]) -> Iterator[Leaf]:
         yield Leaf(bounds, float(weight))
 
 
-def _numbers(told: object, keys: Sequence[str]) -> Iterator[float]:
-    for each in _dictionaries(told):
-        for key in keys:
-            values = each.get(key)
-            if isinstance(values, list):
-                yield from (
-                    float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)
-                )
-
-
-def _dictionaries(told: object) -> Iterator[dict[str, object]]:
+def _dictionaries(told: object) -> Iterator[dict[str, Any]]:
     """All objects of a JSON value."""
     left = [told]
     while left:

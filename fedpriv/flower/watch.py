@@ -384,6 +384,20 @@ def _heard_loss(seen: Seen, name: str, output: Any, target: Any, *rest: Any) -> 
 
 
 @contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Have an attribute of a module or class be another one meanwhile."""
+    original = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if original is None:  # a base class has it
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+@contextmanager
 def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[None]:
     """Have a function of PyTorch tell its arguments before it is computed, however an app has imported what calls it.
 
@@ -395,8 +409,5 @@ def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[Non
         told(*given, *named.values())
         return function(*given, **named)
 
-    setattr(owner, name, overheard)
-    try:
+    with replaced(owner, name, overheard):
         yield
-    finally:
-        setattr(owner, name, function)

@@ -746,6 +746,72 @@ def secure_aggregation(mods: Mods) -> Apps:
     return app, old_server(SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))
 
 
+# Kinds that nothing was made for: what is said of them was not known before they were run.
+
+
+@shape("own names", CLOSED, privatise='weight = "n"\n')
+def own_names(mods: Mods) -> Apps:
+    """A NumPy network whose arrays, record and weight have names that no library gives them."""
+    stream, record = np.random.default_rng(0), "model-weights"
+    shapes = {"encoder/kernel": (64, 24), "encoder/offset": (24,), "decoder/kernel": (24, 10), "decoder/offset": (10,)}
+    start = {name: stream.normal(size=shape) / 8 for name, shape in shapes.items()}
+    app = ClientApp(mods=[*mods])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        images, labels = one(context)
+        first, offset, last, bias = message.content.array_records[record].to_numpy_ndarrays()
+        hidden = np.tanh(images @ first + offset)
+        made = np.exp(hidden @ last + bias)
+        slope = made / made.sum(1, keepdims=True) - np.eye(10)[labels]
+        back = (slope @ last.T) * (1 - hidden**2)
+        slopes = (images.T @ back, back.sum(0), hidden.T @ slope, slope.sum(0))
+        after = [value - 0.1 * each for value, each in zip((first, offset, last, bias), slopes, strict=True)]
+        arrays = ArrayRecord({name: _array(value) for name, value in zip(shapes, after, strict=True)})
+        return Message(RecordDict({record: arrays, "facts": MetricRecord({"n": 1})}), reply_to=message)
+
+    def strategy() -> FedAvg:
+        return FedAvg(fraction_evaluate=0.0, weighted_by_key="n", arrayrecord_key=record)
+
+    return app, server(lambda: ArrayRecord({name: _array(value) for name, value in start.items()}), strategy)
+
+
+@shape("own query", "means/of classes is no update of what was sent, and leaves as it is", NOT_COVERED)
+def own_query(mods: Mods) -> Apps:
+    """An action of its own: means by class, and what a config holds of patients."""
+    app = ClientApp(mods=[*mods])
+
+    @app.query("profile")
+    def profile(message: Message, context: Context) -> Message:
+        images, labels = mine(context, digits())
+        means = np.stack([images[labels == label].sum(0).flatten().numpy() for label in range(10)])
+        facts = ConfigRecord({"centre": "north", "ages": [61.0, 47.5], "scan": b"\x01\x02"})
+        content = RecordDict({"means": ArrayRecord({"of classes": _array(means)}), "facts": facts})
+        return Message(content, reply_to=message)
+
+    return app, asking("query.profile")
+
+
+class Segmenter(nn.Module):
+    """Tells each pixel's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@shape("segmentation", "cross_entropy compares its output with a target of (8, 8) for each example")
+def segmentation(mods: Mods) -> Apps:
+    def train(net: nn.Module, context: Context) -> None:
+        (images,) = mine(context, digits()[:1])
+        step(net.train(), F.cross_entropy(net(images), (images[:, 0] > 0.5).long()))
+
+    return torch_apps(mods, Segmenter, train)
+
+
 # Running them.
 
 

@@ -15,6 +15,10 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 
 from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.flower.app_settings import TapSettings
+from fedpriv.flower.audit.audit import summed_up
+from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies
+from fedpriv.flower.audit.simulation import Simulated, read_answers
 from fedpriv.flower.uploads import first_inputs
 from tests.flower.apps import context, question
 from tests.flower.shapes import CLIENTS, EXAMPLES, SHAPES, ask, digits, missing
@@ -53,6 +57,32 @@ def test_what_leaves_an_app_is_told(name: str, tmp_path: Path, monkeypatch: pyte
 
 def _is_doubted(text: str) -> bool:
     return "the training that was watched is another than ours" in text
+
+
+VERDICTS = {
+    "own names": {"model-weights": "uncovered", "facts.n": "uncovered"},
+    "own query": {
+        "means": "raw data",
+        "facts.centre": "constant",
+        "facts.ages": "raw data",
+        "facts.scan": "raw data",
+    },
+    "segmentation": {"arrays": "uncovered", "metrics.num-examples": "uncovered", "metrics.train_loss": "constant"},
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_audits_list_what_leaves_apps_that_nothing_was_made_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    with observing_strategies() as notes, observing_mods(tmp_path, TapSettings(), tmp_path) as mods:
+        client, server = SHAPES[name].build([])
+        run_server(server, InlineGrid(ObservedApp(client, tmp_path), CLIENTS))  # type: ignore[arg-type]
+    run = Simulated(tuple(mods), notes.layers, tuple(notes.rounds))
+    audit = summed_up(name, run, read_answers(tmp_path), None, tmp_path)
+    assert {each.name: each.verdict for each in audit.leaving} == VERDICTS[name]
+    assert not audit.claims and audit.messages == CLIENTS
 
 
 @pytest.mark.parametrize("name", ["Keras", "JAX", "scikit-learn"])

@@ -72,7 +72,9 @@ def summed_up(name: str, run: Simulated, answers: Sequence[Answer], attacked: Ta
         messages=len(answers),
         strategies=tuple(layer.name for layer in run.layers),
         mods=run.mods,
-        leaving=leaving([answer for answer in answers if not answer.error]),
+        leaving=leaving(
+            [answer for answer in answers if not answer.error], {layer.weight for layer in run.layers if layer.weight}
+        ),
         claims=claimed,
         attacks=attacked.verdict if attacked is not None else (),
         pictures=tuple(f"{TAPPED}/{picture}" for picture in (attacked.pictures if attacked is not None else ())),

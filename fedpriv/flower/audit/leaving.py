@@ -1,7 +1,7 @@
 """Every record that leaves clients: what it is, and whether anything covers it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,12 @@ class _Row:
     values: set[str] = field(default_factory=set)
 
 
-def leaving(answers: Sequence[Answer]) -> tuple[Leaving, ...]:
-    """Return a line for each record of arrays, and for each key of metrics and configs."""
+def leaving(answers: Sequence[Answer], weights: Collection[str] = ()) -> tuple[Leaving, ...]:
+    """Return a line for each record of arrays, and for each key of metrics and configs; ``weights`` are counts."""
     rows: dict[tuple[str, str], _Row] = {}
     for answer in answers:
         kind = f"{answer.type}, {answer.stage}" if answer.stage else answer.type
-        for name, row, value in _rows(answer):
+        for name, row, value in _rows(answer, weights):
             kept = rows.setdefault((kind, name), row)
             kept.answers += 1
             kept.values.add(value)
@@ -41,13 +41,13 @@ def leaving(answers: Sequence[Answer]) -> tuple[Leaving, ...]:
     for (kind, name), row in rows.items():
         verdict, why = row.verdict, row.why
         if verdict == "uncovered" and row.answers > 1 and len(row.values - {""}) == 1:
-            same, counted = f"{next(iter(row.values))} in all answers", any(word in name for word in _COUNTS)
+            same, counted = f"{next(iter(row.values))} in all answers", _is_count(name.rpartition(".")[2], weights)
             verdict, why = (verdict, f"{same}; {why}") if counted else ("constant", same)
         found.append(Leaving(kind, name, row.kind, row.answers, row.cover, verdict, why))
     return tuple(found)
 
 
-def _rows(answer: Answer) -> Iterator[tuple[str, _Row, str]]:
+def _rows(answer: Answer, weights: Collection[str]) -> Iterator[tuple[str, _Row, str]]:
     """(name, row, value) of all that is in one reply; of arrays the value is empty."""
     for name, values in answer.replied.items():
         if _is_arrays(values):
@@ -58,7 +58,7 @@ def _rows(answer: Answer) -> Iterator[tuple[str, _Row, str]]:
             yield name, _Row(kind, "secaggplus_mod", "masked", "keys, shares and masked vectors"), ""
             continue
         for key, value in values.items():
-            yield f"{name}.{key}", _of_value(answer, name, key, value), str(value)
+            yield f"{name}.{key}", _of_value(answer, name, key, value, weights), str(value)
 
 
 def _is_arrays(values: dict[str, Any]) -> bool:
@@ -128,7 +128,12 @@ def _noising(answer: Answer) -> ModAction | None:
     return next((action for action in acted if action.noised or action.mod == "privatise"), None)
 
 
-def _of_value(answer: Answer, name: str, key: str, value: Any) -> _Row:
+def _is_count(key: str, weights: Collection[str]) -> bool:
+    """Whether a number says how many examples a client has, or how many of something."""
+    return key in weights or any(word in key for word in _COUNTS)
+
+
+def _of_value(answer: Answer, name: str, key: str, value: Any, weights: Collection[str]) -> _Row:
     kind = "a number" if isinstance(value, (int, float)) else type(value).__name__
     if isinstance(value, str) and value.endswith(" bytes"):
         return _Row(value, "", "raw data", "bytes, such as a model of trees")
@@ -138,7 +143,7 @@ def _of_value(answer: Answer, name: str, key: str, value: Any) -> _Row:
         return _Row(kind, "privatise", "covered", "it is 1 for all, or has noise of its own")
     if key == "norm_bit":
         return _Row(kind, "", "uncovered", "whether the update was clipped")
-    if any(word in key for word in _COUNTS):
+    if _is_count(key, weights):
         return _Row(kind, "", "uncovered", "how many examples the client has")
     return _Row(kind, "", "uncovered", "computed from data")
 

@@ -32,6 +32,7 @@ from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
+from fedpriv.flower.watch import replaced
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -219,7 +220,7 @@ def observing_mods(folder: Path, settings: TapSettings, app: Path) -> Iterator[l
         seen: list[Mod] = [ObservedMod(_elsewhere(mod, folder / LEDGERS)) for mod in own]
         return chain(function, [*seen[:place], Tap(settings, app), *seen[place:]])
 
-    with _replaced(flower_client, "make_ffn", observed):
+    with replaced(flower_client, "make_ffn", observed):
         yield names
 
 
@@ -239,20 +240,6 @@ def _elsewhere(mod: Mod, folder: Path) -> Mod:
         return mod
     own = mod.settings.privatise.model_copy(update={"folder": folder})
     return Privatiser(mod.settings.model_copy(update={"privatise": own}), mod.app)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Have an attribute of a module or class be another one meanwhile."""
-    original = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if original is None:  # a base class has it
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
 
 
 # ---- Opacus ---------------------------------------------------------------------------------------------------------
@@ -303,7 +290,7 @@ def _after(owner: type[Any], name: str, told: Callable[..., None]) -> Iterator[N
         told(result, *given, **named)
         return result
 
-    with _replaced(owner, name, observed):
+    with replaced(owner, name, observed):
         yield
 
 
@@ -385,13 +372,13 @@ def observing_strategies() -> Iterator[ServerNotes]:
             for names, noting in ((_CONFIGURE, notes.configured), (_AGGREGATE, notes.aggregated)):
                 for name in names:
                     if name in vars(kind):
-                        stack.enter_context(_replaced(kind, name, _bound(noting, vars(kind)[name])))
+                        stack.enter_context(replaced(kind, name, _bound(noting, vars(kind)[name])))
 
         for base in (Strategy, LegacyStrategy):
             for kind in _below(base):
                 observe(kind)
             hooked = cast(Any, classmethod(lambda cls, **_: observe(cls)))
-            stack.enter_context(_replaced(base, "__init_subclass__", hooked))
+            stack.enter_context(replaced(base, "__init_subclass__", hooked))
         yield notes
 
 
@@ -438,7 +425,8 @@ def _layer(strategy: Any) -> StrategyLayer:
     ]
     plain = FedAvg.aggregate_train if isinstance(strategy, Strategy) else LegacyFedAvg.aggregate_fit
     averages = getattr(kind, "aggregate_train", None) is plain or getattr(kind, "aggregate_fit", None) is plain
-    return StrategyLayer(kind.__name__, kind.__module__, settings, wraps, averages, tuple(replaced))
+    weight = str(getattr(strategy, "weighted_by_key", ""))
+    return StrategyLayer(kind.__name__, kind.__module__, settings, weight, wraps, averages, tuple(replaced))
 
 
 def _wraps(kind: type[Any]) -> str:

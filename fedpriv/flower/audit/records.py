@@ -69,6 +69,7 @@ class StrategyLayer(Record):
     name: str
     module: str
     settings: dict[str, float] = field(default_factory=dict)
+    weight: str = ""  # key of the metric that replies are weighted by; empty: it names none
     wraps: str = ""  # which of Flower's privacy wrappers it is; empty: none
     averages: bool = False  # whether it averages as FedAvg does
     overrides: tuple[str, ...] = ()  # methods of a wrapper that it replaces
