@@ -138,23 +138,39 @@ def observe(copy: Path, out: Path, clients: int, overrides: str) -> Simulated:
     """Run a copy of an app in this process, with Ray's workers for its clients; whatever happens is told."""
     from fedpriv.flower.audit.observers import observing_mods, observing_strategies
 
-    problem, by_app, mods = "", False, list[str]()
+    problem, by_app, mods, raised = "", False, list[str](), list[Exception]()
     with observing_strategies() as notes:
         try:
             near = next(iter(sorted(copy.rglob(FILE))), None)
             settings = read_settings(near).tap if near is not None else None
             with observing_mods(out, settings or TapSettings(), copy) as mods:
-                _run(copy, out, clients, overrides)
+                _run(copy, out, clients, overrides, raised)
         except InputError as error:
             problem = str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (an app may raise anything)
-            problem, by_app = reason_of(error), True
+            problem, by_app = reason_of(next(iter(raised), error.__cause__ or error)), True
     if notes.unread is not None:
         problem, by_app = str(notes.unread), False
     return Simulated(tuple(mods), notes.layers, tuple(notes.rounds), problem, by_app)
 
 
-def _run(copy: Path, out: Path, clients: int, overrides: str) -> None:
+@dataclass(frozen=True)
+class _ObservedServer:
+    """A ServerApp whose error is kept: Flower hides it where its own runtime fails as well."""
+
+    app: Any
+    raised: list[Exception]
+
+    def __call__(self, *given: Any, **named: Any) -> None:
+        """Run it."""
+        try:
+            self.app(*given, **named)
+        except Exception as error:
+            self.raised.append(error)
+            raise
+
+
+def _run(copy: Path, out: Path, clients: int, overrides: str, raised: list[Exception]) -> None:
     """Load both apps, and do what Flower does for ``flwr run`` on its simulation runtime."""
     from flwr.app import Context, RecordDict
     from flwr.common.config import get_fused_config_from_dir, get_project_config
@@ -177,7 +193,7 @@ def _run(copy: Path, out: Path, clients: int, overrides: str) -> None:
     _run_simulation(
         num_supernodes=clients,
         client_app=cast(Any, ObservedApp(client, out)),
-        server_app=server,
+        server_app=cast(Any, _ObservedServer(server, raised)),
         server_app_context=Context(RUN, SUPERLINK_NODE_ID, {}, RecordDict(), config),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         app_dir=str(copy),
