@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import gpu
+from tests.command_line import fedpriv
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, dict[str, object]]:
@@ -30,6 +33,12 @@ def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     assert kept["rows"] == [{"part": "whole", "case": "c", "way": "w", "value": None, "unit": "s"}]
 
 
+def forked(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """Commands of the program, without the seconds of their imports."""
+    assert command[1:3] == ["-m", "fedpriv"]
+    return fedpriv(*command[3:], cwd=gpu.ROOT)
+
+
 # With Ray's nodes, since Ray takes a minute to start four clients: make ray-test.
 PARTS = [
     pytest.param(part, marks=pytest.mark.skipif("FEDPRIV_RAY_NODES" not in os.environ, reason="make ray-test"))
@@ -41,6 +50,7 @@ PARTS = [
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_measures_on_a_cpu(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", forked)
     code, kept = run(tmp_path, monkeypatch, "--parts", part, "--seconds", "500")
     assert (code, kept["failed"]) == (0, {})
     rows = kept["rows"]
