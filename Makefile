@@ -29,7 +29,7 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same docker-test ray-test lint format docs bench findings clean
+.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same docker-test ray-test lint format docs docs-version bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
@@ -43,6 +43,7 @@ help:
 	@echo "make docker-test       build the image and test the deployment in containers: needs Docker; make ray-test: Ray's nodes"
 	@echo "make lint              ruff, mypy, import-linter"
 	@echo "make docs              the documentation as a site: site/index.html"
+	@echo "make docs-version      the same for this version, next to earlier ones, in the branch gh-pages"
 	@echo "make bench             speed, as ratios in one run: each benchmark writes bench/NAME.json; BENCH=step for one"
 	@echo "make screenshot        README's and docs' pictures; needs Chromium"
 	@echo "make findings          surprises about other software, a table: minutes, and PyTorch's download; FINDING=name for one"
@@ -137,6 +138,9 @@ $(VENV)/.docs: $(READY)
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+docs-version: $(VENV)/.docs
+	$(BIN)/mike deploy --update-aliases $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) latest
 
 bench: $(READY)
 	@mkdir -p bench
