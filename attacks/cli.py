@@ -137,7 +137,7 @@ def _attack_tap(
     from fedpriv.flower.attack import SECONDS, attack_tapped
 
     if any(elsewhere):
-        raise InputError(f"{folder} is the folder of a tap, which --out and --heard are not for")
+        raise InputError(f"{folder} is the folder of a tap: --out and --heard do not apply")
     with shown(quiet) as progress:
         summary = attack_tapped(folder, *chosen, progress, seconds or SECONDS)
     if as_json:

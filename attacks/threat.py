@@ -84,7 +84,7 @@ _SUM_ONLY = (Access.PARAMETERS, Access.SUM)
 _BEHIND_SUMS = "the server, behind secure aggregation"
 _SINGLE = ("the upload of a single client",)
 OUTSIDER = "outsider"
-_ON_THE_WIRE = "whoever can read the connections between clients and server"
+_ON_THE_WIRE = "anyone who can read the connections between clients and server"
 
 LISTENERS = {
     model.name: model
@@ -98,7 +98,7 @@ LISTENERS = {
         ThreatModel("network-plaintext", f"{_ON_THE_WIRE}, which carry no TLS", _EACH, (), (), _PASSIVE, _ALL_UPLOADS),
         ThreatModel(
             OUTSIDER,
-            "whoever gets the model of every round and no upload, as every client does",
+            "anyone who gets the model of every round and no upload, as every client does",
             (
                 "the parameters sent to the clients before the round",
                 "by what the server moved them: the mean of the round's uploads, with all noise that is on it",
@@ -128,7 +128,7 @@ PROBERS = {
     for model in (
         ThreatModel(
             "participant",
-            "any client, or whoever gets the model",
+            "any client, or anyone who gets the model",
             ("the finished model's parameters",),
             (),
             ("the uploads of others",),
@@ -137,7 +137,7 @@ PROBERS = {
         ),
         ThreatModel(
             "student-holder",
-            "whoever gets PATE's student",
+            "anyone who gets PATE's student",
             ("the student's parameters", "the public images that teachers voted on, and the answers"),
             (),
             ("votes and their counts", "the teachers"),
@@ -146,7 +146,7 @@ PROBERS = {
         ),
         ThreatModel(
             "user",
-            "whoever may ask the endpoint",
+            "anyone who may ask the endpoint",
             ("its answers under its policy",),
             (),
             ("the model's parameters", "uploads"),
@@ -155,7 +155,7 @@ PROBERS = {
         ),
         ThreatModel(
             "curious-endpoint",
-            "whoever runs the endpoint",
+            "anyone who runs the endpoint",
             ("the finished model's parameters", "every image that people ask about, as they send it"),
             (),
             ("what the images were before people changed them",),

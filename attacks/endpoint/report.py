@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
 
 _ADVERSARIES: Mapping[str, str] = {
-    "participant": "The adversary is a client, or whoever else has the model, and may ask its endpoint, too.",
+    "participant": "The adversary is a client, or anyone else who has the model, and may ask its endpoint, too.",
     "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
     "user": "The adversary may ask the endpoint, and has nothing else of the model.",
     "curious-endpoint": "The adversary runs the endpoint, and reads what people ask it.",

@@ -247,7 +247,7 @@ def _refuse_others(victim: Victim) -> None:
     if model.training is not None:
         raise AttackRefused("records in a batch can be told from one gradient, not from an upload of several steps")
     if model.protects_updates:
-        raise AttackRefused("records in a batch cannot be told behind a mechanism that acts on whole updates")
+        raise AttackRefused("records in a batch cannot be told apart with a mechanism that acts on whole updates")
     if victim.more:
         raise AttackRefused("records in a batch are told from one upload at a time; set adversary.join_uploads = false")
 

@@ -290,7 +290,7 @@ def _poisson_step_rdp(sigma: float, rate: float) -> Array:
     return read_only(np.where(np.isfinite(exact), exact, _fixed_step_rdp(sigma, rate)))
 
 
-_UNSAMPLED = "No amplification by the sampling of clients is claimed here: whoever sees who was asked is covered, too."
+_UNSAMPLED = "No amplification by the sampling of clients is claimed: anyone who sees who was asked is covered, too."
 _SAMPLED = (
     "Amplified by the sampling of clients: it holds only against those who do not see who was asked, and rests on the "
     "draw being secret."

@@ -49,7 +49,7 @@ def private_bounds(schema: "Schema", epsilon: float, secret: Secret, before: flo
     advice = schema.advice()
     numbers = schema.open_numbers(advice)
     if not numbers:
-        raise InputError(f"{schema.train.where}: every column of numbers has its low and high told already")
+        raise InputError(f"{schema.train.where}: every column of numbers has its low and high already")
     bounds = estimated_bounds(numbers, epsilon, secret)
     section = schema.section(advice, bounds, bounds_epsilon=before + epsilon)
     return PrivateBounds(bounds, schema.left_out(advice), section)

@@ -335,7 +335,7 @@ class Schema:
 
     def left_out(self, advice: Advice) -> Mapping[str, str]:
         """Why columns are not among :meth:`open_numbers`."""
-        reasons = {config.name: "its low and high are told" for config in self.read if config.low is not None}
+        reasons = {config.name: "its low and high are given" for config in self.read if config.low is not None}
         reasons |= {config.name: "a category" for config in self.read if not self._is_number(config)}
         reasons |= {name: advice.remarks[name] for name, entry in advice.columns.items() if "kind" in entry}
         ignored = {column.name: "ignored" for column in self.table.columns if column.kind == "ignore"}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.deploy.up import ProcessStatus
 
 _INSECURE = (
-    "INSECURE: nothing is encrypted and nobody authenticated; whoever listens reads every model and upload. "
+    "INSECURE: nothing is encrypted and nobody authenticated; anyone who listens reads every model and upload. "
     "Only for showing what a listener hears."
 )
 

@@ -250,7 +250,7 @@ class Privatiser:
         if own.send:
             notes.append(f"not covered, since they leave as they are: {', '.join(own.send)}")
         if own.seed is not None:
-            notes.append("the noise follows from privatise.seed: whoever knows that can subtract it")
+            notes.append("the noise follows from privatise.seed: anyone who knows that can subtract it")
         parts = [*(["statistics"] if own.statistics else []), *(each.name.replace("/", ".") for each in own.metrics)]
         if parts:
             files = ", ".join(f"client-K-{part}.json" for part in parts)

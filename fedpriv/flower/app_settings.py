@@ -83,7 +83,7 @@ class PrivatiseSettings(Settings):
     """The section ``[privatise]``."""
 
     folder: Path | None = Field(
-        None, description="absolute path of each client's ledger, for good: it must outlive restarts and new versions"
+        None, description="absolute path of each client's ledger: it must be kept across restarts and new versions"
     )
     record: str | None = Field(None, description="ArrayRecord with the parameters; none: arrays, or the only one")
     reply_record: str | None = Field(None, description="that of the reply; none: of the same name")
@@ -105,7 +105,7 @@ class PrivatiseSettings(Settings):
     )
     weight: str | None = Field(None, description="key of the metric that is 1 for all clients; none: num-examples")
     seed: Annotated[Integer, Field(ge=0)] | None = Field(
-        None, description="noise that repeats, for experiments: whoever knows the seed subtracts it"
+        None, description="noise that repeats, for experiments: anyone who knows the seed subtracts it"
     )
 
     @field_validator("passed")

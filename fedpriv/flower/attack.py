@@ -342,7 +342,7 @@ def _chosen(
 ) -> tuple[_TappedUpload, ...]:
     names = dict.fromkeys([*(upload.name for upload in uploads), *(exchange.name for exchange in exchanges)])
     if wrong := [name for name in victims if name not in names]:
-        raise InputError(f"victim {wrong[0]}: not in {folder}; heard (as ROUND-CLIENT): {', '.join(names)}")
+        raise InputError(f"victim {wrong[0]}: not in {folder}; observed (as ROUND-CLIENT): {', '.join(names)}")
     return tuple(upload for upload in uploads if not victims or upload.name in victims)
 
 

@@ -1,6 +1,6 @@
 """Run one file of ``fedpriv icl``: ask, vote, add noise, score, account, attack.
 
-Nothing here draws a report; whoever wants one writes it (:mod:`fedpriv.core.report`).
+Nothing here draws a report; anyone who wants one writes it (:mod:`fedpriv.core.report`).
 """
 
 import time
@@ -34,7 +34,7 @@ from fedpriv.prompts.texts import Example, PromptTexts, load_texts
 from fedpriv.prompts.wording import Wording
 
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
-_SEEN = "The claim is against whoever sees what is released; the model, and whoever runs it, reads the examples."
+_SEEN = "The claim is against anyone who sees what is released; the model, and anyone who runs it, reads the examples."
 
 
 def start_icl(settings: Prompting, path: Path, progress: Progress) -> Prompts:
@@ -98,7 +98,7 @@ def _bench(settings: Prompting, texts: PromptTexts, secret: Secret) -> _Bench:
         raise InputError(
             key="icl.queries", given=wanted, allowed=f"{texts.source} has {len(texts.questions)} test texts"
         )
-    # Whoever asks more questions asks these first.
+    # Anyone who asks more questions asks these first.
     chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
     language = open_language(settings.model, text_root(settings.data.root))
     # Says now whether the model can tell the labels apart, and whether it can be asked.
@@ -326,17 +326,17 @@ def _notes(bench: _Bench, noise: VoteNoise) -> Iterator[str]:
     else:
         yield _SEEN
     if icl.unit == "client" and icl.noise_at == "server":
-        yield "The server sees every vote, and so does whoever listens to it."
+        yield "The server sees every vote, and so does anyone who listens to it."
     if icl.mode == "generate":
         yield "Labels and how many examples each has are public; a line is a label, whose examples are its own."
     if bench.settings.noise == "reproducible":
-        yield "noise = 'reproducible': whoever knows the seed can subtract the noise."
+        yield "noise = 'reproducible': anyone who knows the seed can subtract the noise."
 
 
 def _masked_notes(icl: IclConfig) -> Iterator[str]:
     yield (
         "The claim holds against a server that follows the protocol, too: secure aggregation leaves it the sum of "
-        "noisy counts. The language model, and whoever runs it, reads the examples."
+        "noisy counts. The language model, and anyone who runs it, reads the examples."
     )
     yield (
         f"Each client adds a share of the noise, which is whole with {least_survivors(icl.clients)} of {icl.clients} "

@@ -79,7 +79,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
     experiment = folder.experiment()
     world = finished_world(folder, experiment)
-    progress.stage(f"training anew with {replaced} replacements")
+    progress.stage(f"training again with {replaced} replacements")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):
             learnt = stored_network(folder.path / "service", world, policy, service)

@@ -313,7 +313,7 @@ def _about_audit(audit: "AnswersAudit") -> list[str]:
             f"{word}: {audit.claimed:.4g}{', which is refuted' if audit.refutes else ''}."
         )
     if audit.recovered is not None:
-        lines.append(f"Two answers give away the exact probabilities of {audit.recovered:.1%} of the questions.")
+        lines.append(f"Two answers reveal the exact probabilities of {audit.recovered:.1%} of the questions.")
     return lines
 
 

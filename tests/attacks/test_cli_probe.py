@@ -135,7 +135,7 @@ def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
         (["run", "--attack", "extraction", "--set", "points=3"], "ATTACK.KEY=VALUE is wanted"),
         (["run", "--attack", "equation-solving"], "is for models whose logits are affine in the image"),
         (["run", "--attack", "equation-solving", "--answers", "label-only"], "this policy names labels only"),
-        (["run", "--attack", "cloak"], "cloak needs an attribute beside the model's task: a run with data.groups"),
+        (["run", "--attack", "cloak"], "cloak needs an attribute other than the model's task: a run with data.groups"),
         (["run", "--attack", "cloak", "--as", "user"], "as they are sent, which the threat model user withholds"),
         (["run", "--attack", "cloak", "--set", "cloak.least=2"], "least = 2: not below most = 1.5"),
         (["run", "--attack", "cloak", "--set", "cloak.network=lnet"], "did you mean lenet?"),

@@ -252,7 +252,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     saved(good / "test" / "cow" / "0.png", pixels(6, 5, 3))
     assert "no training example has the class 'cow'" in refusal("folder", good)
     saved(good / "train" / "0.png", pixels(6, 5, 3))
-    assert "0.png lies beside the folders of classes" in refusal("folder", good)
+    assert "0.png lies next to the folders of classes" in refusal("folder", good)
 
 
 # --- the hub ------------------------------------------------------------------------------------------------------

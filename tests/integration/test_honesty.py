@@ -109,7 +109,7 @@ def test_a_damaged_observation_is_named_and_the_others_are_attacked(damage: str,
     (tmp_path / "run" / "reconstructions" / "scores.jsonl").unlink()
     summary = resume_run(tmp_path / "run", Silent())
     assert any("round 1, client 1 is left out" in text for text in summary.warnings)
-    assert any("1 upload that was heard could not be attacked" in text for text in summary.verdict)
+    assert any("1 observed upload could not be attacked" in text for text in summary.verdict)
     assert (whole.attacks[0].victims, summary.attacks[0].victims) == (12, 8)
 
 

@@ -157,7 +157,7 @@ QUIET: dict[str, str] = {
         ("network: fedpriv/data/torchvision_files.py", "network: attacks/metrics.py"), "downloads, and sends nothing"
     ),
     "network: fedpriv/prompts/remote.py": "sends prompts to the model's endpoint as they are: the ledger says that "
-    "whoever runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",
+    "anyone who runs the model reads the examples, and an address elsewhere has to be allowed by model.remote",
 }
 
 

@@ -92,7 +92,7 @@ def test_a_run_says_what_it_is_worth_and_what_it_proves(done: Path) -> None:
     assert found["together"] > 20
     assert 8 * (1 - 1e-3) <= ledger["worst"]["epsilon"] <= 8
     assert ledger["worst"]["participations"] == 60
-    assert any("whoever runs it, reads the examples" in note for note in ledger["worst"]["notes"])
+    assert any("anyone who runs it, reads the examples" in note for note in ledger["worst"]["notes"])
     answers = [json.loads(line) for line in (done / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == 60
     assert {line["answer"] for line in answers} == {"no", "yes"}

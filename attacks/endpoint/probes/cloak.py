@@ -67,7 +67,7 @@ class CloakedQuestions(ModelAttack):
     def refusal(self, scene: "ProbeScene") -> str | None:
         if not scene.finer_classes:
             return (
-                f"{self.name} needs an attribute beside the model's task: a run with data.groups, such as "
+                f"{self.name} needs an attribute other than the model's task: a run with data.groups, such as "
                 "[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]], whose task is the group"
             )
         return None

@@ -26,7 +26,7 @@ class MembershipByAnswers(ModelAttack):
 
     references: Count = Field(16, description="reference models, even, from 6")
     pairs: Count = Field(500, description="of a member and a non-member, at most")
-    population: Count = Field(1000, description="examples of nobody's that are asked about, at most")
+    population: Count = Field(1000, description="examples of no client that are queried, at most")
 
     @override
     def refusal(self, scene: "ProbeScene") -> str | None:

@@ -25,7 +25,7 @@ class MembershipByLabels(ModelAttack):
     )
 
     pairs: Count = Field(500, description="of a member and a non-member, at most")
-    noisy: Count = Field(20, description="noisy images asked about for each candidate, beside itself")
+    noisy: Count = Field(20, description="noisy images that are queried for each candidate, besides itself")
     deviation: Positive = Field(0.3, description="of their noise, pixels from 0 to 1")
 
     @override

@@ -31,7 +31,7 @@ class LampSettings(PriorSettings):
     objective: Literal["cosine", "whole", "distance"] = Field(
         "cosine",
         description="how gradients are compared: by the mean angle of their tensors, by one angle of all (better "
-        "behind noise), or by the squared and the absolute distance",
+        "with noise), or by the squared and the absolute distance",
     )
     alpha: NonNegative = Field(0.01, description="weight of the absolute distance, where that is the objective")
     iterations: Count = Field(300, description="steps of Adam")

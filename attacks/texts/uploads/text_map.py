@@ -33,7 +33,7 @@ class TextMapSettings(PriorSettings):
         description="rounds of changes, at most; where no table tells the length, a quarter as many try several first",
     )
     kicks: Steps = Field(
-        3, description="how often some tokens are drawn anew where no change helps, while rounds are left"
+        3, description="how often some tokens are drawn again where no change helps, while rounds are left"
     )
     restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
 

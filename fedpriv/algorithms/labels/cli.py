@@ -51,9 +51,7 @@ def response(
     ]
     if error is not None:
         rows.append(("standard error", error, f"of the estimated share, if {share:g} of {examples:,} answers are true"))
-    notes = [
-        "A claim about the answer alone, against whoever collects it; an image beside a label may tell the class, too."
-    ]
+    notes = ["A claim about the answer alone, against anyone who collects it; an image may show the class, too."]
     setting = {"adjacency": "one true answer becomes any other", "answers": f"{answers:,} to choose from"}
     print_figures(rows, setting, proven.theorem["epsilon"], notes)
 

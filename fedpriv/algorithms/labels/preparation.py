@@ -40,7 +40,7 @@ class ChangedLabels(Preparation):
         given = LabelSettings.of(experiment)
         if given.epsilon is not None and experiment.data.overlaps:
             raise InputError(
-                "data.label_epsilon with partition = 'overlapping': each copy's label would be changed anew"
+                "data.label_epsilon with partition = 'overlapping': each copy's label would be changed again"
             )
         if not given.corrected:
             return

@@ -82,7 +82,7 @@ def _notes(survey: LabelSurvey) -> list[str]:
     notes.append(
         "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
         "are: the best rule, which by chance may lie a little above its limit, within the interval. The limit is for "
-        "whoever knows that and nothing else of an example. Somebody who has the features knows more: from a guess "
+        "anyone who knows that and nothing else of an example. Somebody who has the features knows more: from a guess "
         f"that is right that often, the changed label leads to at most {limits}."
     )
     return notes
@@ -135,7 +135,7 @@ class LabelsFinding(Finding[LabelSurvey]):
         ceiling = "which agrees within its interval with the ceiling," if above else "the ceiling"
         return (
             f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, {ceiling} "
-            f"{told.ceiling:.1%} for whoever knows no more of an example than how frequent classes are; somebody "
+            f"{told.ceiling:.1%} for anyone who knows no more of an example than how frequent classes are; somebody "
             f"who already names 90% of labels from the features can reach {most_told(found.epsilon, 0.9):.1%}.",
         )
 

@@ -40,7 +40,7 @@ def _guarantee(world: World, folder: RunFolder) -> Guarantee:
     pate = PateConfig.required(world.experiment)
     asked = len(read_answers(folder))
     if pate.noise_at == "clients" and folder.asked():
-        asked = pate.queries  # whoever was asked has released all counts, whether or not the run went on
+        asked = pate.queries  # anyone who was asked has released all counts, whether or not the run went on
     claim = pate.claim(teachers(world), asked)
     aggregator = pate.aggregator_of(teachers(world))
     return votes_guarantee(
@@ -53,8 +53,8 @@ def _notes(world: World) -> list[str]:
     notes = ["A participation is a question that was put to the vote, answered or not."]
     if pate.noise_at == "server":
         notes.append(
-            "The server sees every vote, and so does whoever listens to it: the claim is against those who see answers "
-            "and student."
+            "The server sees every vote, and so does anyone who listens to it: the claim is against those who see "
+            "answers and student."
         )
     else:
         notes.append(
@@ -119,7 +119,7 @@ def _check(world: World) -> None:
 def claim_sentence(experiment: Experiment, worst: Guarantee) -> str:
     """Say what is proven of all answers."""
     at_server = PateConfig.required(experiment).noise_at == "server"
-    against = "whoever sees answers and student" if at_server else "the server, too"
+    against = "anyone who sees answers and student" if at_server else "the server, too"
     conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
     if worst.epsilon is None:
         return f"No finite epsilon is proven {conditions}."

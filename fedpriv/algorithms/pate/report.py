@@ -47,11 +47,11 @@ def _facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str
 def _notes(knowledge: Knowledge) -> list[str]:
     """Return what a reader has to know beside the figures."""
     notes = [
-        "What is claimed is about all data of one client: whoever sees the answers and the student, and knows all "
+        "What is claimed is about all data of one client: anyone who sees the answers and the student, and knows all "
         "others' data, hardly learns which data this one has."
     ]
     if knowledge.noise_at == "server":
-        notes.append("The server, and whoever listens to the messages, sees votes without noise: it has to be trusted.")
+        notes.append("The server, and anyone who reads the messages, sees votes without noise: it has to be trusted.")
     if knowledge.budget is not None and knowledge.spent is not None and knowledge.aggregator == "confident":
         notes.append(
             "The budget is the claim: how many questions are answered depends on the votes, so what was spent may be "

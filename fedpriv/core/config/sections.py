@@ -323,7 +323,7 @@ class EngineConfig(Settings):
         description="of model and gradients; bfloat16: forward and backward only, parameters and uploads stay float32",
     )
     gradient_memory: Annotated[Integer, Field(ge=1, le=1_000_000)] = Field(
-        256, description="MiB that computing per-example gradients may take beside their result"
+        256, description="MiB that computing per-example gradients may take besides their result"
     )
     cpus_per_client: Positive = Field(1.0, description="Ray's share of CPUs for one client")
     gpus_per_client: NonNegative = Field(0.0, description="Ray's share of a GPU for one client")

@@ -25,7 +25,7 @@ class ColumnConfig(Settings):
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
         if (self.low is None) != (self.high is None):
-            raise InputError(f"column {self.name!r}: low and high are told together")
+            raise InputError(f"column {self.name!r}: give low and high together")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise InputError(f"column {self.name!r}: low = {self.low:g} is not below high = {self.high:g}")
         if self.low is not None and self.high is not None and not math.isfinite(self.high - self.low):
@@ -35,7 +35,7 @@ class ColumnConfig(Settings):
         if self.low is not None and self.kind not in (None, "number"):
             raise InputError(f"column {self.name!r}: low and high are of numbers; given kind = {self.kind!r}")
         if len(set(self.values)) < len(self.values):
-            raise InputError(f"column {self.name!r}: a value is told twice")
+            raise InputError(f"column {self.name!r}: a value is given twice")
         return self
 
 
@@ -44,7 +44,7 @@ class TableConfig(Settings):
 
     label: str = Field(description="the column that is predicted")
     classes: tuple[str, ...] = Field((), description="values of the label; none: those of the training rows, sorted")
-    columns: tuple[ColumnConfig, ...] = Field((), description="what is told of columns; others are inferred")
+    columns: tuple[ColumnConfig, ...] = Field((), description="settings of columns; others are inferred")
     test_path: str = Field("", description="file with the test rows; empty: test_share of the rows, drawn once for all")
     test_share: _SHARE = Field(0.2, description="share of the rows that is the test set, without test_path")
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(",", description="of the cells of a CSV file")
@@ -55,13 +55,13 @@ class TableConfig(Settings):
         "NA, N/A, NaN, nan, NULL, ? and .",
     )
     missing: Literal["refuse", "own"] = Field(
-        "refuse", description="empty cells. own: a value of its own; beside a number, a second feature that says so"
+        "refuse", description="empty cells. own: a value of its own; for a number, also a second feature that says so"
     )
     unknown: Literal["refuse", "other"] = Field(
-        "refuse", description="values of a category that are not told or not in the training rows. other: one value"
+        "refuse", description="values of a category that are not listed or not in the training rows. other: one value"
     )
     bounds_epsilon: Epsilon | None = Field(
-        None, description="pure epsilon of the low and high told here, if fedpriv data --bounds made them of the rows"
+        None, description="pure epsilon of low and high here, if fedpriv data --bounds made them of the rows"
     )
 
     @field_validator("delimiter")
@@ -86,5 +86,5 @@ class TableConfig(Settings):
         if twice:
             raise InputError(f"column {twice[0]!r} is told twice")
         if self.label in names:
-            raise InputError(f"column {self.label!r} is the label; its values are told as classes")
+            raise InputError(f"column {self.label!r} is the label; give its values as classes")
         return self

@@ -227,7 +227,7 @@ class _Stage:
             suited = _with_stacks(suited, self.stacks)
         if not suited:
             made = "made for it" if ATTACKS[attack.name].active() else "those of the model"
-            text = f"it needs uploads of parameters that are {made}, and none of those was heard"
+            text = f"it needs uploads of parameters that are {made}, and none of those was observed"
             self.refuse(Refusal(text, attack.label))
         attempts = self._without_failures(self._attempts(attack, suited))
         scored = [(attempt.upload, attempt.scores) for attempt in attempts if attempt.scores is not None]
@@ -372,7 +372,7 @@ class _Stage:
         """Put together each client's uploads of the same examples; where they are of others, say so and leave them."""
         groups = _groups(heard)
         if all(len(members) == 1 for members in groups.values()):
-            self.refuse(Refusal("adversary.join_uploads: no client was heard more than once"))
+            self.refuse(Refusal("adversary.join_uploads: no client was observed more than once"))
             return list(heard)
         reasons = {
             key: other_batches([upload.observation for upload in members]) if len(members) > 1 else None

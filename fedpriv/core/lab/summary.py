@@ -218,7 +218,7 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         if not threat.grants_uploads:
             return [
                 f"The adversary of the threat model {threat.name} cannot read the uploads, so none was attacked, and "
-                "nothing is said about what they leak to whoever can."
+                "nothing is said about what they leak to anyone who can."
             ]
         return ["No upload could be attacked, so nothing is said about what the uploads leak."]
     if mechanism == "none" and bare is not None:
@@ -315,7 +315,7 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
         how = "was carried out" if experiment.federation.secure_aggregation else "is assumed here, not carried out"
         sentences.append(f"The adversary had only sums of uploads: secure aggregation {how}.")
     if unattacked:
-        uploads = "1 upload that was heard" if unattacked == 1 else f"{unattacked} uploads that were heard"
+        uploads = "1 observed upload" if unattacked == 1 else f"{unattacked} observed uploads"
         sentences.append(
             f"{uploads} could not be attacked: missed where victims are picked out, and no part of the other figures; "
             "the warnings say why."

@@ -89,7 +89,7 @@ def chosen(heard: Sequence[UploadTarget], names: Sequence[str]) -> tuple[UploadT
         if name not in known:
             there = list(known)
             listed = ", ".join(there if len(there) <= _LISTED else [*there[:_LISTED], f"{len(there) - _LISTED} more"])
-            raise InputError(f"victim {name}: the adversary did not hear it; heard (as ROUND-CLIENT): {listed}")
+            raise InputError(f"victim {name}: the adversary did not observe it; observed (as ROUND-CLIENT): {listed}")
     return tuple(known[name] for name in dict.fromkeys(names)) or tuple(heard)
 
 

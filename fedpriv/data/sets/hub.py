@@ -241,7 +241,7 @@ def _image_column(table: StoredTable) -> str:
         columns = some_of(table.schema.names)
         raise InputError(
             f"{table.where}: {len(found)} columns hold images; expected is one, a struct of bytes, among {columns}",
-            hint="data.text tells of texts, data.table of other columns",
+            hint="data.text is for texts, data.table for other columns",
         )
     return str(found[0])
 

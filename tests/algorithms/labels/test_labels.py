@@ -149,8 +149,8 @@ def test_words_about_a_measured_rate_above_the_ceiling() -> None:
         known = LabelsTold(**told, right=right, true_shares=(0.1,) * 10)
         (text,) = LabelsFinding().sentences(survey.model_copy(update={"told": known}))
         texts.append(text)
-    assert "49.0%), which agrees within its interval with the ceiling, 45.1% for whoever" in texts[0]
-    assert "49.0%), the ceiling 45.1% for whoever" in texts[1]
+    assert "49.0%), which agrees within its interval with the ceiling, 45.1% for anyone who" in texts[0]
+    assert "49.0%), the ceiling 45.1% for anyone who" in texts[1]
     assert texts[1].endswith("somebody who already names 90% of labels from the features can reach 98.5%.")
 
 

@@ -250,7 +250,7 @@ def test_warnings_before_an_attack_and_of_the_run_are_kept(run: Path) -> None:
     summary = attack(run, "dlg")
     assert summary["warnings"][0] == "an old one"
     assert any("round 1, client 1 is left out" in text for text in summary["warnings"])
-    assert any("1 upload that was heard could not be attacked" in text for text in summary["verdict"])
+    assert any("1 observed upload could not be attacked" in text for text in summary["verdict"])
 
 
 @pytest.mark.parametrize("change", [{"shape": [1, 9, 9]}, {"shape": [1, 4, 16]}, {"classes": 5}])
@@ -303,7 +303,7 @@ def test_a_copy_inside_the_run_is_refused(run: Path) -> None:
         (no_observations, (), (), (), "holds no observations: none of the rounds"),
         (None, ("gan",), (), (), "attack 'gan' is not known"),
         (None, ("iga", "iga"), (), (), "attack iga is named twice"),
-        (None, (), ("1-7",), (), "victim 1-7: the adversary did not hear it; heard (as ROUND-CLIENT): 1-0, 1-1, 1-2"),
+        (None, (), ("1-7",), (), "1-7: the adversary did not observe it; observed (as ROUND-CLIENT): 1-0, 1-1, 1-2"),
         (None, (), ("five",), (), "victim five"),
         (None, (), (), ("seed=5",), "an existing run keeps its settings"),
         (None, (), (), ("adversary.threat_model=network-tls",), "an existing run keeps its settings"),

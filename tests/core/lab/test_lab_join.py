@@ -84,7 +84,7 @@ def test_other_batches_in_other_rounds_are_left_apart_with_the_reason(tmp_path: 
 
 def test_nothing_to_join_is_told(tmp_path: Path, data: Path) -> None:
     summary = run(tmp_path / "run", data, join_uploads=True, rounds=[2])
-    assert any("no client was heard more than once" in text for text in summary.warnings)
+    assert any("no client was observed more than once" in text for text in summary.warnings)
     assert len(errors(tmp_path / "run")) == 3
 
 

@@ -276,4 +276,4 @@ def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> Non
     bare = [line(0, "iga", "unprotected", True)]
     assert "recovers 1 of 1 images. No upload with vmf was attacked" in text(settings(), bare)
     said = " ".join(sentences(settings(), VMF, scores, unattacked=1))
-    assert "1 upload that was heard could not be attacked: missed where victims are picked out" in said
+    assert "1 observed upload could not be attacked: missed where victims are picked out" in said

@@ -298,7 +298,7 @@ def _summary(
         "model": {"name": "lenet", "parameters": 15_826},
         "threat_model": {
             "name": "honest-but-curious-server",
-            "listener": "the server, or whoever reads its uploads in clear text",
+            "listener": "the server, or anyone who reads its uploads in clear text",
             "sees": ["the parameters sent to the clients before the round", "each client's upload"],
             "knows": ["the network's architecture and loss", "the privacy mechanism and its parameters"],
             "withheld": ["the images", "the labels", "every random seed"],
