@@ -37,7 +37,8 @@ def audit(
         str, typer.Option("--run-config", metavar="TEXT", help="As of flwr run, such as 'num-server-rounds=2'.")
     ] = "",
     attack: Annotated[
-        list[str] | None, typer.Option("--attack", metavar="NAME", help="Default: iga; several may be given.")
+        list[str] | None,
+        typer.Option("--attack", metavar="NAME", help="Default: by what is trained; several may be given."),
     ] = None,
     set_: Set = None,
     out_dir: Out = None,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.flower import tap
 from fedpriv.flower.attack import TappedSummary, attack_tapped
-from fedpriv.flower.folder import Exchange, read_exchanges
+from fedpriv.flower.folder import Exchange, TrainedOn, joined, read_exchanges
 from fedpriv.flower.inference import Records, inferred
 from fedpriv.flower.uploads import dense_layers, first_inputs
+from fedpriv.flower.watch import Batch
 from tests.flower.apps import context, question, settings
 
 THERE, FEATURES = "tests.flower.test_flower_tasks", 6
@@ -193,6 +195,20 @@ def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
     summary = attack_tapped(folder, ["iga", "closed_form"], [], [], Silent(), seconds=-1.0)
     assert sum("not made, since time was up" in text for text in summary.verdict) == 2
     assert json.loads((folder / "attacks.json").read_text())["verdict"] == list(summary.verdict)
+
+
+def test_batches_of_summed_clients_are_joined_step_by_step() -> None:
+    """Two clients of two steps, the second's first one of two batches; without common steps there are none."""
+    parts = [Batch(torch.full((count, 1), float(place))) for place, count in enumerate((2, 2, 1, 1, 2))]
+    clients = [
+        TrainedOn(torch.zeros(4, 1), torch.zeros(4), tuple(parts[:2]), (2, 2)),
+        TrainedOn(torch.ones(4, 1), torch.ones(4), tuple(parts[2:]), (2, 2)),
+    ]
+    whole = joined(clients, 2)
+    assert len(whole.images) == 8 and whole.sizes == (4, 4)
+    assert whole.steps(2) == [[parts[0], parts[2], parts[3]], [parts[1], parts[4]]]
+    assert not joined([clients[0], replace(clients[1], sizes=(4,))], 2).batches
+    assert not joined([clients[0], replace(clients[1], after={"w": torch.zeros(1)})], 2).batches
 
 
 @pytest.mark.parametrize("layout", ["bias first", "reversed", "biases last"])
