@@ -167,7 +167,8 @@ class Sizes:
 
     def __call__(self) -> Tensor:
         """Return the bound, (B,); NaN or infinite if a number is."""
-        self.compute([self])
+        if self._value is None:
+            self.compute([self])
         if self._value is None:
             raise ValueError("a bound of nothing")
         return self._value
@@ -650,15 +651,16 @@ class Rows(Factor):
     """
 
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
-        super().__init__(len(rows), rows.shape[1:], scratch)
-        # A new tensor from here on only where the rows have gaps.
+        super().__init__(rows.shape[0], rows.shape[1:], scratch)
         self._order = list(range(rows.ndim - 1))
-        if rows.is_contiguous():
-            self._rows = rows.view(len(rows), self._shape.numel())
-        else:
+        self._is_usual = True
+        if not rows.is_contiguous():
             strides = rows.stride()
             self._order.sort(key=lambda axis: -strides[axis + 1])
-            self._rows = rows.permute(0, *(axis + 1 for axis in self._order)).reshape(len(rows), self._shape.numel())
+            self._is_usual = self._order == sorted(self._order)
+            rows = rows.permute(0, *(axis + 1 for axis in self._order))
+        # A new tensor from here on only where the rows have gaps.
+        self._rows = rows.reshape(self.examples, self._shape.numel())
         self._sizes = sizes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
@@ -757,6 +759,8 @@ class Rows(Factor):
 
     def _shaped(self, rows: Tensor) -> Tensor:
         """Rows as tensors of the parameter's shape."""
+        if self._is_usual:
+            return rows.view(rows.shape[0], *self._shape)
         lying = rows.view(len(rows), *(self._shape[axis] for axis in self._order))
         return lying.permute(0, *(self._order.index(axis) + 1 for axis in range(len(self._shape))))
 
