@@ -144,10 +144,12 @@ def _proven(proof: Proof, reference: CeilingReference) -> Iterator[Bound]:
         yield partial(_single, sole, rate), f"{_BLOW_UP}{tagged}"
     if count * reference.pieces > _MOST_COMPOSED or _is_certain(reference, count * rate):
         return
-    if sole is None or count > 1:
-        yield _composed(reference, count, rate), f"{_BLOW_UP}{_COMPOSED}{tagged}"
     if proof.is_sampled:
         yield _hidden(proof, reference), f"{_BLOW_UP}{_COMPOSED}{_HIDDEN}"
+        if reference.batch_spread < 1:  # what holds where it is known who took part is never less, but for its grid
+            return
+    if sole is None or count > 1:
+        yield _composed(reference, count, rate), f"{_BLOW_UP}{_COMPOSED}{tagged}"
 
 
 def _taking_part(rate: float, count: int, k0: float) -> float:

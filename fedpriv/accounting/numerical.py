@@ -291,8 +291,8 @@ class _Tilting:
         """Return about the same on fewer cells: far from 0 those within a thousandth of each other are one."""
         far = np.geomspace(_CELLS_KEPT, max(np.abs(self.positions).max(), _CELLS_KEPT) + 1, 10 * _CELLS_KEPT)
         edges = np.concatenate([-far[::-1], np.arange(1 - _CELLS_KEPT, _CELLS_KEPT), far])
-        starts = np.unique(np.searchsorted(self.positions, edges))
-        starts = starts[starts < self.positions.size]
+        starts = np.searchsorted(self.positions, edges)
+        starts = starts[(starts < self.positions.size) & (np.diff(starts, prepend=-1) > 0)]
         masses = np.exp(self.log_masses)
         sums, moments = np.add.reduceat(masses, starts), np.add.reduceat(masses * self.positions, starts)
         likely = sums > 0

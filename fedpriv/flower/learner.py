@@ -27,6 +27,7 @@ from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
+from fedpriv.mechanisms.machinery.filters import recognised
 from fedpriv.models.machinery.logits import LogitsOf, logits_in
 
 OFF = 0.02
@@ -153,6 +154,8 @@ def replayed(learner: Learner, observation: Observation, known: TrainedOn, task:
         made, drew = _trained(learner, before, observation.settings, known, task)
     except Exception as error:  # noqa: BLE001 - whatever the app's own network raises becomes the reason
         return Replay(math.inf, 1.0, False, reason_of(error))
+    if (seen := recognised(sent)) is not None:  # in the app's own code
+        made = seen.mechanism().expected({name: made[name] for name in sent})
     pairs = [(made[name].double().flatten(), value.double().flatten()) for name, value in sent.items()]
     ours, theirs = (torch.cat(values) for values in zip(*pairs, strict=True))
     scale = float((ours @ theirs) / (ours @ ours).clamp_min(1e-300))

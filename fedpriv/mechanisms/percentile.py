@@ -11,7 +11,16 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau
+from fedpriv.mechanisms.machinery.filters import (
+    ALIKE,
+    Filter,
+    FilterSettings,
+    around_zeros,
+    is_cut,
+    is_one_size,
+    is_plateau,
+    levels_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +47,7 @@ class PercentileSettings(FilterSettings):
     @override
     def recognise(cls, numbers: Tensor) -> Self | None:
         sizes = numbers.abs()
-        if not is_plateau(numbers) or bool((sizes[sizes > 0] >= sizes.max() * (1 - 1e-6)).all()):
+        if not is_plateau(numbers) or is_one_size(numbers) or levels_of(numbers) is not None:
             return None
         zeros = float((numbers == 0).double().mean()) if is_cut(numbers) else 0.0
         return cls(percentile=100 * zeros, gamma=float(sizes.max()))
@@ -72,7 +81,7 @@ class PercentileFilter(Filter):
     def within(self, released: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 
-        plateau = self.gamma * (1 - 1e-6)  # rounding
+        plateau = self.gamma * (1 - ALIKE)
         least, most = around_zeros(released, released.abs() < plateau)
         far = torch.full_like(released, float("inf"))
         return torch.where(released <= -plateau, -far, least), torch.where(released >= plateau, far, most)

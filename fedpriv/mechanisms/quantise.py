@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -11,7 +11,7 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Integer
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, is_one_size, levels_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,12 @@ class QuantiseSettings(FilterSettings):
     bits: Annotated[Integer, Field(ge=2, le=16)] = Field(
         8, description="of each number; 2^(bits - 1) - 1 levels a sign"
     )
+
+    @classmethod
+    @override
+    def recognise(cls, numbers: Tensor) -> Self | None:
+        bits = None if is_one_size(numbers) else levels_of(numbers)  # one level a sign is the filter of signs
+        return None if bits is None else cls(bits=bits)
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, is_one_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +32,7 @@ class SignSettings(FilterSettings):
     @classmethod
     @override
     def recognise(cls, numbers: Tensor) -> Self | None:
-        sizes = numbers[numbers != 0].abs()
-        return cls() if bool((sizes >= sizes.max() * (1 - 1e-6)).all()) else None
+        return cls() if is_one_size(numbers) else None
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
 from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau
+from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau, levels_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ class TopSettings(FilterSettings):
     @classmethod
     @override
     def recognise(cls, numbers: Tensor) -> Self | None:
-        if is_plateau(numbers) or not is_cut(numbers):
+        if is_plateau(numbers) or not is_cut(numbers) or levels_of(numbers) is not None:
             return None
         return cls(share=float((numbers != 0).double().mean()))
 

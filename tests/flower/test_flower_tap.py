@@ -32,10 +32,13 @@ from torch import Tensor, nn
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.own_model import named_vector
 from fedpriv.core.progress import Silent
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import Exchange, read_exchanges
+from fedpriv.mechanisms import mechanism_settings
+from tests.cases import in_one_test
 from tests.flower.apps import context, question, record, settings
 
 NETWORK = """
@@ -240,6 +243,27 @@ def test_clipped_gradients_are_said(home: Path, clipping: str) -> None:
 
     exchange, *_ = asked(home, train)
     assert any("clipped" in text for text in exchange.remarks) is (clipping != "none")
+
+
+@in_one_test("name", ["percentile", "top-k", "sign", "quantise"])
+def test_a_filter_in_an_app_is_recognised_and_attacked_as_such(home: Path, name: str) -> None:
+    """The app applies it to its update, as NVFlare's filters do, and sends weights; nothing tells the tap of it."""
+
+    def train(case: Trained) -> None:
+        plain(case)
+        start = case.sent.to_torch_state_dict()
+        update = {key: value - start[key] for key, value in case.net.state_dict().items()}
+        sizes = torch.cat([value.flatten() for value in update.values()]).abs()
+        keys = {"percentile": {"gamma": float(sizes.quantile(0.8))}, "top-k": {"share": 0.3}}.get(name, {})
+        sent = mechanism_settings({"name": name, **keys}).mechanism().expected(update)
+        case.net.load_state_dict({key: start[key] + value for key, value in sent.items()})
+
+    asked(home, train)
+    summary = attack_tapped(home / "runs" / "tap-1", ["iga"], [], ["adversary.iga.iterations=2"], Silent())
+    (home / "runs" / "tap-1").rename(home / "runs" / f"done-{name}")
+    said = [text for text in (*summary.warnings, *summary.verdict) if "filter" in text]
+    words = f"looks as if a filter ({MECHANISMS[name].title}) had been applied; attacked as such"
+    assert any(words in text for text in said)
 
 
 def test_an_adapter_is_attacked_on_the_frozen_rest(home: Path) -> None:

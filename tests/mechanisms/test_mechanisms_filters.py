@@ -118,13 +118,18 @@ def test_numbers_out_of_range_are_refused(name: str, key: str, value: float) -> 
         mechanism_settings({"name": name, "unit": "example"})
 
 
+QUANTISED = tuple(("quantise", "bits", bits) for bits in (3, 4, 8, 12, 16))
+
+
 @in_one_test("seed", range(5))
 def test_what_a_filter_has_left_is_recognised(seed: int) -> None:
     """Of 10,000 numbers; those of an update, with units that were not used or without, are not taken for any."""
     numbers = torch.randn(10_000, generator=torch.Generator().manual_seed(seed)) * 0.01
     unused = torch.where(torch.arange(10_000) % 5 == 0, 0.0, numbers)
-    for name, key, value in (("percentile", "gamma", 0.01), ("top-k", "share", 0.1), ("sign", "unit", "update")):
-        filtered = mechanism_settings({"name": name}).mechanism().expected({"w": numbers})
+    told = (("percentile", "gamma", 0.01), ("top-k", "share", 0.1), ("sign", "unit", "update"), *QUANTISED)
+    for name, key, value in told:
+        given = {"name": name, key: value} if name == "quantise" else {"name": name}
+        filtered = mechanism_settings(given).mechanism().expected({"w": numbers})
         found = recognised(filtered)
         assert found is not None
         assert found.name == name

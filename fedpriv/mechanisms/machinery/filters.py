@@ -106,14 +106,24 @@ def recognised(upload: "Vector") -> FilterSettings | None:
     return next((settings for settings in seen if settings is not None), None)
 
 
+ALIKE = 1e-4
+"""Sizes differ by this share of the largest where weights are sent and the update is a difference of float32."""
 _ENOUGH = 100  # numbers that are not zero: of fewer chance may make many alike
+_MOST_BITS = 16
+_OFF_LEVEL = 0.01  # of a step: rounding is less, and of a hundred numbers chance puts none so near
 _PLATEAU = 0.02  # share of the numbers that have the largest size: rounding alone gives next to none
 
 
 def is_plateau(numbers: "Tensor") -> bool:
     """Whether many numbers (K,) have the same size, the largest."""
     sizes = numbers.abs()
-    return bool((sizes >= sizes.max() * (1 - 1e-6)).double().mean() > _PLATEAU)
+    return bool((sizes >= sizes.max() * (1 - ALIKE)).double().mean() > _PLATEAU)
+
+
+def is_one_size(numbers: "Tensor") -> bool:
+    """Whether all numbers (K,) that are not zero have the same size."""
+    sizes = numbers[numbers != 0].abs()
+    return bool((sizes >= sizes.max() * (1 - ALIKE)).all())
 
 
 def is_cut(numbers: "Tensor") -> bool:
@@ -123,6 +133,16 @@ def is_cut(numbers: "Tensor") -> bool:
     """
     sizes = numbers[numbers != 0].abs()
     return len(sizes) < len(numbers) and float(sizes.min() / sizes.median()) * len(sizes) > 10.0
+
+
+def levels_of(numbers: "Tensor") -> int | None:
+    """Return the least number of bits, from 2 to 16, with which all numbers (K,) are on even levels; ``None``: none."""
+    sizes = numbers.abs() / numbers.abs().max()
+    for bits in range(2, _MOST_BITS + 1):
+        places = sizes * (2 ** (bits - 1) - 1)
+        if bool(((places - places.round()).abs() < _OFF_LEVEL).all()):
+            return bits
+    return None
 
 
 def around_zeros(released: "Tensor", told: "Tensor") -> "tuple[Tensor, Tensor]":
