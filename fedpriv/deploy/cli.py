@@ -218,7 +218,7 @@ def warm(
     from fedpriv.deploy.commands import LAUNCHED
     from fedpriv.deploy.launcher import beside
 
-    beside(Path(tempfile.gettempdir()) / "programs", list(LAUNCHED), command)
+    beside(Path(tempfile.mkdtemp(prefix="fedpriv-")), list(LAUNCHED), command)
 
 
 @deploy_app.command(

@@ -33,7 +33,7 @@ hidden = [12]
 [federation]
 clients = {clients}
 rounds = {rounds}
-round_timeout = 300
+round_timeout = 900
 [training]
 batch_size = 4
 learning_rate = 0.5
@@ -76,7 +76,8 @@ admit("gateway:8000", keys)
 class Project:
     """A copy of the checkout, as a compose project."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, eight: int) -> None:
+        self.eight = eight  # how often eight nodes are compared with inline
         self.folder, self.work = folder / "project", folder / "work"
         self.name = f"fedpriv-{folder.name.lower().replace('_', '-')}"
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -281,7 +282,7 @@ def test_host(project: Project) -> str:
     return "a changed name makes all containers anew, and the run is the same"
 
 
-def test_eight(project: Project, runs: int) -> str:
+def test_eight(project: Project) -> str:
     project.compose("--profile", "*", "down", "--volumes")
     refused = project.compose("up", "--detach", "--no-build", check=False, COMPOSE_PROFILES="eight")
     assert refused.returncode != 0
@@ -289,11 +290,11 @@ def test_eight(project: Project, runs: int) -> str:
     project.compose("--profile", "*", "down", "--volumes")
     seconds = project.up(COMPOSE_PROFILES="eight", FEDPRIV_NODES="8")
     experiment = project.experiment("eight.toml", 8, 2)
-    for number in range(runs):
+    for number in range(project.eight):
         done = project.deployed(experiment, f"eight-{number}")
         assert done.returncode == 0, done.stderr
         assert hashes(project.work / f"eight-{number}") == project.inline(experiment), done.stderr
-    return f"healthy in {seconds:.0f} s; {runs} of {runs} as inline"
+    return f"healthy in {seconds:.0f} s; {project.eight} of {project.eight} as inline"
 
 
 def test_down(project: Project) -> str:
@@ -308,20 +309,30 @@ def test_down(project: Project) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--eight", type=int, default=1, help="how often eight nodes are compared with inline")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts, after the build")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="docker-") as folder:
-        project = Project(Path(folder))
+        project = Project(Path(folder), chosen.eight)
         try:
             print("build:", test_build(project), flush=True)
-            print("owner:", test_owner(project), flush=True)
-            print("three:", test_three(project), flush=True)
-            print("isolation:", test_isolation(project), flush=True)
-            print("kills:", test_kills(project), flush=True)
-            print("host:", test_host(project), flush=True)
-            print("eight:", test_eight(project, chosen.eight), flush=True)
-            print("down:", test_down(project), flush=True)
+            for name in chosen.only:
+                print(f"{name}:", PARTS[name](project), flush=True)
+        except BaseException:
+            print(project.compose("logs", "--timestamps", "--tail", "40", check=False).stdout)
+            raise
         finally:
             project.compose("--profile", "*", "down", "--volumes", check=False)
+
+
+PARTS: dict[str, Callable[[Project], str]] = {
+    "owner": test_owner,
+    "three": test_three,
+    "isolation": test_isolation,
+    "kills": test_kills,
+    "host": test_host,
+    "eight": test_eight,
+    "down": test_down,
+}
 
 
 if __name__ == "__main__":

@@ -103,14 +103,14 @@ def test_the_commands_are_those_of_deploy(profile: str) -> None:
 def test_the_commands_for_several_machines_are_those_of_deploy() -> None:
     section = (ROOT / "docs" / "machines.md").read_text()
     blocks = "\n".join(section.split("```")[1::2]).replace("\\\n", " ")
-    written = [words(line) for line in blocks.splitlines() if line.startswith("flower-")]
+    written = [words(line) for line in blocks.splitlines() if re.match("flower-|fedpriv deploy warm", line)]
     own, node = Posix("keys/superlink"), Posix("keys/supernode-0")
     there, here, server = "fl.example.org:9000", "127.0.0.1:9094", "127.0.0.1:8000"
     wanted = [
         superlink("127.0.0.1", 8000, Posix("superlink.db"), keys_in(own)),
-        executor("serverapp", server, keys_in(own)),
+        warm(executor("serverapp", server, keys_in(own))),
         supernode(0, 3, there, "127.0.0.1", 9094, keys_in(node), node / NODE_KEY),
-        executor("clientapp-0", here, keys_in(node)),
+        warm(executor("clientapp-0", here, keys_in(node))),
     ]
     assert written == [[each.program, *each.arguments] for each in wanted]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedpriv.deploy.commands import launcher
+from fedpriv.deploy.commands import LAUNCHED, launcher
 from fedpriv.deploy.flower import program
 from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
@@ -37,6 +37,24 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, S
         time.sleep(0.05)
     yield folder, started
     stop([started])
+
+
+def test_an_app_of_ours_imports_no_further_package() -> None:
+    """What an app imports by itself is CPU time of every message."""
+    code = (
+        "import sys; from importlib import import_module\n"
+        "from fedpriv.deploy import launcher\n"
+        "for program in launched: launcher._entry(program)\n"
+        "for module in launcher._APPS_IMPORT: import_module(module)\n"
+        "known = {name.partition('.')[0] for name in sys.modules} - {'fedpriv'}\n"
+        "from fedpriv.clients.app import client_app; from fedpriv.core.world import build_world\n"
+        "from fedpriv.core.config import Experiment\n"
+        "build_world(Experiment())\n"
+        "print({name.partition('.')[0] for name in sys.modules} - known - set(sys.stdlib_module_names))\n"
+    )
+    command = [sys.executable, "-c", f"launched = {LAUNCHED}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "{'fedpriv'}\n", done.stdout
 
 
 def asked(path: str | Path, *arguments: str, text: str = "", **variables: str) -> tuple[int, str, str]:

@@ -4,6 +4,7 @@ One run, since a cluster and its actors take seconds to start.
 """
 
 import os
+import pickle
 import re
 import signal
 import tempfile
@@ -11,16 +12,27 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+import ray
+from flwr.app import ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from ray.cluster_utils import Cluster
 
+from fedpriv.clients.app import client_app as app_of_clients
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import build_world
 from fedpriv.engines import run_engine
+from fedpriv.engines.identity import received_message
+from fedpriv.engines.inline import InlineGrid, answered, run_server
+from fedpriv.engines.ray import Actors, RayGrid
+from fedpriv.server.app import server_app as app_of_server
+from tests.integration.small import experiment
 
 CLIENTS = 3
 # Who does as it is told is asked last: the others are answered even where one actor is left.
@@ -110,6 +122,51 @@ def note(heard: Round, reply: Message) -> None:
     partition = int(answer["partition"])
     heard.doubles[partition], heard.answered[partition] = int(answer["double"]), int(answer["times"])
     heard.told.append(tuple(str(reply.content.config_records["told"][name]) for name in WORKERS))
+
+
+class Place:
+    """Ray's object store and one actor of it, in this process: what is stored, and what an actor is sent."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self.app = app
+        self.stored: list[RecordDict] = []
+        self.sent: list[int] = []
+        self.answer = self
+        self._answers: dict[str, tuple[Message, Context]] = {}
+
+    def put(self, content: RecordDict) -> int:
+        self.stored.append(content)
+        return len(self.stored) - 1
+
+    def remote(self, sent: int, metadata: Metadata, context: Context) -> str:
+        self.sent.append(sent)
+        question = received_message(metadata, pickle.loads(pickle.dumps(self.stored[sent])))
+        self._answers[metadata.message_id] = answered(self.app, question, context), context
+        return metadata.message_id
+
+    def wait(self, asked: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        return asked[:num_returns], asked[num_returns:]
+
+    def get(self, reference: str) -> tuple[Message, Context]:
+        return self._answers.pop(reference)
+
+
+def test_parameters_are_stored_once_a_round_whoever_is_sent_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, rounds = 6, 3
+    world = build_world(experiment(federation={"clients": clients, "rounds": rounds}))
+    folders = [RunFolder.create(tmp_path / name, world.experiment) for name in ("ray", "inline")]
+    place = Place(app_of_clients(world.secret))
+    for name in ("put", "wait", "get"):
+        monkeypatch.setattr(ray, name, getattr(place, name))
+    actors = Actors(lambda count: [place] * count, 2, lambda: 2)
+    grid = RayGrid(place.app, clients, actors, Event(), None)
+    for folder, one in zip(folders, (grid, InlineGrid(place.app, clients)), strict=True):
+        run_server(app_of_server(world, folder, Silent()), one)
+    assert sorted(place.sent) == sorted([*range(rounds)] * clients)
+    parameters, others = (folder.path / "checkpoint" / "server.safetensors" for folder in folders)
+    assert parameters.read_bytes() == others.read_bytes()
 
 
 @pytest.mark.slow

@@ -66,6 +66,8 @@ rounds = 1
 [resources]
 address = "{address}"
 """
+# The quickstart has 716 rounds, and this many nodes share two cores.
+SHORT = ("--set", "adversary.attacks=[]", "--set", "federation.rounds=20")
 Up = Callable[..., Cluster]
 
 
@@ -111,14 +113,14 @@ def test_runs_and_a_sweep_are_those_of_one_process(nodes: int, up: Up, tmp_path:
     for number, address in enumerate((cluster.address, f"ray://127.0.0.1:{port}")):
         for name in (QUICKSTART, "hundred.toml"):
             out = f"{Path(name).stem}-{number}"
-            done = fedpriv("run", name, *on(address), "--set", "adversary.attacks=[]", "--out", out, cwd=tmp_path)
+            done = fedpriv("run", name, *on(address), *SHORT, "--out", out, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
         (tmp_path / "sweep.toml").write_text(SWEEP.format(address=address))
         done = fedpriv("sweep", "sweep.toml", "--out", f"sweep-{number}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert len(list((tmp_path / f"sweep-{number}").glob("trials/*/summary.json"))) == 2
     for name in (QUICKSTART, "hundred.toml"):
-        wanted = inline(name, tmp_path, "--set", "adversary.attacks=[]")
+        wanted = inline(name, tmp_path, *SHORT)
         assert [made(tmp_path / f"{Path(name).stem}-{number}") for number in (0, 1)] == [wanted, wanted]
         subprocess.run(["rm", "-r", str(tmp_path / "inline")], check=True)
 
