@@ -172,6 +172,137 @@ class LogitSearch:
         return kept
 
 
+# Labels of several passes over a client's examples, in batches that differ from pass to pass.
+#
+# Before images are known they are all the public mean, and an update depends on nothing but the labels in each step. So
+# labels are exchanged between the steps of a pass, or changed in every pass, while that brings the update closer. The
+# loss is linear in label probabilities: a step's batch is one mean image with the shares of its labels.
+
+
+JOINED = 8  # exchanges that are made together, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Which labels the dummies have, and which dummies each step's batch holds."""
+
+    labels: Tensor  # int64 (B,), in the order of the first pass
+    orders: Tensor  # int64 (steps, b)
+
+    @staticmethod
+    def of(placed: Tensor, examples: int) -> "Passes":
+        """Number the examples of the first pass, and find them again in the others by their labels (steps, b)."""
+        first = placed.flatten()[:examples]
+        passes = placed.flatten().view(-1, examples)
+        # Of equal labels the first in a pass is the first in all passes.
+        taken = first.argsort(stable=True)[passes.argsort(dim=1, stable=True).argsort(dim=1)]
+        return Passes(first, taken.view_as(placed))
+
+
+class PassSearch:
+    """Labels (steps, b) of each step of several passes, against the whole upload."""
+
+    def __init__(self, scene: Scene, victim: Victim, training: LocalTraining) -> None:
+        self._scene, self._victim = scene, victim
+        self._single = replace(training, batch_size=1)
+        self._size = training.batch_size
+        self._each = victim.model.examples // training.batch_size  # steps in a pass
+
+    def search(self, labels: Tensor, *, exchangeable: bool) -> Passes:
+        """Start with labels (B,) in this order in each pass; ``exchangeable``: whether these themselves may change."""
+        examples, steps = len(labels), self._single.steps
+        placed = labels.repeat(steps * self._size // examples).view(steps, self._size)
+        best = float(self._distances(placed[None]))
+        for _ in range(examples + steps):
+            moved = self._exchanged(placed)
+            if exchangeable:
+                moved = torch.cat([moved, self._changed(placed)])
+            # Of very many, evenly spread ones: the search then takes its steps among these.
+            moved = moved[:: -(-len(moved) // NEIGHBOURS)]
+            if not len(moved):
+                break
+            distances = self._distances(moved)
+            together = _together(placed, moved[distances.argsort(stable=True)[: int((distances < best).sum())]])
+            if not len(together):
+                break
+            distances = self._distances(together)
+            best, placed = float(distances.min()), together[distances.argmin()]
+        return Passes.of(placed, examples)
+
+    def _exchanged(self, placed: Tensor) -> Tensor:
+        """All that differ by two labels exchanged between two steps of a pass, (M, steps, b)."""
+        made = []
+        for start in range(0, len(placed), self._each):
+            for one, other in itertools.combinations(range(start, start + self._each), 2):
+                for label, second in itertools.product(placed[one].unique(), placed[other].unique()):
+                    if label != second:
+                        moved = placed.clone()
+                        moved[one, (placed[one] == label).nonzero()[0]] = second
+                        moved[other, (placed[other] == second).nonzero()[0]] = label
+                        made.append(moved)
+        return torch.stack(made) if made else placed.new_zeros(0, *placed.shape)
+
+    def _changed(self, placed: Tensor) -> Tensor:
+        """All in which one example has another label in every pass, (M, steps, b)."""
+        passes = placed.view(-1, self._each * self._size)
+        made = []
+        for label in passes[0].unique():
+            # The label's first place in each pass.
+            places = (passes == label).int().argmax(dim=1)
+            for other in range(self._scene.classes):
+                moved = passes.clone()
+                moved[torch.arange(len(passes), device=places.device), places] = other
+                made.append(moved.view_as(placed))
+        return torch.stack(made)
+
+    def _distances(self, placed: Tensor) -> Tensor:
+        """Squared distance (M,) of the upload and the update of labels (M, steps, b) with mean images."""
+        scene, victim = self._scene, self._victim
+        shares = F.one_hot(placed, scene.classes).to(scene.mean).mean(dim=2)
+        found = []
+        with torch.no_grad():
+            for part in chunks(scene.network, [victim] * len(placed), scene.shape, scene.classes):
+                labels = shares[part.start : part.stop]
+                images = labels.new_zeros(1, 1, *scene.shape).expand(*labels.shape[:2], *scene.shape)
+                update = unrolled_update(scene.network, victim.parameters, images, labels, self._single)
+                sent = victim.model.gradient(update)
+                parts = [(value - victim.gradient[name]).flatten(1) for name, value in sent.items()]
+                found.append(torch.stack([rest.double().square().sum(dim=1) for rest in parts]).sum(dim=0))
+        return torch.cat(found)
+
+
+def _together(placed: Tensor, better: Tensor) -> Tensor:
+    """The best change, the best two, and so on, (n, steps, b), of those that touch other steps than the ones before."""
+    now, touched, made = placed, torch.zeros(len(placed), dtype=torch.bool, device=placed.device), []
+    for moved in better:
+        changed = (moved != placed).any(dim=1)
+        if len(made) < JOINED and not bool((changed & touched).any()):
+            now, touched = torch.where(changed[:, None], moved, now), touched | changed
+            made.append(now)
+    return torch.stack(made) if made else placed.new_zeros(0, *placed.shape)
+
+
+def with_passes(scene: Scene, rows: Sequence[Victim]) -> list[Victim]:
+    """The same rows; of a client that passes several times over its examples with the labels of each step."""
+    layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
+    known = {id(victim): _with_passes(scene, victim, layer) for victim in {id(row): row for row in rows}.values()}
+    return [known[id(row)] for row in rows]
+
+
+def _with_passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Victim:
+    training = victim.model.training
+    if training is None or not training.passes(victim.model.examples) or victim.model.mechanism.protects or victim.more:
+        return victim
+    labels = victim.labels
+    if labels is None:
+        if layer is None:
+            return victim
+        signatures = label_signatures(scene.network, victim, layer, _random(victim, layer, scene.shape), scene.classes)
+        labels = match_labels(victim.gradient[layer.name].flatten(), signatures, victim.model.examples)
+    found = PassSearch(scene, victim, training).search(labels, exchangeable=victim.labels is None)
+    return replace(victim, labels=found.labels, orders=found.orders)
+
+
 TRIED = 4  # batches of random images on which local training is tried
 CANDIDATES = 16  # for the labels of local training, out of the search on logits, that are trained with first
 SEARCHED = 256  # examples at most: a search tries all pairs' places, whose memory grows with the cube

@@ -99,7 +99,8 @@ class Matcher:
     def _compare(self, group: "_VictimGroup", images: Tensor, labels: Tensor) -> Compared:
         if group.model.training is not None:
             heard = group.targets.rows() if group.model.mechanism.constrains else None
-            return group.written(group.model.trained(self._network, group.parameters, images, labels, heard))
+            sent = group.model.trained(self._network, group.parameters, images, labels, heard, group.orders)
+            return group.written(sent)
         gradients = dummy_gradients(
             self._network, group.parameters, images, labels, each=group.model.needs_examples, autocast=self._autocast
         )
@@ -117,6 +118,7 @@ class _VictimGroup:
     heard: Tensor  # (N, m), their squared norms
     blocks: tuple[Block, ...]  # parameters that share a direction
     scales: Mapping[str, float] | None  # the mechanism's, of the tensors
+    orders: Tensor | None  # int64 (N, steps, b), the dummies in each step's batch; None: taken in turn
 
     @staticmethod
     def of(members: Sequence[tuple[int, Victim]], dtype: torch.dtype, often: bool) -> "_VictimGroup":
@@ -131,7 +133,9 @@ class _VictimGroup:
         device = next(iter(first.parameters.values())).device
         index = torch.tensor([number for number, _ in members], device=device)
         scales = first.model.mechanism.scales(tuple(first.parameters))
-        return _VictimGroup(index, _cast(first.parameters, dtype), first.model, targets, heard, blocks, scales)
+        known = [victim.orders for _, victim in members if victim.orders is not None]
+        orders = torch.stack(known).to(device) if known else None
+        return _VictimGroup(index, _cast(first.parameters, dtype), first.model, targets, heard, blocks, scales, orders)
 
     def select(self, wanted: Sequence[int]) -> "_VictimGroup":
         """Keep some of the matcher's rows, and number them anew."""
@@ -139,9 +143,9 @@ class _VictimGroup:
         chosen = [(position, mine[number]) for position, number in enumerate(wanted) if number in mine]
         index = torch.tensor([position for position, _ in chosen], dtype=torch.long, device=self.index.device)
         rows = [row for _, row in chosen]
-        return _VictimGroup(
-            index, self.parameters, self.model, self.targets.select(rows), self.heard[rows], self.blocks, self.scales
-        )
+        orders = None if self.orders is None else self.orders[rows]
+        targets, heard = self.targets.select(rows), self.heard[rows]
+        return _VictimGroup(index, self.parameters, self.model, targets, heard, self.blocks, self.scales, orders)
 
     def compare(self, gradients: DummyGradients) -> Compared:
         """Compare the dummies' gradients with what was heard, without writing them out where that can be done."""

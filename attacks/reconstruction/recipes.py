@@ -18,7 +18,7 @@ from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import most_frequent
 from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
-from fedpriv.attacks.reconstruction.labels import JOINT, read_labels
+from fedpriv.attacks.reconstruction.labels import JOINT, read_labels, with_passes
 from fedpriv.attacks.reconstruction.lbfgs import minimise
 from fedpriv.attacks.reconstruction.matching import (
     Evaluator,
@@ -212,6 +212,8 @@ class MatchProblem:
 
     def __init__(self, recipe: Recipe, scene: Scene, rows: Sequence[Victim], config: Any) -> None:
         precise = recipe.optimiser == "lbfgs" and scene.network.device.type != "mps"
+        if "read" in recipe.labels and recipe.start not in FOUND:
+            rows = with_passes(scene, rows)
         self._scene = scene
         self._dtype = torch.float64 if precise else scene.mean.dtype
         self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)

@@ -39,8 +39,8 @@ from fedpriv.mechanisms.machinery.law import Noise
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 # FedAvg on dummy data: the adversary trains on the dummies as the client did, with the public settings, and compares
-# the updates (Geiping et al. 2020, section 6). Dummies are taken in a fixed order, the same batches in each epoch; that
-# a client shuffles anew changes the update in the second order of the learning rate.
+# the updates (Geiping et al. 2020, section 6). Dummies are taken in turn, or, where a client passes several times over
+# its examples, in the orders that explain the update best (``reconstruction.labels``).
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,12 @@ class LocalTraining:
     def _weights(self) -> list[float]:
         return momentum_weights(self.steps, self.momentum)
 
+    def passes(self, examples: int) -> int:
+        """How often one client uses each of its ``examples``, in other batches each time; 0: not several times."""
+        steps, rest = divmod(examples, self.batch_size)
+        alone = self.clients == 1 and steps > 1 and not rest
+        return self.steps // steps if alone and self.steps > steps and not self.steps % steps else 0
+
     def batches(self, examples: int) -> list[list[int]]:
         """The numbers of the dummies, of one client's ``examples``, in the batch of each step."""
         size = min(self.batch_size, examples)
@@ -88,21 +94,26 @@ def unrolled_update(
     labels: Tensor,  # probabilities (N, B, classes)
     training: LocalTraining,
     release: Callable[[Vector], Vector] | None = None,
+    orders: Tensor | None = None,
 ) -> Vector:
     """Train on dummy data and return the clients' mean update (N, *shape), differentiable in images and labels.
 
-    ``release`` maps the gradients (N, b, *shape) of a step to the one (N, *shape) that a mechanism is expected to make
-    of them; ``None``: their mean is used. Takes ``steps`` times the memory of written-out gradients, and more.
+    ``orders``, int64 (N, steps, b), are the numbers of the dummies in each step's batch; ``None``: they are taken in
+    turn. ``release`` maps the gradients (N, b, *shape) of a step to the one (N, *shape) that a mechanism is expected to
+    make of them; ``None``: their mean is used. Takes ``steps`` times the memory of written-out gradients, and more.
     """
     rows = len(images)
     images, labels = (values.unflatten(1, (training.clients, -1)).flatten(0, 1) for values in (images, labels))
     start = {name: parameters[name].detach() for name in network.names}
     optimizer = local_optimizer(training)
     change: Vector = {}
-    for batch in training.batches(images.shape[1]):
+    taken = torch.tensor(training.batches(images.shape[1]), device=images.device) if orders is None else orders
+    numbers = torch.arange(len(images), device=images.device)[:, None]
+    for batch in taken.expand(len(images), *taken.shape[-2:]).unbind(1):
         now = {name: start[name] + value for name, value in change.items()} or start
         each = release is not None
-        gradients = network.gradients(now, images[:, batch], labels[:, batch], shared=not change, each=each)
+        dummies = images[numbers, batch], labels[numbers, batch]
+        gradients = network.gradients(now, *dummies, shared=not change, each=each)
         step = optimizer(gradients if release is None else release(gradients))
         change = {name: change[name] + value for name, value in step.items()} if change else step
     return {name: value.unflatten(0, (rows, training.clients)).mean(dim=1) for name, value in change.items()}
@@ -248,13 +259,19 @@ class UploadModel:
         return weights
 
     def trained(
-        self, network: Network, parameters: Vector, images: Tensor, labels: Tensor, heard: Vector | None = None
+        self,
+        network: Network,
+        parameters: Vector,
+        images: Tensor,
+        labels: Tensor,
+        heard: Vector | None = None,
+        orders: Tensor | None = None,
     ) -> Vector:
         """Train on (N, B, C, H, W) as the client did, noise left out, and return the expected uploads (N, *shape)."""
         if self.training is None:
             raise ValueError("this upload is one gradient; there is no local training to unroll")
         release = self._released if self.protects_examples else None
-        change = unrolled_update(network, parameters, images, labels, self.training, release)
+        change = unrolled_update(network, parameters, images, labels, self.training, release, orders)
         return self.gradient(change) if self.protects_examples else self.expected(self.gradient(change), heard)
 
     def _released(self, gradients: Vector) -> Vector:
@@ -305,6 +322,7 @@ class Victim:
     labels: Tensor | None = None  # int64 (B,), where the threat model grants them
     candidates: CandidateLists | None = None  # for each image a list of records, where the threat model grants them
     more: tuple["Victim", ...] = ()  # other uploads of the same examples, from other parameters; see join
+    orders: Tensor | None = None  # int64 (steps, b), the dummies in each step's batch; None: taken in turn
     pool: int = 0  # images that other batches in each round are drawn from; 0: all are of one batch
 
     @property

@@ -12,8 +12,9 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels
+from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels, with_passes
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
+from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
@@ -308,3 +309,38 @@ def test_dlg_recovers_the_image_of_one_example_after_many_steps_with_momentum() 
     assert float((found.images - images[:1]).square().mean()) < 1e-4
     assert found.labels.tolist() == y.tolist()
     assert "5 local steps" in found.note
+
+
+def all_epochs(built: World, client: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A client's images and labels as its first epoch takes them, and the numbers (steps, b) in each step."""
+    plan = built.plans[client]
+    batches = torch.stack([torch.from_numpy(plan.batch(step)) for step in plan.steps(1)])
+    order = batches[: plan.sampling.steps_per_epoch].flatten()
+    images, labels = built.examples(client, order.numpy())
+    return images, labels, order.argsort()[batches]
+
+
+@in_one_test(("optimizer", "momentum"), OPTIMIZERS)
+def test_epochs_in_orders_of_their_own_are_the_clients(optimizer: str, momentum: float) -> None:
+    built = world(optimizer, momentum, model="mlp", batch=2, epochs=3)
+    observation = heard(built, 0)
+    images, labels, orders = all_epochs(built, 0)
+    (victim,) = prepare_victims([observation], Network(built.model).names, CPU)
+    assert victim.model.training is not None and victim.model.training.passes(6) == 3
+    network, given = Network(built.model), (images[None], one_hot(labels)[None])
+    right = victim.model.trained(network, victim.parameters, *given, orders=orders[None])
+    in_turn = victim.model.trained(network, victim.parameters, *given)
+    for name, value in victim.gradient.items():
+        torch.testing.assert_close(right[name][0], value, rtol=1e-6, atol=1e-9)
+        assert not torch.allclose(in_turn[name][0], value, rtol=1e-6, atol=1e-9)
+
+
+def test_labels_of_each_step_are_found_before_images() -> None:
+    built = world("sgd", 0.0, batch=2, epochs=3)
+    (victim,) = prepare_victims([heard(built, 0)], Network(built.model).names, CPU)
+    scene = Scene.of(Network(built.model), heard(built, 0).settings, torch.float64)
+    (found,) = with_passes(scene, [victim])
+    _, labels, orders = all_epochs(built, 0)
+    assert found.orders is not None and found.labels is not None
+    assert found.labels[found.orders].sort(dim=1).values.tolist() == labels[orders].sort(dim=1).values.tolist()
+    assert found.orders.view(3, 6).sort(dim=1).values.tolist() == [[0, 1, 2, 3, 4, 5]] * 3
