@@ -19,6 +19,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
+from fedpriv.attacks.texts.sparse_tokens import present_tokens, read_in_order
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
@@ -594,6 +595,7 @@ class Limits:
     most_tokens: int  # kept at one position
     most_sentences: int  # beginnings kept at one position
     starts: int  # random sentences of the search in encoders, for each length
+    rounds: int  # of the search that orders tokens where row spaces do not tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -610,6 +612,47 @@ def read(
 ) -> Reading:
     """Read the sentences behind one upload; what cannot be read is refused with the reason."""
     network = scene.with_parameters(victim.parameters)
+    try:
+        return _by_row_spaces(scene, victim, network, limits, stream, progress)
+    except AttackRefused as refusal:
+        tokens = likely_tokens(scene, victim, network)
+        if tokens is None:
+            raise
+        reading = read_in_order(scene, victim, tokens, limits.rounds)
+        return replace(reading, note=f"{refusal}; {reading.note}")
+
+
+def likely_tokens(scene: TextScene, victim: Victim, network: nn.Module) -> Tensor | None:
+    """Tokens by the likelihood of a gradient, where inputs are those of tokens alone; ``None``: none is found."""
+    if victim.model.training is not None or victim.more:
+        return None
+    probes = find_probes(network, scene.names, scene.length, scene.format.vocabulary)
+    vocabulary = torch.arange(scene.format.vocabulary)
+    for probe in (each for each in probes if each.reach == "token"):
+        placed = inputs_of(network, [probe], vocabulary[END:, None].expand(-1, 2)[:_CHUNK])
+        if _is_placed(placed[probe.layer]):
+            continue
+        inputs = inputs_of(network, [probe], vocabulary[:, None])[probe.layer][:, 0]
+        allowed = scene.inner.clone()
+        allowed[list(scene.opening)] = True
+        gradient = probe.gradient(victim.gradient)
+        if not bool(gradient.any()) or not bool(torch.isfinite(gradient).all()):
+            continue
+        found = present_tokens(gradient, inputs * allowed[:, None], _deviation(victim, probe))
+        if len(found):
+            return found
+    return None
+
+
+def _by_row_spaces(
+    scene: TextScene,
+    victim: Victim,
+    network: nn.Module,
+    limits: Limits,
+    stream: torch.Generator,
+    progress: Progress | None,
+) -> Reading:
+    """Read the sentences by what the row spaces hold."""
     first, deeper, trouble = _spans(scene, victim, network)
     kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, limits.most_tokens, scene.opening)
     _tell(progress, 1)

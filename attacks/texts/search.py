@@ -155,9 +155,20 @@ class Climb:
     """Makes sentences more probable until no change that is tried does."""
 
     def __init__(
-        self, scene: TextScene, victim: Victim, soft: Network, objective: Objective, language: Language
+        self,
+        scene: TextScene,
+        victim: Victim,
+        soft: Network,
+        objective: Objective,
+        language: Language,
+        known_tokens: Tensor | None = None,
     ) -> None:
+        """``known_tokens``, int64 (n,): all that occur, no others; ``None``: any may occur."""
         self._scene = scene
+        self._tokens = known_tokens
+        self._allowed = scene.inner
+        if known_tokens is not None:
+            self._allowed = self._allowed & torch.zeros_like(self._allowed).index_fill(0, known_tokens, value=True)
         self._language = language
         self._scorer = Scorer(scene, victim, soft, objective)
         self._slopes = Matcher(soft, [victim], objective, often=False)
@@ -251,7 +262,7 @@ class Climb:
         promises = promises - promises.gather(2, texts.tokens[:, :, None])
         fixed = texts.tokens == PAD
         fixed[:, : self._known] = True
-        promises.masked_fill_(fixed[:, :, None] | ~self._scene.inner, math.inf)
+        promises.masked_fill_(fixed[:, :, None] | ~self._allowed, math.inf)
         return promises.scatter_(2, texts.tokens[:, :, None], math.inf)
 
     def _best(self, now: SearchState, slot: int, sentences: Tensor) -> SearchState:
@@ -280,6 +291,10 @@ class Climb:
         rest = self._language.surprise(now.texts.tokens[others]).sum()
         surprise = self._language.surprise(sentences.flatten(0, 1)).view(len(sentences), -1).sum(dim=1)
         losses = self._scorer.exchanged(now.texts, slots, sentences, labels) + surprise + rest
+        if self._tokens is not None:
+            batches = now.texts.tokens[others].flatten().expand(len(sentences), -1)
+            batches = torch.cat([sentences.flatten(1), batches], dim=1)
+            losses[~(batches[:, None] == self._tokens[:, None]).any(dim=2).all(dim=1)] = math.inf
         return losses.nan_to_num(math.inf, math.inf, math.inf)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, span_of
+from fedpriv.attacks.texts.sparse_tokens import present_tokens
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
@@ -140,13 +141,15 @@ class _Everywhere(Llama):
 
 
 def test_a_last_layer_of_labels_holds_no_sentence() -> None:
-    """Its gradient is of one position, and would refuse all sentences but those of two tokens."""
+    """Its gradient is of one position, and would drop all sentences but those of two tokens."""
     network_of_all = network("llama")
     network_of_all.__class__ = _Everywhere
     model = with_adapters(network_of_all, GptSettings(lora_rank=24), ("q_proj", "v_proj"), "lm_head")
     model.get_submodule("base_model.model.lm_head").requires_grad_(True)
-    (reason,) = attacked("dager", model, mean_of(model, 1), 1).failures.values()
-    assert "no deeper layer tells which belong together" in reason
+    campaign = attacked("dager", model, mean_of(model, 1), 1)
+    assert "no deeper layer tells which belong together" in campaign.found[0].note
+    # The likelihood tells the tokens, and the whole gradient their order.
+    assert [one for one, _ in read_off(campaign)] == [one for one, _ in true(sentences(1))]
 
 
 def test_two_steps_on_the_same_sentences() -> None:
@@ -277,3 +280,17 @@ def test_a_row_space_holds_its_inputs_and_no_others() -> None:
 
 def test_settings_name_the_paper() -> None:
     assert "NeurIPS 2024" in DagerSettings.reference and DagerSettings.is_text
+
+
+@in_one_test(("rows", "deviation", "least"), [(8, 0.0, 12), (8, 0.02, 9), (64, 0.1, 11)])
+def test_few_tokens_are_found_in_few_rows_and_in_noise(rows: int, deviation: float, least: int) -> None:
+    """Twelve of 300 tokens, in 48 dimensions: more than there are rows, so that no row space holds them."""
+    stream = torch.Generator().manual_seed(rows)
+    inputs = torch.randn(300, 48, generator=stream, dtype=torch.float64)
+    occurring = torch.randperm(300, generator=stream)[:12]
+    errors = torch.randn(rows, 12, generator=stream, dtype=torch.float64) / 48**0.5
+    noise = torch.randn(rows, 48, generator=stream, dtype=torch.float64)
+    found = present_tokens(errors @ inputs[occurring] + deviation * noise, inputs, deviation).tolist()
+    assert len({*found} & {*occurring.tolist()}) >= least
+    assert len({*found} - {*occurring.tolist()}) <= (3 if deviation else 0)  # one is expected
+    assert len(present_tokens(noise, inputs, 1.0)) <= 4

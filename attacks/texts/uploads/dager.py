@@ -31,10 +31,13 @@ class DagerSettings(TextAttackSettings):
     most_tokens: Count = Field(1024, description="tokens that may be kept at one position; more are refused")
     most_sentences: Count = Field(1024, description="beginnings that may be kept at one position; more are refused")
     starts: Count = Field(64, description="random sentences that the search in encoders begins with, for each length")
+    rounds: Count = Field(
+        40, description="rounds of the search that orders tokens where noise or a low rank hides the row spaces"
+    )
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
         from fedpriv.attacks.texts.dager import Limits, read
 
-        limits = Limits(self.most_tokens, self.most_sentences, self.starts)
+        limits = Limits(self.most_tokens, self.most_sentences, self.starts, self.rounds)
         return read(scene, victim, limits, scene.stream(seed, self.name, victim, 0), progress)
