@@ -273,7 +273,8 @@ class PassSearch:
 
 def _together(placed: Tensor, better: Tensor) -> Tensor:
     """The best change, the best two, and so on, (n, steps, b), of those that touch other steps than the ones before."""
-    now, touched, made = placed, torch.zeros(len(placed), dtype=torch.bool, device=placed.device), []
+    now, touched = placed, torch.zeros(len(placed), dtype=torch.bool, device=placed.device)
+    made: list[Tensor] = []
     for moved in better:
         changed = (moved != placed).any(dim=1)
         if len(made) < JOINED and not bool((changed & touched).any()):
