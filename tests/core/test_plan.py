@@ -24,7 +24,7 @@ def experiment(**sections: dict[str, object]) -> Experiment:
     return Experiment.model_validate({"training": {"batch_size": 10}, **sections})
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
+@pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson", "balls-in-bins"])
 @pytest.mark.parametrize(
     "federation",
     [
@@ -45,7 +45,7 @@ def test_the_claimed_participations_bound_what_the_batches_use(sampling: str, fe
             used[plan.batch(step)] += 1
     claimed = plan.participations(rounds)
     assert int(used.max()) <= claimed
-    if sampling == "shuffled":
+    if sampling in ("shuffled", "balls-in-bins"):
         passes = {step // 5 for number in rounds for step in plan.steps(number)}
         assert claimed == len(passes)
     else:
