@@ -119,7 +119,7 @@ docker-test: $(READY)
 
 # Ray clusters of two and four nodes on this machine: minutes.
 ray-test: $(READY)
-	FEDPRIV_RAY_NODES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/engines/test_ray_nodes.py \
+	FEDPRIV_RAY_NODES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 --timeout 1800 tests/engines/test_ray_nodes.py \
 		"tests/studies/test_gpu_benchmark.py::test_each_part_measures_on_a_cpu[ray]" $(ARGS)
 
 lint: $(READY)
