@@ -125,7 +125,7 @@ def _refuse(victim: Victim, observation: Observation, candidates: CandidateLists
         raise AttackRefused("the best decision is computed for one gradient, not for several local steps")
     numbers = candidates.lists.shape[1] * sum(value.numel() for value in victim.gradient.values())
     if numbers > MOST_OPTIMUM_NUMBERS:
-        raise AttackRefused(f"the best decision would need {4 * numbers / 2**30:.1f} GiB for expected uploads")
+        raise AttackRefused(f"it would need {4 * numbers / 2**30:.1f} GiB for expected uploads")
 
 
 def _question(
