@@ -144,7 +144,7 @@ def test_what_no_test_of_membership_is_known_for() -> None:
     for mechanism in ("distributed", "none"):
         unit = {"unit": "update"} if mechanism == "distributed" else {}
         with pytest.raises(
-            InputError, match=r"no pair of laws is known .* allowed: central, gaussian, hgm, laplace, vmf"
+            InputError, match=r"no pair of laws is known .* allowed: central, correlated, gaussian, hgm, laplace, vmf"
         ):
             membership_bound(run_of(mechanism, 3.0, **unit))
     with pytest.raises(InputError, match="fpr = 1: allowed is between 0 and 1"):

@@ -168,7 +168,7 @@ def test_tune_recommends_nothing_where_no_setting_beats_a_guess(here: Path) -> N
         (["attack", "."], "is not the folder of a run"),
         (["attack", "small.toml"], "Directory 'small.toml' is a file"),
         (["attack", "run", "--attack", "gan"], "attack 'gan' is not known"),
-        (["attack", "run", "--victim", "9-9"], "victim 9-9: the adversary did not hear it"),
+        (["attack", "run", "--victim", "9-9"], "victim 9-9: the adversary did not observe it"),
         (["attack", "run", "--set", "seed=4"], "an existing run keeps its settings"),
         (["attack", "run", "--out", "run"], "run exists already"),
         (["attack", "run", "--outt", "x"], "No such option"),

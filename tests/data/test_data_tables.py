@@ -130,7 +130,7 @@ BAD = [
     ({}, {"delimiter": '"'}, "no quote is wanted"),
     ({}, {"delimiter": "\n"}, "one printable ASCII character"),
     ({}, {"classes": ["low", "high", "low"]}, "'low' is told twice"),
-    ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Oslo"]}]}, "a value is told twice"),
+    ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Oslo"]}]}, "a value is given twice"),
     ({"age": {9: "x" * 3000}}, {}, "is no number"),
     ({"city": {9: "x" * 3000}}, {"columns": [AGE, {"name": "city", "values": list("abc")}]}, "is none of the known"),
     ({"city": {9: "Rome,more" + "x" * 3000}}, {}, "cannot be read as a table"),

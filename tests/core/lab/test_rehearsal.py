@@ -102,7 +102,7 @@ def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> N
     assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
 
 
-def test_attacks_on_texts_have_public_ones(tmp_path: Path) -> None:
+def test_attacks_on_texts_need_no_public_ones(tmp_path: Path) -> None:
     rows = "".join(f"the film number {number} is good,{number % 2}\n" for number in range(20))
     (tmp_path / "own.csv").write_text("text,label\n" + rows)
     text = {"text": "text", "label": "label", "tokenizer": "byte", "length": 8}
@@ -115,7 +115,7 @@ def test_attacks_on_texts_have_public_ones(tmp_path: Path) -> None:
     }
     assert rehearse(build_world(Experiment.model_validate(changes))) == ()
     changes["adversary"]["knows_public_data"] = False
-    assert len(rehearse(build_world(Experiment.model_validate(changes)))) == 3
+    assert rehearse(build_world(Experiment.model_validate(changes))) == ()
 
 
 @pytest.mark.parametrize(
