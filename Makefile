@@ -11,9 +11,9 @@ TORCH ?=
 ARGS ?=
 FINDING ?= $(patsubst findings/%.sh,%,$(wildcard findings/*.sh))
 BENCH ?= message step accounting attack shadow comparison
-# One process a core and two more, since tests of deployments mostly wait; one thread a process, since small tensors are
-# slower on more.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + (os.cpu_count() or 1))')
+# One process a core and one more, since tests of deployments mostly wait (with two more CI takes a minute longer); one
+# thread a process, since small tensors are slower on more.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 # Tests start many processes: without Python's cache of compiled modules each would compile PyTorch anew.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
