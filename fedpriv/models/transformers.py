@@ -90,14 +90,15 @@ class TransformersSettings(LibraryModelSettings):
             kind = getattr(transformers, f"AutoModelFor{task}")
             if type(config) not in kind._model_mapping:
                 raise self.refusal(f"transformers has no {config.model_type} for {task}")
+            with torch.device("meta"):
+                outline = kind.from_config(config, trust_remote_code=False)
+            self.check_memory(sum(value.numel() for value in outline.parameters()))
             if self.weights is None:
                 network: PreTrainedModel = kind.from_config(
                     config, dtype=torch.float32, trust_remote_code=False, **self.keywords
                 )
                 return network
-            with torch.device("meta"):
-                network_class = type(kind.from_config(config, trust_remote_code=False))
-            network, told = network_class.from_pretrained(
+            network, told = type(outline).from_pretrained(
                 str(self.weights) if self.weights.is_dir() else None,
                 state_dict=None if self.weights.is_dir() else read_weights(self.weights),
                 config=config,

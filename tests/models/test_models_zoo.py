@@ -344,6 +344,13 @@ def test_what_does_not_fit_is_told_in_one_line(name: str, inputs: Any, more: Any
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (fedpriv[zoo])")
+def test_what_does_not_fit_into_memory_is_not_built() -> None:
+    with pytest.raises(InputError, match=r"8796\.2 billion parameters and their gradient take 65537 GiB"):
+        built("transformers:llama", NEXT, config={**SMALL, "hidden_size": 2**20})
+
+
 @in_one_test(("library", "missing"), [("timm", "timm"), ("transformers", "transformers"), ("torchvision", "peft")])
 def test_a_library_that_is_not_installed_has_an_extra(library: str, missing: str) -> None:
     def absent(name: str) -> str:

@@ -68,6 +68,15 @@ class LibraryModelSettings(OpenModelSettings):
                 hint="install the other one, or leave the key out: the network may be another one",
             )  # fmt: skip
 
+    def check_memory(self, parameters: int) -> None:
+        """Refuse a network that does not fit into memory with its gradient, before it is built."""
+        import psutil
+
+        needed, free = 8 * parameters, psutil.virtual_memory().available
+        if needed > free:
+            size = f"{parameters / 1e9:.1f} billion parameters and their gradient take {needed / 2**30:.0f} GiB"
+            raise self.refusal(f"{size}, and {free / 2**30:.0f} GiB are free; name a smaller one by model.config")
+
     def check_name(self, known: "Sequence[str]") -> None:
         """Refuse a name that the library does not have."""
         if self.architecture not in known:
