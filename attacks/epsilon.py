@@ -254,7 +254,7 @@ def _right_guesses(scores: Floats, inside: Bools, guesses: int, delta: float, co
 
 def _check(scores: Floats, inside: Bools, delta: float, confidence: float) -> None:
     if scores.ndim != 1 or scores.shape != inside.shape:
-        raise InputError(f"scores of shape {scores.shape} for truths of shape {inside.shape}; wanted: (N,) for both")
+        raise InputError(f"scores of shape {scores.shape} for truths of shape {inside.shape}; expected: (N,) for both")
     if np.isnan(scores).any():
         raise InputError("a score is NaN")
     if not 0 <= delta < 1:

@@ -119,7 +119,7 @@ def _similarity(originals: Tensor, reconstructions: Tensor, sigma: float) -> Ten
 def _pair(originals: Tensor, reconstructions: Tensor) -> tuple[Tensor, Tensor]:
     if originals.ndim != 4 or originals.shape != reconstructions.shape or originals.numel() == 0:
         raise ValueError(
-            f"two stacks of images (N, C, H, W) are wanted; given {tuple(originals.shape)} "
+            f"expected two stacks of images (N, C, H, W); given {tuple(originals.shape)} "
             f"and {tuple(reconstructions.shape)}"
         )
     return originals.detach().cpu().double(), reconstructions.detach().cpu().double()

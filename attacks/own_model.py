@@ -56,10 +56,10 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
     parameters = trained(model)
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InputError(
-            key=what, given=given, allowed="tensors or arrays are wanted, by name or in the order of the model's"
+            key=what, given=given, allowed="expected tensors or arrays, by name or in the order of the model's"
         )
     if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
-        raise InputError(f"{what}: its keys are {list(given)[:3]}; names of the model's parameters are wanted")
+        raise InputError(f"{what}: its keys are {list(given)[:3]}; expected names of the model's parameters")
     if isinstance(given, Mapping) and set(given) != {str(number) for number in range(len(given))}:
         values = _by_name(given, model, what)
     else:
@@ -108,7 +108,7 @@ def _tensor(given: Any, like: Tensor, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} is not an array of numbers: {one_line(error)}") from None
     if not value.is_floating_point():
-        raise InputError(f"{what} has the type {value.dtype}; floating-point numbers are wanted")
+        raise InputError(f"{what} has the type {value.dtype}; expected floating-point numbers")
     if value.shape != like.shape:
         raise InputError(f"{what} has the shape {tuple(value.shape)}, in the model {tuple(like.shape)}")
     if not bool(torch.isfinite(value).all()):
@@ -149,7 +149,7 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
         channels = height = width = 0
     if min(channels, height, width) < 1 or any(isinstance(side, bool) for side in shape):
         raise InputError(
-            key="shape", given=shape, allowed="(C, H, W) of one image is wanted, three whole numbers from 1"
+            key="shape", given=shape, allowed="expected (C, H, W) of one image, three whole numbers from 1"
         )
     return channels, height, width
 
@@ -171,7 +171,7 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
             layer.training = mode
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise InputError(f"the model gives {given} for one image; logits (1, classes) are wanted, at least two classes")
+        raise InputError(f"the model gives {given} for one image; expected logits (1, classes), at least two classes")
     if classes is not None and classes != output.shape[1]:
         raise InputError(key="classes", given=classes, allowed=f"the model has {output.shape[1]} logits")
     return int(output.shape[1])
@@ -183,27 +183,27 @@ def per_channel(name: str, given: float | Sequence[float], channels: int) -> tup
         values = tuple(float(value) for value in np.atleast_1d(np.asarray(given, dtype=np.float64)))
     except (TypeError, ValueError):
         raise InputError(
-            key=name, given=given, allowed="a number, or a list of one for each channel, is wanted"
+            key=name, given=given, allowed="expected a number, or a list of one for each channel"
         ) from None
     if len(values) == 1:
         values *= channels
     if len(values) != channels:
-        raise InputError(f"{name} has {len(values)} numbers; one, or one for each of the {channels} channels is wanted")
+        raise InputError(f"{name} has {len(values)} numbers; expected one, or one for each of the {channels} channels")
     if not all(math.isfinite(value) for value in values) or (name == "std" and min(values) <= 0):
         raise InputError(
-            key=name, given=values, allowed=f"finite numbers are wanted{', above zero' if name == 'std' else ''}"
+            key=name, given=values, allowed=f"expected finite numbers{', above zero' if name == 'std' else ''}"
         )
     return values
 
 
 def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
-    """Return an argument that is what is wanted.
+    """Return an argument, checked.
 
     Raises:
         InputError: it is something else.
     """
     if not holds:
-        raise InputError(key=name, given=value, allowed=f"{words} is wanted")
+        raise InputError(key=name, given=value, allowed=f"expected {words}")
     return value
 
 
@@ -213,7 +213,7 @@ def number(name: str, value: object, words: str, holds: Callable[[float], bool])
     Args:
         name: of the argument.
         value: given.
-        words: what is wanted.
+        words: what is expected.
         holds: whether a number is that.
     """
     fits = not isinstance(value, bool) and isinstance(value, Real) and holds(float(value))
@@ -231,7 +231,7 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
     try:
         return [(before, sent) for before, sent in given]
     except (TypeError, ValueError):
-        raise InputError("repeats: a list of pairs (parameters, upload) is wanted") from None
+        raise InputError("repeats: expected a list of pairs (parameters, upload)") from None
 
 
 def count(name: str, value: int) -> int:
@@ -270,7 +270,7 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
         return mechanism_settings({})
     if not isinstance(given, (MechanismSettings, Mapping)):
         raise InputError(
-            key="mechanism", given=given, allowed="its settings are wanted, such as {'name': 'gaussian', 'sigma': 1.0}"
+            key="mechanism", given=given, allowed="expected its settings, such as {'name': 'gaussian', 'sigma': 1.0}"
         )
     try:
         config = given if isinstance(given, MechanismSettings) else mechanism_settings(given)
@@ -292,12 +292,12 @@ def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tu
     try:
         known = tuple(index(label) for label in labels)
     except TypeError:
-        raise InputError(key=name, given=labels, allowed="whole numbers, one for each example, are wanted") from None
+        raise InputError(key=name, given=labels, allowed="expected whole numbers, one for each example") from None
     if len(known) != examples:
         raise InputError(f"{len(known)} {name} for {examples} examples")
     if min(known) < 0 or max(known) >= classes:
         wrong = next(label for label in known if not 0 <= label < classes)
-        raise InputError(f"{name}: numbers from 0 to {classes - 1} are wanted; given is {wrong}")
+        raise InputError(f"{name}: expected numbers from 0 to {classes - 1}; given is {wrong}")
     return known
 
 
@@ -332,10 +332,10 @@ def bounds_of(given: tuple[float, float] | None) -> ValueRange:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
         raise InputError(
-            key="value_range", given=given, allowed="two numbers, the lowest and the highest value, are wanted"
+            key="value_range", given=given, allowed="expected two numbers, the lowest and the highest value"
         ) from None
     if not (high - low <= torch.finfo(torch.float32).max and low < high):
-        raise InputError(key="value_range", given=given, allowed="finite numbers are wanted, the lower one first")
+        raise InputError(key="value_range", given=given, allowed="expected finite numbers, the lower one first")
     return ValueRange(low, high)
 
 
@@ -367,7 +367,7 @@ def candidate_records(
         return None
     records = pictures("candidates", images, shape, bounds)
     if len(records) < 2:
-        raise InputError("candidates: 1 record; 2 or more are wanted, the image among them")
+        raise InputError("candidates: 1 record; expected 2 or more, the image among them")
     given = _labels("candidate_labels", [0] * len(records) if labels is None else labels, len(records), classes)
     return CandidateLists.of_all(records, torch.tensor(given), examples)
 
@@ -379,9 +379,9 @@ def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: ValueRa
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} is not an array of numbers: {one_line(error)}") from None
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
-        raise InputError(f"{name} has the shape {tuple(images.shape)}; (M, {', '.join(map(str, shape))}) is wanted")
+        raise InputError(f"{name} has the shape {tuple(images.shape)}; expected (M, {', '.join(map(str, shape))})")
     if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):
-        raise InputError(f"{name}: floating-point numbers from {bounds.low:g} to {bounds.high:g} are wanted")
+        raise InputError(f"{name}: expected floating-point numbers from {bounds.low:g} to {bounds.high:g}")
     return ((images - bounds.low) / bounds.width).float()
 
 

@@ -131,7 +131,7 @@ class Endpoints(ABC):
         """Return how many images one attack may ask about; ``None``: as many as it likes.
 
         Raises:
-            InputError: the run's own endpoint answers fewer than are wanted.
+            InputError: the run's own endpoint answers fewer than requested.
         """
 
     @abstractmethod

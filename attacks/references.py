@@ -152,7 +152,7 @@ class _Federation:
     def run(
         self, schedule: Mapping[int, Sequence[int]], keep: Collection[int], advanced: Callable[[int], None]
     ) -> dict[int, Vector]:
-        """Run all rounds; return the models after those that are wanted."""
+        """Run all rounds; return the models after the requested ones."""
         kept = {}
         for over, number in enumerate(sorted(schedule), 1):
             self._round(number, schedule[number])
@@ -282,11 +282,11 @@ def _check(
             allowed="reference models average uploads by the mean only",
         )
     if not references:
-        raise InputError("at least one reference model is wanted")
+        raise InputError("expected at least one reference model")
     sizes = tuple(len(rows) for rows in world.partitions)
     for number, reference in enumerate(references):
         held = tuple(len(rows) for rows in reference.shares)
         if held != sizes:
             raise InputError(f"reference {number}: clients hold {held} examples; the target's hold {sizes}")
     if missing := sorted(set(keep) - set(schedule)):
-        raise InputError(f"models after round {missing[0]} are wanted, and nobody took part in it")
+        raise InputError(f"no client took part in round {missing[0]}, whose models are needed")

@@ -118,7 +118,9 @@ def bootstrap_intervals(
 
 def _check(scores: Floats, members: Bools) -> None:
     if scores.ndim != 1 or scores.shape != members.shape:
-        raise InputError(f"scores of shape {scores.shape} for members of shape {members.shape}; wanted: (N,) for both")
+        raise InputError(
+            f"scores of shape {scores.shape} for members of shape {members.shape}; expected: (N,) for both"
+        )
     if np.isnan(scores).any():
         raise InputError(f"{int(np.isnan(scores).sum())} of {len(scores)} membership scores are NaN")
     if members.all() or not members.any():

@@ -173,7 +173,7 @@ def _pair(text: str) -> str:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not theirs:
-        raise argparse.ArgumentTypeError(f"{text}: OURS:THEIRS is wanted, such as iga:invertinggradients")
+        raise argparse.ArgumentTypeError(f"{text}: expected OURS:THEIRS, such as iga:invertinggradients")
     return text
 
 

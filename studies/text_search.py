@@ -48,7 +48,7 @@ def main() -> None:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: KEY=VALUE is wanted")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE")
     return key, value
 
 
@@ -111,7 +111,7 @@ def _write(file: Path, sentences: int) -> None:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, KeyError) as error:
         raise InputError(f"{path} is not SST-2 ({error}); FEDPRIV_DATA names the folder that has it") from error
     if len(train) < sentences:
-        raise InputError(f"{sentences} sentences of {TOKENS} tokens are wanted, and {path} has {len(train)}")
+        raise InputError(f"expected {sentences} sentences of {TOKENS} tokens, and {path} has {len(train)}")
     with file.open("w", encoding="utf-8", newline="") as target:
         writer = csv.DictWriter(target, ("sentence", "label", "split"))
         writer.writeheader()

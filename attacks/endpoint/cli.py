@@ -100,7 +100,7 @@ def _with_settings(names: Sequence[str], set_: Sequence[str]) -> "list[ModelAtta
             raise InputError(
                 key="--set",
                 given=text,
-                allowed=f"ATTACK.KEY=VALUE is wanted, of an attack that is made: {', '.join(given)}",
+                allowed=f"expected ATTACK.KEY=VALUE, of an attack that is made: {', '.join(given)}",
             )
         given[keys[0]][keys[1]] = value
     return [validated(PROBES[name], settings, f"--set {name}") for name, settings in given.items()]

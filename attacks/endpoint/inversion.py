@@ -148,7 +148,7 @@ def _with_auxiliary(
 
 
 def _processed(images: Tensor, blur: float) -> Tensor:
-    """PROCESS: a small blur where one is wanted, then back onto [0, 1]."""
+    """PROCESS: a small blur where the settings say so, then back onto [0, 1]."""
     return (images if blur == 0 else _blurred(images, _window(blur))).clamp(0, 1)
 
 

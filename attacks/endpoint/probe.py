@@ -170,7 +170,7 @@ def _halves(world: World) -> tuple[Public, Public]:
     dataset = world.dataset
     order = torch.from_numpy(numpy_stream(world.experiment.seed, "probe-public").permutation(len(dataset.x_test)))
     if len(order) < 2:
-        raise InputError(f"{len(order)} test image(s): at least two are wanted, a public one and one to compare on")
+        raise InputError(f"{len(order)} test image(s): expected at least two, a public one and one to compare on")
     middle = len(order) // 2
     parts = order[:middle][:_MOST_IMAGES].sort().values, order[middle:][:_MOST_IMAGES].sort().values
     finer = _finer(world.experiment)

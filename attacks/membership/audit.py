@@ -42,7 +42,7 @@ _GAME = (
 def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress) -> Membership:
     """Attack the membership in a run's training data. It returns what is written to membership.json."""
     if references < 6 or references % 2:
-        raise InputError(key="--references", given=references, allowed="an even number from 6 is wanted")
+        raise InputError(key="--references", given=references, allowed="expected an even number from 6")
     summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()

@@ -16,5 +16,5 @@ class AuditConfig(Settings):
     @classmethod
     def _in_twos(cls, references: int) -> int:
         if references < 6 or references % 2:
-            raise InputError("an even number from 6 is wanted")
+            raise InputError("expected an even number from 6")
         return references

@@ -83,7 +83,7 @@ def _tables(model: nn.Module, vocabulary: int) -> list[str]:
     }
     if len({layer.weight for layer in found.values()}) != 1:
         raise AttackRefused(
-            f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; one is wanted"
+            f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; expected one"
         )
     for name, layer in found.items():
         if layer.max_norm is not None or layer.scale_grad_by_freq:

@@ -23,7 +23,7 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven."""
     if dataset.classes < 2:
         raise InputError(
-            key="data.name", given=experiment.data.name, allowed="the labels name one class; at least two are wanted"
+            key="data.name", given=experiment.data.name, allowed="the labels name one class; expected at least two"
         )
     _refuse_few_test_examples(experiment, dataset)
     if dataset.is_next:

@@ -91,7 +91,7 @@ Chosen = TypeVar("Chosen", bound=Settings)
 def _not_bool(value: Any) -> Any:
     """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
     if isinstance(value, bool):
-        raise InputError("a number is wanted")
+        raise InputError("expected a number")
     return value
 
 
@@ -284,7 +284,7 @@ def allowed_words(detail: ErrorDetails) -> str:
         (bound,) = context.values()
         return f"allowed is {bounds[kind]} {bound if isinstance(bound, int) else format(bound, 'g')}"
     if kind == "too_short":
-        return f"at least {context['min_length']} is wanted"
+        return f"expected at least {context['min_length']}"
     for start, words in _WANTED.items():
         if kind.startswith(start):
             return words
@@ -292,12 +292,12 @@ def allowed_words(detail: ErrorDetails) -> str:
 
 
 _WANTED = {
-    "int_": "a whole number is wanted",
-    "float_": "a number is wanted",
-    "finite_number": "a finite number is wanted",
-    "bool_": "true or false is wanted",
-    "string_type": "a text is wanted",
-    "tuple_type": "a list is wanted",
+    "int_": "expected a whole number",
+    "float_": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_": "expected true or false",
+    "string_type": "expected a text",
+    "tuple_type": "expected a list",
 }
 
 

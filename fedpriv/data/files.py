@@ -72,7 +72,7 @@ def read_npz(path: Path, memory: int) -> Arrays:
     headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))
     missing = [name for name in IMAGE_ARRAYS if name not in headers]
     if missing:
-        raise InputError(f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}")
+        raise InputError(f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}")
     for name in ("x_train", "x_test"):
         _check_images(headers[name], f"{path}: {name}")
     check_memory(path, sum(map(needed_memory, headers.values())), memory)
@@ -120,7 +120,7 @@ def named_classes(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, .
         return ()
     names = members["class_names"]
     if names.ndim != 1 or names.dtype.kind not in "US":
-        raise InputError(f"{path}: class_names is {names.dtype} of shape {names.shape}; a list of texts is wanted")
+        raise InputError(f"{path}: class_names is {names.dtype} of shape {names.shape}; expected a list of texts")
     texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist()]
     twice = next((name for number, name in enumerate(texts) if name in texts[:number]), None)
     if twice is not None:
@@ -148,29 +148,29 @@ def checked(arrays: Arrays, where: str) -> Arrays:
 
 def _check_images(images: np.ndarray | Header, what: str) -> None:
     if images.dtype != "uint8":
-        raise InputError(f"{what} has dtype {images.dtype}; uint8 (0 to 255) is wanted")
+        raise InputError(f"{what} has dtype {images.dtype}; expected uint8 (0 to 255)")
     if images.ndim not in (3, 4):
-        raise InputError(f"{what} has shape {images.shape}; (N, H, W) or (N, H, W, C) is wanted")
+        raise InputError(f"{what} has shape {images.shape}; expected (N, H, W) or (N, H, W, C)")
     if images.ndim == 4 and images.shape[3] not in (1, 3):
         hint = "; the channels come last" if images.shape[1] in (1, 3) else ""
-        raise InputError(f"{what} has shape {images.shape}; (N, H, W, C) with C = 1 or 3 is wanted{hint}")
+        raise InputError(f"{what} has shape {images.shape}; expected (N, H, W, C) with C = 1 or 3{hint}")
     if images.size == 0:
         raise InputError(f"{what} is empty: shape {images.shape}")
 
 
 def _check_rows(rows: np.ndarray, what: str) -> None:
     if rows.dtype != "float32" or rows.ndim != 3 or rows.size == 0:
-        raise InputError(f"{what} is {rows.dtype} of shape {rows.shape}; float32 (N, 1, features) is wanted")
+        raise InputError(f"{what} is {rows.dtype} of shape {rows.shape}; expected float32 (N, 1, features)")
     if not (rows.min() >= 0 and rows.max() <= 1):
-        raise InputError(f"{what} has values from {rows.min():g} to {rows.max():g}; 0 to 1 is wanted")
+        raise InputError(f"{what} has values from {rows.min():g} to {rows.max():g}; expected 0 to 1")
 
 
 def check_labels(labels: np.ndarray, images: int, what: str) -> None:
     """Refuse labels that are not ``images`` integers from 0 on; ``what`` names them in the :class:`InputError`."""
     if labels.dtype.kind not in "iu":
-        raise InputError(f"{what} has dtype {labels.dtype}; integers are wanted")
+        raise InputError(f"{what} has dtype {labels.dtype}; expected integers")
     if labels.ndim != 1:
-        raise InputError(f"{what} has shape {labels.shape}; one label an image, shape ({images},), is wanted")
+        raise InputError(f"{what} has shape {labels.shape}; expected one label an image, shape ({images},)")
     if len(labels) != images:
         raise InputError(f"{what} has {len(labels)} labels for {images} images")
     if len(labels) and labels.min() < 0:

@@ -121,7 +121,7 @@ def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
     low, high = values.min(), values.max()
     if not 0 <= low <= high <= top:
         allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
-        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; wanted is {allowed}")
+        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; expected {allowed}")
     if top == 0xFFFF and high <= _TWELVE_BITS:
         raise InputError(
             f"{what} is uint16 up to {high}, nearly black where 65535 is white; save uint8, or multiply by "
@@ -152,7 +152,7 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
         odd = np.flatnonzero(~(one & ((values == 0).sum(1) == values.shape[1] - 1)))
         if len(odd):
             row = str(values[odd[0]].tolist())
-            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; one 1 in each row is wanted, and 0 elsewhere")
+            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; expected one 1 in each row, and 0 elsewhere")
         values = values.argmax(1)
     texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
     if texts.dtype.kind == "U" and (texts == "").any():
@@ -189,7 +189,7 @@ def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arr
         if share.shape != shares[0].shape or len(share.shape) != 3 or share.shape[0] not in (1, 3):
             raise InputError(
                 f"{share.where}: images have shape {tuple(share.values.shape[1:])}, and those of {shares[0].where} "
-                f"{tuple(shares[0].values.shape[1:])}; (H, W) or (H, W, C), C = 1 or 3, the same everywhere, is wanted"
+                f"{tuple(shares[0].values.shape[1:])}; expected (H, W) or (H, W, C), C = 1 or 3, the same everywhere"
             )
     if not shares:
         raise InputError(f"{place.path}: there is no example in it")

@@ -29,7 +29,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"a batch of {self.batch_size} examples; at least 1 is wanted")
+            raise ValueError(f"a batch of {self.batch_size} examples; expected at least 1")
         if self.batch_size > self.examples:
             raise ValueError(f"a batch of {self.batch_size} is more than the {self.examples} examples there are")
 

@@ -125,7 +125,7 @@ class Source(ABC):
     @classmethod
     def schema(cls, place: Place) -> "Schema":
         """Return what the columns of a table are, from ``data.table`` and the rows."""
-        allowed = "a table is wanted: csv, or hub or object with a section data.table"
+        allowed = "expected a table: csv, or hub or object with a section data.table"
         raise InputError(key="data.name", given=cls.name, allowed=allowed)
 
 

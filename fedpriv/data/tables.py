@@ -128,10 +128,10 @@ def _is_utf8(cell: bytes | None) -> bool:
 def read_cells(path: Path, delimiter: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
     """Read a file whose name ends in .parquet or .pq, or else a CSV file with a header, compressed or not."""
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; a CSV or Parquet file is wanted")
+        raise InputError(f"{path}: is a folder; expected a CSV or Parquet file")
     for endings, what in _OTHER_FILES.items():
         if path.suffix.lower() in endings:
-            raise InputError(f"{path}: a CSV or Parquet file is wanted, and {path.suffix} is {what}")
+            raise InputError(f"{path}: expected a CSV or Parquet file, and {path.suffix} is {what}")
     with _in_one_line(path, delimiter):
         batches = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, delimiter)
         return cells_of(batches, str(path), empty, memory)

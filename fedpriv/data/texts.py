@@ -116,7 +116,7 @@ def _json_lines(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row
 def _json_list(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
     given = _parsed(str(path), file.read())
     if not isinstance(given, list):
-        raise InputError(f'{path}: a JSON list of objects is wanted, such as [{{"{columns.text}": ...}}, ...]')
+        raise InputError(f'{path}: expected a JSON list of objects, such as [{{"{columns.text}": ...}}, ...]')
     for number, each in enumerate(given, start=1):
         yield _json_row(path, f"{path}, entry {number}", number, each, columns)
 
@@ -130,7 +130,7 @@ def _parsed(where: str, text: str) -> object:
 
 def _json_row(path: Path, where: str, number: int, given: object, columns: TextColumns) -> Row:
     if not isinstance(given, dict):
-        raise InputError(f'{where}: a JSON object is wanted, such as {{"{columns.text}": ...}}')
+        raise InputError(f'{where}: expected a JSON object, such as {{"{columns.text}": ...}}')
     for column in columns.needed:
         if column not in given:
             raise _missing(where, column, list(given))
@@ -169,7 +169,7 @@ def _cell(where: str, value: object) -> str:
     """The text of a JSON value; labels may be numbers, or true and false."""
     if isinstance(value, list | dict) or value in (math.inf, -math.inf):
         kind = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else "too large a number"
-        raise InputError(f"{where} holds {kind}; wanted is a text or a number")
+        raise InputError(f"{where} holds {kind}; expected a text or a number")
     text = "" if value is None else str(value)
     try:
         text.encode()
@@ -322,7 +322,7 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextS
     if not train or not test:
         raise InputError(
             f"{where}: data.text.test_share = {config.test_share:g} of {len(rows)} texts leaves {len(train)} training "
-            f"and {len(test)} test texts; both are wanted"
+            f"and {len(test)} test texts; expected both"
         )
     return TextSplit(train, test)
 
@@ -333,7 +333,7 @@ def arrays_of(part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, 
 
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
-        raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; both are wanted")
+        raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; expected both")
     keys = Keys.of(*([row.key or "" for row in rows] for rows in part))
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
     if task == "classify":

@@ -119,7 +119,7 @@ class Pairs(Tokenizer):
         numbers = sorted(library.get_vocab().values())
         if not numbers or numbers != list(range(len(numbers))):
             raise InputError(
-                f"data.text.vocabulary_file: {path}: a vocabulary with the numbers 0, 1, 2 and so on is wanted; it has "
+                f"data.text.vocabulary_file: {path}: expected a vocabulary with the numbers 0, 1, 2 and so on; it has "
                 + (f"{len(numbers)} from {numbers[0]} to {numbers[-1]}" if numbers else "no tokens")
             )
         # Files may ask for both. Sequences are cut and padded here, with a token that no text has.
@@ -158,7 +158,7 @@ class LlamaTokens(Tokenizer):
         """Return the tokenizer that the file of the model holds."""
         headers = read_headers(path, ("vocab", "vocab_scores"))
         if len(headers) < 2:
-            raise InputError(f"{path} holds no tokenizer: wanted are vocab and vocab_scores")
+            raise InputError(f"{path} holds no tokenizer: expected vocab and vocab_scores")
         arrays = read_arrays(path, headers)
         # numpy drops zero bytes at the end of a text, and one of the tokens is a space alone.
         vocabulary = [bytes(token) for token in arrays["vocab"].tolist()]

@@ -60,7 +60,7 @@ def stage_of(content: RecordDict) -> str | None:
 
 
 def record_of(content: RecordDict, wanted: str | None) -> str:
-    """Return the name of the record with the parameters: the one that is wanted, or the only one."""
+    """Return the name of the record with the parameters: the requested one, or the only one."""
     names = sorted(content.array_records)
     usual = [name for name in (PARAMETERS, *REPLIES) if name in names]
     found = wanted or next(iter(usual or names), PARAMETERS)

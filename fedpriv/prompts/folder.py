@@ -154,7 +154,7 @@ class PromptFolder(Files):
         for number, line in enumerate(kept, start=1):
             if len(line.votes) != voters or not all(0 <= label < labels for label in (*line.votes, line.zero_shot)):
                 raise InputError(
-                    f"{where}, line {number} is damaged: wanted are {voters} votes, each from 0 to {labels - 1}"
+                    f"{where}, line {number} is damaged: expected {voters} votes, each from 0 to {labels - 1}"
                 )
         return kept
 
@@ -162,7 +162,7 @@ class PromptFolder(Files):
         """Return the sum of noisy counts; ``None``: clients were not asked yet."""
         known = read_file(self.path / _COUNTS, _COUNTS_RECORD)
         if known is not None and [len(row) for row in known.counts] != [labels] * questions:
-            raise InputError(f"{self.path / _COUNTS} is damaged: wanted are {questions} questions of {labels} counts")
+            raise InputError(f"{self.path / _COUNTS} is damaged: expected {questions} questions of {labels} counts")
         return known
 
     def keep_counts(self, known: NoisyCounts) -> None:

@@ -71,7 +71,7 @@ def load_texts(config: TextConfig, seed: int) -> PromptTexts:
     numbers = {label: number for number, label in enumerate(spoken)}
     train, test = _parts([(Example(row.text, numbers[row.label or ""]), row.split) for row in rows], seed)
     if not train or not test:
-        raise InputError(f"{path}: {len(train)} private examples and {len(test)} questions; both are wanted")
+        raise InputError(f"{path}: {len(train)} private examples and {len(test)} questions; expected both")
     if config.examples is not None:
         if config.examples > len(train):
             raise InputError(
@@ -95,7 +95,7 @@ def _spoken(path: Path, rows: Sequence[Row], known: Mapping[str, str] | None, gi
         usual = dict(zip(usual, given, strict=True))
     if len(set(usual.values())) != len(usual) or len(usual) < 2:
         said = ", ".join(map(repr, usual.values()))
-        raise InputError(f"{path}: at least two labels, each with a word of its own, are wanted; given: {said}")
+        raise InputError(f"{path}: expected at least two labels, each with a word of its own; given: {said}")
     return usual
 
 

@@ -176,5 +176,5 @@ def check_noise(noise: float | None, place: str | None) -> None:
         raise InputError(
             key="--noise",
             given=noise,
-            allowed=f"a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted, for inputs from 0 to 1",
+            allowed=f"expected a deviation from {LEAST_NOISE:g} to {MOST_NOISE:g}, for inputs from 0 to 1",
         )

@@ -19,13 +19,13 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
     """Say why the noise of a network proves nothing, or return ``None``; ``shape``: (C, H, W) of an image."""
     layers = noise_layers(network)
     if len(layers) != 1:
-        return f"it has {len(layers)} RobustnessNoise layers; exactly one, around its first affine layer, is wanted"
+        return f"it has {len(layers)} RobustnessNoise layers; expected exactly one, around its first affine layer"
     (layer,) = layers
     images = torch.randn(2 * _IMAGES, *shape, generator=stream)
     first, others = images.split(_IMAGES)
     calls = _calls(network, layer, first)
     if calls != 1:
-        return f"its noise layer is called {calls} times in a forward pass; once is wanted"
+        return f"its noise layer is called {calls} times in a forward pass; expected once"
     if not _is_affine(network, layer, first, others):
         return "what reaches the noise layer is not affine in the image; put it around the first affine layer"
     if _goes_past(network, layer, first, others):

@@ -248,7 +248,7 @@ def _test_images(run: "RunFolder", text: str | None) -> "tuple[Tensor, Tensor]":
         return images[:_ASKED], dataset.y_test[:_ASKED]
     first, _, last = text.partition(":")
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
-        raise InputError(key="--test", given=text, allowed=f"A:B with 0 <= A < B <= {len(images)} is wanted")
+        raise InputError(key="--test", given=text, allowed=f"expected A:B with 0 <= A < B <= {len(images)}")
     rows = slice(int(first), int(last))
     return images[rows], dataset.y_test[rows]
 
@@ -263,7 +263,7 @@ def _own_images(path: Path) -> "Tensor":
         raise InputError(f"{path}: has no array named images")
     array = read_arrays(path, headers)["images"]
     if array.dtype.name not in ("uint8", "float32", "float64"):
-        raise InputError(f"{path}: images of {array.dtype}; uint8, or float32 or float64 on [0, 1] is wanted")
+        raise InputError(f"{path}: images of {array.dtype}; expected uint8, or float32 or float64 on [0, 1]")
     return torch.from_numpy(array)
 
 

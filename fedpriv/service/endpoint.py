@@ -82,7 +82,7 @@ def checked_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
         wanted = " x ".join(str(size) for size in ("n", *shape))
         given = " x ".join(str(size) for size in images.shape) or "one number"
-        raise InputError(f"images of {given}: {wanted} is wanted, n from 1")
+        raise InputError(f"images of {given}: expected {wanted}, n from 1")
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():

@@ -200,7 +200,7 @@ def _opened(place: Path, world: World, service: Service, experiment: Experiment)
 def _checked_weights(weights: Scores, facts: Facts) -> Scores:
     expected = facts.classes, facts.features
     if weights.shape != expected or not np.isfinite(weights).all():
-        raise ValueError(f"finite weights of {expected[0]} x {expected[1]} are wanted")
+        raise ValueError(f"expected finite weights of {expected[0]} x {expected[1]}")
     return weights
 
 

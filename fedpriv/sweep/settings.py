@@ -243,7 +243,7 @@ def _seeds(seeds: tuple[int, ...] | None, base: Mapping[str, Any], source: str) 
     if seeds is None:
         usual = base.get("seed", 0)
         if not isinstance(usual, int):
-            raise InputError(where=source, key="the base's seed", given=usual, allowed="a number is wanted")
+            raise InputError(where=source, key="the base's seed", given=usual, allowed="expected a number")
         return (usual,)
     if not seeds:
         raise InputError(f"{source}: seeds is empty: no trial would run")
@@ -264,7 +264,7 @@ def _axes(file: _File, source: str) -> dict[str, tuple[Values, ...]]:
         name = f"grid.{'.'.join(keys)}"
         if not isinstance(values, list):
             raise InputError(
-                where=source, key=name, given=values, allowed=f"a list of values is wanted, such as [{values!r}]"
+                where=source, key=name, given=values, allowed=f"expected a list of values, such as [{values!r}]"
             )
         axes[name] = tuple(((keys, value),) for value in values)
     holders: dict[Key, str] = {}

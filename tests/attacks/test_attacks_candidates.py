@@ -327,12 +327,12 @@ class TestOwnModel:
         ("arguments", "reason"),
         [
             ({}, "none is given"),
-            ({"candidates": IMAGES[:1], "candidate_labels": [1]}, "1 record; 2 or more are wanted"),
+            ({"candidates": IMAGES[:1], "candidate_labels": [1]}, "1 record; expected 2 or more"),
             ({"candidates": IMAGES[:3], "attack": "map"}, "the attack map takes none"),
-            ({"candidates": IMAGES[:3], "candidate_labels": [1, 2, 10]}, "from 0 to 9 are wanted; given is 10"),
+            ({"candidates": IMAGES[:3], "candidate_labels": [1, 2, 10]}, "expected numbers from 0 to 9; given is 10"),
             (
                 {"candidates": IMAGES[:3], "candidate_labels": [1.5] * 99},
-                r"= \[1.5, .{10,200}\.\.\.: whole",
+                r"= \[1.5, .{10,200}\.\.\.: expected whole",
             ),
             ({"candidates": IMAGES[:3], "candidate_labels": [1, 2]}, "2 candidate_labels for 3 examples"),
             ({"candidates": torch.rand(3, 1, 4, 4), "candidate_labels": [1, 2, 3]}, r"candidates has the shape"),

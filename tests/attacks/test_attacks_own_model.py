@@ -490,11 +490,11 @@ MODEL = mlp()
 LIST = [torch.ones_like(value) for value in MODEL.parameters()]
 BIAS = "output.bias"
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "one end of a range": ({"value_range": 6}, "value_range = 6: two numbers, the lowest and the highest"),
-    "an empty range": ({"value_range": (1, 1)}, "value_range = (1, 1): finite numbers are wanted, the lower one first"),
-    "an endless range": ({"value_range": (0, float("inf"))}, "value_range = (0, inf): finite numbers are wanted"),
+    "one end of a range": ({"value_range": 6}, "value_range = 6: expected two numbers, the lowest and the highest"),
+    "an empty range": ({"value_range": (1, 1)}, "value_range = (1, 1): expected finite numbers, the lower one first"),
+    "an endless range": ({"value_range": (0, float("inf"))}, "value_range = (0, inf): expected finite numbers"),
     "public images out of range": (
-        {"public_images": torch.ones(3, *SHAPE), "value_range": (-1, 0.5)}, "numbers from -1 to 0.5 are wanted"
+        {"public_images": torch.ones(3, *SHAPE), "value_range": (-1, 0.5)}, "expected floating-point numbers from -1 to 0.5"
     ),
     "wrong shape": (
         {"upload": ones(MODEL, **{BIAS: torch.ones(9)})}, "output.bias has the shape (9,), in the model (10,)"
@@ -517,29 +517,29 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "setting": ({"itertions": 3}, "iga has no setting 'itertions'; did you mean iterations?"),
     "another attack's setting": ({"attack": "dlg", "tv": 3}, "dlg has no setting 'tv'"),
     "value of a setting": ({"tv": -1}, "tv = -1: allowed is from 0"),
-    "shape": ({"shape": (8, 8)}, "shape = (8, 8): (C, H, W) of one image is wanted"),
+    "shape": ({"shape": (8, 8)}, "shape = (8, 8): expected (C, H, W) of one image"),
     "shape that does not fit": ({"shape": (3, 8, 8)}, "the model does not take images of shape (1, 3, 8, 8)"),
     "classes": ({"classes": 7}, "classes = 7: the model has 10 logits"),
     "labels": ({"labels": [1, 2]}, "2 labels for 1 examples"),
     "a label": ({"labels": [10]}, "numbers from 0 to 9"),
-    "half a label": ({"labels": [1.5]}, "labels = [1.5]: whole numbers, one for each example, are wanted"),
-    "a word for a label": ({"labels": ["x"]}, "labels = ['x']: whole numbers"),
-    "a label that is no list": ({"labels": 7}, "labels = 7: whole numbers"),
-    "batch size": ({"batch_size": 0}, "batch_size = 0: a whole number from 1"),
+    "half a label": ({"labels": [1.5]}, "labels = [1.5]: expected whole numbers, one for each example"),
+    "a word for a label": ({"labels": ["x"]}, "labels = ['x']: expected whole numbers"),
+    "a label that is no list": ({"labels": 7}, "labels = 7: expected whole numbers"),
+    "batch size": ({"batch_size": 0}, "batch_size = 0: expected a whole number from 1"),
     "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
-    "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: a finite number above zero"),
-    "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': sgd or adam"),
-    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1: a number from 0 to below 1"),
+    "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: expected a finite number above zero"),
+    "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': expected sgd or adam"),
+    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1: expected a number from 0 to below 1"),
     "examples": ({"examples": 3, "batch_size": 2}, "hold from 2 to 2 distinct examples"),
     "public images' shape": (
-        {"public_images": torch.zeros(30, 8, 8)}, "public_images has the shape (30, 8, 8); (M, 1, 8, 8) is wanted"
+        {"public_images": torch.zeros(30, 8, 8)}, "public_images has the shape (30, 8, 8); expected (M, 1, 8, 8)"
     ),
-    "public images' scale": ({"public_images": torch.full((30, 1, 8, 8), 16.0)}, "numbers from 0 to 1 are wanted"),
+    "public images' scale": ({"public_images": torch.full((30, 1, 8, 8), 16.0)}, "expected floating-point numbers from 0 to 1"),
     "public images of another type": ({"public_images": torch.zeros(30, 1, 8, 8).int()}, "floating-point numbers"),
     "no public image": ({"public_images": torch.zeros(0, 1, 8, 8)}, "public_images has the shape (0, 1, 8, 8)"),
     "public words": ({"public_images": [["a"]]}, "public_images is not an array of numbers"),
-    "mean": ({"mean": [0.1, 0.2, 0.3]}, "mean has 3 numbers; one, or one for each of the 1 channels"),
-    "std": ({"std": 0.0}, "std = (0.0,): finite numbers are wanted, above zero"),
+    "mean": ({"mean": [0.1, 0.2, 0.3]}, "mean has 3 numbers; expected one, or one for each of the 1 channels"),
+    "std": ({"std": 0.0}, "std = (0.0,): expected finite numbers, above zero"),
     "mechanism": ({"mechanism": {"name": "gausian"}}, "mechanism.name: "),
     "no noise": ({"mechanism": {"name": "vmf"}}, "vmf needs exactly one of"),
     "target": ({"mechanism": {"name": "vmf", "epsilon": 3.0}}, "give the noise itself"),
@@ -561,10 +561,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         }.items()
         for value in values
     },
-    "an upload by numbers": ({"upload": dict(enumerate(LIST))}, "upload: its keys are [0, 1, 2]; names of the model's"),
+    "an upload by numbers": ({"upload": dict(enumerate(LIST))}, "upload: its keys are [0, 1, 2]; expected names of the model's"),
     "a list of attacks": ({"attack": ["iga"]}, "attack ['iga'] is not known"),
-    "a repeat that is no pair": ({"repeats": [LIST]}, "repeats: a list of pairs (parameters, upload) is wanted"),
-    "a number of repeats": ({"repeats": 3}, "repeats: a list of pairs (parameters, upload) is wanted"),
+    "a repeat that is no pair": ({"repeats": [LIST]}, "repeats: expected a list of pairs (parameters, upload)"),
+    "a number of repeats": ({"repeats": 3}, "repeats: expected a list of pairs (parameters, upload)"),
     "a batch larger than memory": ({"batch_size": 10**9}, "one dummy batch of 1000000000 image(s) through this"),
     "a batch of loops": ({"batch_size": 10**8, "learning_rate": 0.1, "local_steps": 10}, "one dummy batch of"),
     "loss": ({"loss": lambda logits, labels: logits}, "the loss must be one finite number for a batch"),
@@ -593,7 +593,7 @@ def test_mistakes_are_one_line(name: str) -> None:
         (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(256, 10)), "takes whole numbers, such as tokens"),
         (nn.Flatten(), "no trained parameters"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), "at least two classes"),
-        (nn.Conv2d(1, 2, 3), "logits (1, classes) are wanted"),
+        (nn.Conv2d(1, 2, 3), "expected logits (1, classes)"),
     ],
 )
 def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
@@ -604,7 +604,7 @@ def test_models_that_cannot_be_attacked(model: nn.Module, words: str) -> None:
 
 @in_one_test("model", [None, lambda images: images, Small, 3])
 def test_what_is_no_model_is_one_line(model: Any) -> None:
-    with pytest.raises(InputError, match=r"^model = .*: an instance of torch\.nn\.Module is wanted$"):
+    with pytest.raises(InputError, match=r"^model = .*: expected an instance of torch\.nn\.Module$"):
         reconstruct(model, F.cross_entropy, LIST, SHAPE)
 
 

@@ -132,7 +132,7 @@ def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
         (["run", "--attack", "extraction", "--as", "usr"], "did you mean user?"),
         (["run", "--attack", "extraction", "--queries", "0"], "0 is not in the range x>=1"),
         (["run", "--attack", "extraction", "--set", "extraction.points=0"], "points = 0:"),
-        (["run", "--attack", "extraction", "--set", "points=3"], "ATTACK.KEY=VALUE is wanted"),
+        (["run", "--attack", "extraction", "--set", "points=3"], "expected ATTACK.KEY=VALUE"),
         (["run", "--attack", "equation-solving"], "is for models whose logits are affine in the image"),
         (["run", "--attack", "equation-solving", "--answers", "label-only"], "this policy names labels only"),
         (["run", "--attack", "cloak"], "cloak needs an attribute other than the model's task: a run with data.groups"),

@@ -155,39 +155,39 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ({"x_train": None}, "lacks x_train; wanted are x_train, y_train, x_test, y_test"),
+    ({"x_train": None}, "lacks x_train; expected x_train, y_train, x_test, y_test"),
     ({"y_test": None, "x_test": None}, "lacks x_test, y_test"),
-    ({"x_train": np.full((20, 8, 8, 3), 2, np.float32)}, "x_train is float32 from 2 to 2; wanted is 0 to 255 in whole"),
-    ({"x_test": np.full((8, 8, 8, 3), np.nan)}, "x_test is float64 from nan to nan; wanted is"),
-    ({"x_train": np.full((20, 8, 8, 3), -1)}, "x_train is int64 from -1 to -1; wanted is 0 to 255"),
-    ({"x_train": np.full((20, 8, 8, 3), "a")}, "x_train has dtype <U1; numbers are wanted"),
+    ({"x_train": np.full((20, 8, 8, 3), 2, np.float32)}, "x_train is float32 from 2 to 2; expected 0 to 255 in whole"),
+    ({"x_test": np.full((8, 8, 8, 3), np.nan)}, "x_test is float64 from nan to nan; expected"),
+    ({"x_train": np.full((20, 8, 8, 3), -1)}, "x_train is int64 from -1 to -1; expected 0 to 255"),
+    ({"x_train": np.full((20, 8, 8, 3), "a")}, "x_train has dtype <U1; expected numbers"),
     (
         {"x_train": np.zeros((20, 192), np.uint8)},
-        "x_train has shape (20, 192); (N, H, W), (N, H, W, C) or (N, C, H, W)",
+        "x_train has shape (20, 192); expected (N, H, W), (N, H, W, C) or (N, C, H, W)",
     ),
     ({"x_train": np.zeros((20, 1, 8, 8, 3), np.uint8)}, "x_train has shape (20, 1, 8, 8, 3)"),
-    ({"x_train": np.zeros((20, 8, 8, 4), np.uint8)}, "C = 1 or 3 channels are wanted, in the last place or the second"),
+    ({"x_train": np.zeros((20, 8, 8, 4), np.uint8)}, "expected C = 1 or 3 channels, in the last place or the second"),
     ({"x_train": np.zeros((20, 8, 9, 3), np.uint8)}, "images of x_train have shape (8, 9, 3), of x_test (8, 8, 3)"),
     ({"x_train": np.zeros((19, 8, 8, 3), np.uint8)}, "y_train has 20 labels for 19 images"),
     ({"y_test": np.zeros(9, np.uint8)}, "y_test has 9 labels for 8 images"),
     ({"y_train": np.arange(20) % 4 - 1}, "y_train has the label -1; labels count from 0"),
-    ({"y_train": np.arange(20) % 4 * 1.0}, "y_train has dtype float64; integers are wanted"),
-    ({"y_train": np.arange(20) % 2 == 0}, "y_train has dtype bool; integers are wanted"),
+    ({"y_train": np.arange(20) % 4 * 1.0}, "y_train has dtype float64; expected integers"),
+    ({"y_train": np.arange(20) % 2 == 0}, "y_train has dtype bool; expected integers"),
     ({"y_train": np.array(["cat"] * 20)}, "no training example has the class 0; training examples have cat"),
     (
         {"y_train": np.ones((20, 4), int)},
-        "y_train: row 1 is [1, 1, 1, 1]; one 1 in each row is wanted, and 0 elsewhere",
+        "y_train: row 1 is [1, 1, 1, 1]; expected one 1 in each row, and 0 elsewhere",
     ),
     (
         {"y_train": np.zeros((20, 4, 1), int)},
-        "y_train has shape (20, 4, 1); one label an image, shape (20,), is wanted",
+        "y_train has shape (20, 4, 1); expected one label an image, shape (20,)",
     ),
-    ({"client": np.zeros(19)}, "client is float64 of shape (19,); 20 numbers or texts are wanted, one an example"),
+    ({"client": np.zeros(19)}, "client is float64 of shape (19,); expected 20 numbers or texts, one an example"),
     ({"y_train": np.arange(20) % 4 + 1}, "labels go up to 4, but y_train has no label 0"),
     ({"y_test": np.arange(8) + 1}, "labels go up to 8, but y_train has no label 4"),
     ({"y_train": np.where(np.arange(20) == 3, 2**63, np.arange(20) % 4).astype(np.uint64)}, f"go up to {2**63}, but"),
     ({"class_names": np.array(["a", "b", "c"])}, "label 3 has no class; 3 classes are named, counted from 0"),
-    ({"class_names": np.arange(4)}, "class_names is int64 of shape (4,); a list of texts is wanted"),
+    ({"class_names": np.arange(4)}, "class_names is int64 of shape (4,); expected a list of texts"),
     ({"class_names": np.array(["a", "b", "c", "d"], dtype=object)}, "class_names holds Python objects"),
     ({"x_train": np.array([[1], [1, 2]], dtype=object)}, "x_train holds Python objects, which are not read"),
     ({"x_train": np.zeros((0, 8, 8, 3), np.uint8), "y_train": np.zeros(0, int)}, "x_train is empty"),
@@ -467,7 +467,7 @@ def test_faces_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "lfw.npz", **arrays((32, 32, 3), 4))
     assert "0 people have 14 images or more" in refusal(load, "lfw", root=str(tmp_path))
     small = faces_folder(tmp_path / "small", {"Ann": 14, "Bo": 14}, side=200)
-    assert "200x200 pixels; 250x250 is wanted" in refusal(load, "lfw", root=str(tmp_path / "small"))
+    assert "200x200 pixels; expected 250x250" in refusal(load, "lfw", root=str(tmp_path / "small"))
     for path in small.rglob("*.jpg"):
         path.write_bytes(path.read_bytes()[:100])
     assert "not a picture, truncated or damaged" in refusal(load, "lfw", root=str(tmp_path / "small"))
@@ -658,7 +658,7 @@ def test_other_rows_than_places_are_refused(tmp_path: Path) -> None:
     assert "is not there" in refusal(load, "location30", root=str(tmp_path))
     for wrong, said in (
         ({"x": places()["x"]}, "lacks y"),
-        (places() | {"x": places()["x"] * 2}, "x has the value 2; 0 and 1 are wanted"),
+        (places() | {"x": places()["x"] * 2}, "x has the value 2; expected 0 or 1"),
         (places() | {"x": places()["x"].astype(float)}, "x is float64 of shape"),
         (places() | {"y": places()["y"][:7]}, "has 7 labels for 5010 images"),
     ):
@@ -711,7 +711,7 @@ def test_groups_that_do_not_fit_are_refused(groups: tuple[tuple[int, ...], ...],
         ([[0, 1], []], "at least 1 item"),
         ([[0, 1], [1, 2]], "class 1 is named twice"),
         ([[0, -1], [2]], "greater than or equal to 0"),
-        ([[0, True], [2]], "a number is wanted"),
+        ([[0, True], [2]], "expected a number"),
     ],
 )
 def test_groups_that_are_none_are_refused(groups: list[list[int]], why: str) -> None:

@@ -150,7 +150,7 @@ def test_the_default_refuses_what_is_larger_than_most_machines(tmp_path: Path) -
 def test_images_that_are_no_bytes_are_refused_as_such_however_many(tmp_path: Path) -> None:
     """More memory would not help."""
     path = packed(tmp_path / "own.npz", x_train=np.zeros((20, 300, 300, 3)))
-    assert refusal(read_npz, path, 1).endswith("x_train has dtype float64; uint8 (0 to 255) is wanted")
+    assert refusal(read_npz, path, 1).endswith("x_train has dtype float64; expected uint8 (0 to 255)")
 
 
 @pytest.mark.parametrize("memory", [0, -1, 1.5, 1_000_001])
@@ -343,7 +343,7 @@ def test_pictures_of_another_size_are_not_unpacked(side: int, tmp_path: Path) ->
             (folder / person / f"{number}.jpg").write_bytes(png(side, side))
     Image.preinit()  # the first picture of a process loads Pillow's plugins, which is not what is measured
     message = refusal(load_dataset, DataConfig(name="lfw", root=str(tmp_path), download=False), 0)
-    assert f"{side}x{side} pixels; 250x250 is wanted" in message or "decompression bomb" in message
+    assert f"{side}x{side} pixels; expected 250x250" in message or "decompression bomb" in message
 
 
 TENSORS: dict[str, dict[str, dict[str, Any]]] = {

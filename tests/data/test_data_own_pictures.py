@@ -527,19 +527,19 @@ def leaf_file(path: Path, content: object) -> Path:
         ({"x": [0.5, 1], "y": [1, 2]}, "user 'ann': images have shape ()"),
         ({"x": [[0.5] * 4] * 4, "y": [1, "b"] * 2}, "its labels are of several types, such as"),
         ({"x": [[0.5] * 4], "y": [""]}, "user 'ann': y holds an empty text"),
-        ({"x": [[2e308] * 4], "y": [1]}, "user 'ann': x is float64 from inf to inf; wanted is"),
+        ({"x": [[2e308] * 4], "y": [1]}, "user 'ann': x is float64 from inf to inf; expected"),
         ({"x": [], "y": []}, "there is no example in it"),
         ('{"user_data": ', "not JSON that can be read, truncated or damaged"),
-        ("[]", 'wanted is LEAF\'s {"users"'),
-        ({"x": [[0.5] * 4], "y": [1, 2]}, "user 'ann': two lists x and y of one length"),
+        ("[]", 'expected LEAF\'s {"users"'),
+        ({"x": [[0.5] * 4], "y": [1, 2]}, "user 'ann': expected two lists x and y of one length"),
         ({"x": [[0.5] * 5], "y": [1]}, "user 'ann': x holds lists of 5 numbers, which are no square"),
         ({"x": [[0.5] * 4, [0.5]], "y": [1, 2]}, "user 'ann': x holds list that are no images of one size"),
-        ({"x": [[-0.5] * 4], "y": [1]}, "user 'ann': x is float64 from -0.5 to -0.5; wanted is"),
+        ({"x": [[-0.5] * 4], "y": [1]}, "user 'ann': x is float64 from -0.5 to -0.5; expected"),
         (
             {"x": ["a.jpg"], "y": [1]},
-            "user 'ann': x holds str; lists of numbers are wanted where the experiment has no",
+            "user 'ann': x holds str; expected lists of numbers where the experiment has no",
         ),
-        ({"x": [[0.5] * 4], "y": [1.5]}, "user 'ann': y holds float; whole numbers or texts are wanted"),
+        ({"x": [[0.5] * 4], "y": [1.5]}, "user 'ann': y holds float; expected whole numbers or texts"),
         ({"x": [[0.5] * 4], "y": [1]}, "data.test_share = 0.2 of each client's, at most 1, examples leaves no test"),
     ],
 )
@@ -560,17 +560,17 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
     bob = {"examples/bob/label": np.zeros(2, int), "examples/bob/pixels": np.zeros((2, 5, 5))}
     for fields, words in (
         ({"other/ann/pixels": image}, "has no group 'examples'"),
-        ({"examples/ann/scan": image}, "client 'ann': wanted is pixels or image or x; it has scan"),
+        ({"examples/ann/scan": image}, "client 'ann': expected pixels or image or x; it has scan"),
         (
             {"examples/ann/pixels": image},
-            "client 'ann': wanted is 'label', a whole number for each",
+            "client 'ann': expected 'label', a whole number for each",
         ),
         ({"examples/ann/pixels": image[0], **label}, "images are float64 of shape (4, 4)"),
         ({"examples/ann/pixels": np.zeros((2, 4, 4, 4)), **label}, "client 'ann': images have shape (4, 4, 4)"),
-        ({"examples/ann/pixels/0": image, **label}, "client 'ann': wanted is pixels or image or x; it has label"),
-        ({"examples/ann/pixels": image, "examples/ann/label/0": image}, "client 'ann': wanted is 'label'"),
+        ({"examples/ann/pixels/0": image, **label}, "client 'ann': expected pixels or image or x; it has label"),
+        ({"examples/ann/pixels": image, "examples/ann/label/0": image}, "client 'ann': expected 'label'"),
         ({"examples/ann/pixels": image[:1], **label}, "client 'ann': 1 examples and 2 labels"),
-        ({"examples/ann/pixels": image - 1, **label}, "client 'ann' is float64 from -1 to -1; wanted"),
+        ({"examples/ann/pixels": image - 1, **label}, "client 'ann' is float64 from -1 to -1; expected"),
         ({"examples/ann/pixels": image, **label, **bob}, "client 'bob': images have shape (5, 5)"),
     ):
         with h5py.File(path, "w") as file:
@@ -580,7 +580,7 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.create_group("examples")
     assert "there is no example in it" in refusal("hdf5", path)
-    for texts, words in ((b"one", "a list is wanted"), (np.array([b"\xff"]), "a text is no UTF-8")):
+    for texts, words in ((b"one", "expected a list"), (np.array([b"\xff"]), "a text is no UTF-8")):
         with h5py.File(path, "w") as file:
             file.create_dataset("examples/ann/snippets", data=texts)
         assert words in refusal("hdf5", path, text={"length": 8})
@@ -615,7 +615,7 @@ def test_idx_files(tmp_path: Path, ending: str) -> None:
     assert torch.cat([dataset.y_train, dataset.y_test]).tolist() == (y - 1).tolist()
     assert dataset.class_names == ("1", "2", "3")
     (tmp_path / f"train-labels-idx1-ubyte{ending}").rename(tmp_path / "labels")
-    assert "one file of labels of train data is wanted" in refusal("idx", tmp_path)
+    assert "expected one file of labels of train data" in refusal("idx", tmp_path)
     assert "no such folder" in refusal("idx", tmp_path / "labels")
 
 
@@ -650,7 +650,7 @@ def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     assert dataset.name == "object" and dataset.class_names == ("ant", "bee", "cow")
     assert {image.tobytes() for image in images(dataset)} == {image.tobytes() for image in drawn}
     for name, words in (
-        ("own_module:other", "a Dataset or DatasetDict is wanted, not int"),
+        ("own_module:other", "expected a Dataset or DatasetDict, not int"),
         ("none_such:data", "cannot be"),
     ):
         with pytest.raises(InputError, match=f"data.name = '{name}': .*{words}"):

@@ -126,8 +126,8 @@ BAD = [
     ({}, {"classes": ["low", "middle"]}, "the label 'high' is none of low, middle"),
     ({}, {"test_share": 0.001}, "test_share = 0.001 of 60 examples leaves no test example"),
     ({"city": {5: "Rome,more"}}, {}, "cannot be read as a table"),
-    ({}, {"delimiter": "é"}, "one printable ASCII character, or a tab, and no quote is wanted"),
-    ({}, {"delimiter": '"'}, "no quote is wanted"),
+    ({}, {"delimiter": "é"}, "expected one printable ASCII character, or a tab, and no quote"),
+    ({}, {"delimiter": '"'}, "or a tab, and no quote"),
     ({}, {"delimiter": "\n"}, "one printable ASCII character"),
     ({}, {"classes": ["low", "high", "low"]}, "'low' is told twice"),
     ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Oslo"]}]}, "a value is given twice"),
@@ -424,7 +424,7 @@ def test_other_files_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:
-    assert f"{tmp_path}: is a folder; a CSV or Parquet file is wanted" in str(refused(tmp_path))
+    assert f"{tmp_path}: is a folder; expected a CSV or Parquet file" in str(refused(tmp_path))
 
 
 # ---- tables of the hub ----------------------------------------------------------------------------------------------
@@ -550,7 +550,7 @@ def test_wrong_tables_of_the_hub(tmp_path: Path) -> None:
     ):
         assert said in refused_hub({}, **keys)
     images = place_of(validated(DataConfig, {"name": "hub", "path": str(path)}, "test"))
-    with pytest.raises(InputError, match=r"data\.name = 'hub': a table is wanted: csv, or hub or object"):
+    with pytest.raises(InputError, match=r"data\.name = 'hub': expected a table: csv, or hub or object"):
         DATASETS["hub"].schema(images)
 
 

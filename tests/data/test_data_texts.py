@@ -168,15 +168,15 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dic
 @in_one_test(
     ("line", "words"),
     [
-        ("[1]", "a JSON object is wanted"),
+        ("[1]", "expected a JSON object"),
         ("{", "line 1: not JSON"),
         (f'{{"what": "a", "who": {"[" * 100_000}', "line 1: not JSON that can be read: maximum recursion depth"),
         (r'{"what": "a\ud83d", "who": "b"}', "line 1: 'what' holds half of a pair of characters"),
         (r'{"what": "a", "who": "\ud83d"}', "line 1: 'who' holds half of a pair of characters"),
-        ('{"what": ["a"], "who": "b"}', "line 1: 'what' holds a list; wanted is a text or a number"),
-        ('{"what": "a", "who": {}}', "line 1: 'who' holds an object; wanted is a text or a number"),
+        ('{"what": ["a"], "who": "b"}', "line 1: 'what' holds a list; expected a text or a number"),
+        ('{"what": "a", "who": {}}', "line 1: 'who' holds an object; expected a text or a number"),
         ('{"what": "a", "who": NaN}', "line 1: not JSON that can be read: NaN is no number"),
-        ('{"what": "a", "who": -1e400}', "line 1: 'who' holds too large a number; wanted is a text or a number"),
+        ('{"what": "a", "who": -1e400}', "line 1: 'who' holds too large a number; expected a text or a number"),
         (
             '{"what": "a", "who": "b", "split": "train"}\n{"what": "a", "who": "b"}',
             "row 2: it has no split, and other rows have one",
@@ -200,7 +200,7 @@ def test_vocabulary_files_that_do_not_fit(tmp_path: Path) -> None:
     path = str(tmp_path / "own.json")
     for vocabulary, found in (({}, "it has no tokens"), ({"<none>": 0, "go": 9}, "it has 2 from 0 to 9")):
         library_of(vocabulary).save(path)
-        with pytest.raises(InputError, match=f"the numbers 0, 1, 2 and so on is wanted; {found}"):
+        with pytest.raises(InputError, match=f"with the numbers 0, 1, 2 and so on; {found}"):
             Pairs([], 16, path)
     library_of({"go": 0}).save(path)
     with pytest.raises(InputError, match=r"a text cannot be encoded: .*Missing"):
@@ -287,8 +287,8 @@ def test_folders_of_texts(tmp_path: Path, parts: tuple[str, ...]) -> None:
 
 def test_a_json_file_that_is_no_list(tmp_path: Path) -> None:
     for content, words in (
-        ('{"what": "x"}', "a JSON list of objects is wanted"),
-        ("[3]", "entry 1: a JSON object is wanted"),
+        ('{"what": "x"}', "expected a JSON list of objects"),
+        ("[3]", "entry 1: expected a JSON object"),
     ):
         with pytest.raises(InputError, match=words):
             load_dataset(config(own(tmp_path, content, "own.json")), 0)

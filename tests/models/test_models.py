@@ -129,7 +129,7 @@ def test_resnet_has_eight_weight_layers_and_no_batch_norm() -> None:
 @in_one_test("name", ["convnet", "resnet"])
 @in_one_test("side", [(7, 8), (8, 7), (1, 1)])
 def test_images_too_small_are_refused(name: str, side: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=rf"{name}.*{side[1]}x{side[0]}; at least 8x8"):
+    with pytest.raises(InputError, match=rf"{name}.*{side[1]}x{side[0]}; expected at least 8x8"):
         build_model(model_settings({"name": name}), (1, *side), 10, seed=0)
 
 
@@ -319,12 +319,12 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.nets:leaving", "raises SystemExit: 3"),
         ("{own}.nets:leaving_later", "cannot take images of shape (2, 3, 8, 8): SystemExit: no licence"),
         ("{own}.script:f", "cannot be imported: SystemExit: 0"),
-        ("{own}.nets:no_network", "no_network returns list; a torch.nn.Module is wanted"),
+        ("{own}.nets:no_network", "no_network returns list; expected a torch.nn.Module"),
         ("{own}.nets:no_parameters", "no parameters to train"),
         ("{own}.nets:frozen", "no parameters to train"),
-        ("{own}.nets:wrong_output", "images of shape (2, 3, 8, 8) give (2, 6); logits of shape (2, 5) are wanted"),
+        ("{own}.nets:wrong_output", "images of shape (2, 3, 8, 8) give (2, 6); expected logits of shape (2, 5)"),
         ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8): RuntimeError"),
-        ("{own}.nets:two_outputs", "give (2, 3, 8, 8); logits"),
+        ("{own}.nets:two_outputs", "give (2, 3, 8, 8); expected logits"),
     ],
 )
 def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: str, why: str) -> None:

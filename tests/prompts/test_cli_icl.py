@@ -160,8 +160,8 @@ SETTINGS = "was changed where it decides what is released"
         ("icl.toml", 'name = "counting"', 'name = "stories"', "was changed where it names the model"),
         ("private/secret.key", None, "ab" * 32, "secret.key was replaced"),
         ("private/origin.json", None, None, "has no private/origin.json: nobody wrote down"),
-        ("private/votes.jsonl", "[", "[0, ", "line 1 is damaged: wanted are 8 votes, each from 0 to 1"),
-        ("private/votes.jsonl", '"zero_shot": ', '"zero_shot": 2', "line 1 is damaged: wanted are 8 votes"),
+        ("private/votes.jsonl", "[", "[0, ", "line 1 is damaged: expected 8 votes, each from 0 to 1"),
+        ("private/votes.jsonl", '"zero_shot": ', '"zero_shot": 2', "line 1 is damaged: expected 8 votes"),
         ("own.csv", "ham", "ram", "the texts were changed"),
     ],
 )
@@ -249,7 +249,7 @@ def test_people_and_programs_read_the_same(texts: Path, call: Call, tmp_path: Pa
         (["model.name=http", "model.url=http://127.0.0.1:9/v1"], "does not answer"),
         (["leaks.pairs=81"], "leaks.pairs = 81: there are 320"),
         (["icl.unit=client", "icl.clients=40"], "take 32 examples, and there are 8 for each of 40 clients"),
-        (["data.labels=[a,a]"], "at least two labels, each with a word of its own, are wanted; given: 'a', 'a'"),
+        (["data.labels=[a,a]"], "expected at least two labels, each with a word of its own; given: 'a', 'a'"),
         (["data.labels=[a,' a']"], "begin with the same token|each with a word of its own"),
     ],
 )

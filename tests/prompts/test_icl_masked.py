@@ -172,7 +172,7 @@ def test_a_run_releases_what_its_ledger_proves_and_is_resumed(tmp_path: Path, mo
     assert resume_icl(run, Silent()).levels == found.levels
     assert {name: (run / name).read_bytes() for name in before} == before
     (run / "private" / "counts.json").write_text(json.dumps({"counts": [[1.0]], "clients": [0]}))
-    with pytest.raises(InputError, match=r"counts.json is damaged: wanted are 30 questions of 2 counts"):
+    with pytest.raises(InputError, match=r"counts.json is damaged: expected 30 questions of 2 counts"):
         resume_icl(run, Silent())
 
 

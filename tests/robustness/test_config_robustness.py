@@ -60,10 +60,10 @@ def test_how_it_is_certified_decides_no_release() -> None:
         ({"noise": -1.0}, "robustness.noise = -1: allowed is from 0"),
         (
             {"noise": 0.5, "evade": {"attacks": []}},
-            "robustness.evade.attacks = []: at least 1 is wanted",
+            "robustness.evade.attacks = []: expected at least 1",
         ),
-        ({"noise": 0.5, "evade": {"sizes": []}}, "robustness.evade.sizes = []: at least 1 is wanted"),
-        ({"noise": True}, "robustness.noise = true: a number is wanted"),
+        ({"noise": 0.5, "evade": {"sizes": []}}, "robustness.evade.sizes = []: expected at least 1"),
+        ({"noise": True}, "robustness.noise = true: expected a number"),
         ({"noise": 0.5, "place": "hiden"}, "did you mean hidden?"),
         ({"noise": 0.5, "redistribution": "informative"}, "for place = 'input'; allowed: uniform, vulnerable, rows"),
         ({"noise": 0.5, "place": "input", "redistribution": "rows"}, "for place = 'hidden'"),

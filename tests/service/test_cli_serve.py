@@ -67,7 +67,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     ("arguments", "said"),
     [
         (["query", "run", "--test", "0:1", "--npz", "a.npz"], "--test A:B and --npz FILE are two sets of images"),
-        (["query", "run", "--test", "5:2"], "--test 5:2: A:B with 0 <= A < B <= 360 is wanted"),
+        (["query", "run", "--test", "5:2"], "--test 5:2: expected A:B with 0 <= A < B <= 360"),
         (["query", "run", "--test", "0:1000"], "A:B with 0 <= A < B <= 360"),
         (["query", "run", "--npz", "nothing.npz"], "nothing.npz: no such file"),
         (["query", ".", "--test", "0:1"], "not the folder of a run"),
@@ -77,7 +77,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
         (["serve", "run", "--status", "--set", "service.method=label"], "needs either target_epsilon or noise"),
         (["serve", "run", "--user", "bob"], "--user bob: expected NAME=N, such as ann=100"),
         (["serve", "run", "--user", "bob=²"], "--user bob=²: expected NAME=N, such as ann=100"),
-        (["query", "run", "--test", "²:³"], "--test ²:³: A:B with 0 <= A < B <= 360 is wanted"),
+        (["query", "run", "--test", "²:³"], "--test ²:³: expected A:B with 0 <= A < B <= 360"),
     ],
 )
 def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> None:

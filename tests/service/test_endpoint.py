@@ -61,7 +61,7 @@ def test_answers_are_counted_and_the_budget_is_hard() -> None:
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (torch.rand(2, 2, 2), "images of 2 x 2 x 2: n x 1 x 2 x 2 is wanted"),
+        (torch.rand(2, 2, 2), "images of 2 x 2 x 2: expected n x 1 x 2 x 2"),
         (torch.rand(2, 3, 2, 2), "images of 2 x 3 x 2 x 2"),
         (torch.rand(0, *SHAPE), "n from 1"),
         (torch.full((1, *SHAPE), torch.nan), "not a number on"),
@@ -80,8 +80,8 @@ def test_what_is_no_image_is_refused(images: torch.Tensor, said: str) -> None:
         ("rouded:2", "no answer policy 'rouded'; did you mean rounded"),
         ("none:2", "none takes nothing behind a colon"),
         ("rounded:-1", "decimals = '-1': allowed is from 0"),
-        ("rounded:x", "decimals = .*: a whole number is wanted"),
-        ("rounded:", "decimals = .*: a whole number is wanted"),
+        ("rounded:x", "decimals = .*: expected a whole number"),
+        ("rounded:", "decimals = .*: expected a whole number"),
         ("top:0", "kept = .*: allowed is from 1"),
     ],
 )

@@ -272,5 +272,5 @@ def test_damaged_weights_are_one_line(run: RunFolder, tmp_path: Path, weights: N
     folder = copied(run, tmp_path / "run")
     open_service(folder, config("model", target_epsilon=2.0, **QUICK), Silent())
     (folder.path / "service" / "model.safetensors").write_bytes(save({"weights": weights}))
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged: finite weights of 10 x 16 are wanted"):
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged: expected finite weights of 10 x 16"):
         open_service(folder, None, Silent())

@@ -91,7 +91,7 @@ def test_trials_run_inline_whatever_the_base_says(tmp_path: Path) -> None:
         ({"resources": {"cpus": 0}}, "resources.cpus = 0:"),
         ({"grid": {}}, "grid is empty: no trial would run"),
         ({"grid": {"training.batch_size": []}}, "grid.training.batch_size is empty"),
-        ({"grid": {"training.batch_size": 4}}, r"batch_size = 4: a list of values is wanted, such as \[4\]"),
+        ({"grid": {"training.batch_size": 4}}, r"batch_size = 4: expected a list of values, such as \[4\]"),
         ({"list": {"noise": []}}, "list.noise is empty"),
         ({"list": {"noise": {"mechanism": {}}}}, r"write \[\[list.noise\]\]"),
         ({"list": 3}, r"list = 3:"),

@@ -73,7 +73,7 @@ def refuse_local_training(settings: PublicSettings) -> None:
     if settings.local_steps > 1 or (settings.algorithm == "fedavg" and settings.optimizer == "adam"):
         raise AttackRefused(
             f"imprint reads one gradient; the clients train for {settings.local_steps} local step(s) with "
-            f"{settings.optimizer} (fedsgd, or one step of sgd, is wanted)"
+            f"{settings.optimizer} (expected fedsgd, or one step of sgd)"
         )
 
 

@@ -183,7 +183,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     except (ValueError, RecursionError):
         raise InputError(key="--set", given=key, allowed="the value is too long or too deep") from None
     if len(tree) > 1:
-        raise InputError(key="--set", given=key, allowed="one value is wanted", hint=f"set {list(tree)[1]} on its own")
+        raise InputError(key="--set", given=key, allowed="expected one value", hint=f"set {list(tree)[1]} on its own")
     return keys, tree["value"]
 
 

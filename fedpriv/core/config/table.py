@@ -68,7 +68,7 @@ class TableConfig(Settings):
     @classmethod
     def _is_read_as_one_byte(cls, delimiter: str) -> str:
         if delimiter != "\t" and (not " " <= delimiter <= "~" or delimiter in "\"'"):
-            raise InputError("one printable ASCII character, or a tab, and no quote is wanted")
+            raise InputError("expected one printable ASCII character, or a tab, and no quote")
         return delimiter
 
     @field_validator("classes")

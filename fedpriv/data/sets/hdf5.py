@@ -81,18 +81,18 @@ def _shares(path: Path, file: Any, place: Place) -> Iterator[ClientExamples]:
         wanted = _IMAGES if place.text is None else (place.text.text, *_TEXTS)
         values = next((fields[name] for name in wanted if name in names), None)
         if values is None:
-            raise InputError(f"{where}: wanted is {' or '.join(wanted)}; it has {some_of(names)}")
+            raise InputError(f"{where}: expected {' or '.join(wanted)}; it has {some_of(names)}")
         if place.text is not None:
             if values.dtype.kind not in "OS" or values.ndim != 1:
-                raise InputError(f"{where}: its texts are {values.dtype} of shape {values.shape}; a list is wanted")
+                raise InputError(f"{where}: its texts are {values.dtype} of shape {values.shape}; expected a list")
             check_memory(where, NAME_BYTES * len(values), place.memory)
             yield ClientExamples(owner, [_text(text, where) for text in values[:]], [], where)
             continue
         label = place.label or "label"
         if label not in names or fields[label].ndim != 1 or fields[label].dtype.kind not in "iu":
-            raise InputError(f"{where}: wanted is {label!r}, a whole number for each image; it has {some_of(names)}")
+            raise InputError(f"{where}: expected {label!r}, a whole number for each image; it has {some_of(names)}")
         if values.dtype.kind not in "buif" or values.ndim not in (3, 4):
-            raise InputError(f"{where}: images are {values.dtype} of shape {values.shape}; (n, H, W[, C]) is wanted")
+            raise InputError(f"{where}: images are {values.dtype} of shape {values.shape}; expected (n, H, W[, C])")
         if len(values) != len(fields[label]):
             raise InputError(f"{where}: {len(values)} examples and {len(fields[label])} labels")
         check_memory(where, 2 * values.size + _MADE_OF_A_LABEL * len(values), place.memory)

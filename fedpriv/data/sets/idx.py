@@ -33,7 +33,7 @@ class OwnIdx(OwnFile):
         x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
         if y_train.ndim != 1 or y_test.ndim != 1:
             raise InputError(
-                f"{paths[1]}, {paths[3]}: labels of shapes {y_train.shape}, {y_test.shape}; one an image is wanted"
+                f"{paths[1]}, {paths[3]}: labels of shapes {y_train.shape}, {y_test.shape}; expected one label an image"
             )
         labels, classes = label_numbers([*y_train.tolist(), *y_test.tolist()], len(y_test), place.path)
         arrays = Arrays(x_train, labels[: len(y_train)], x_test, labels[len(y_train) :], classes)
@@ -54,6 +54,6 @@ def _only(root: Path, known: list[Path], part: tuple[str, ...], content: str) ->
     if len(found) != 1:
         names = some_of([path.name for path in known]) if known else "no idx file"
         example = f"{part[0]}-{content}-idx{3 if content == 'images' else 1}-ubyte"
-        wanted = f"one file of {content} of {part[0]} data is wanted, such as {example}"
+        wanted = f"expected one file of {content} of {part[0]} data, such as {example}"
         raise InputError(f"{root}: {wanted}; there are {len(found)} ({names})")
     return found[0]

@@ -71,7 +71,7 @@ def _shares(path: Path, place: Place) -> list[ClientExamples]:
     users = tree.get("user_data") if isinstance(tree, dict) else None
     if not isinstance(users, dict) or not users:
         raise InputError(
-            f'{path}: wanted is LEAF\'s {{"users": [...], "user_data": {{user: {{"x": [...], "y": [...]}}}}}}'
+            f'{path}: expected LEAF\'s {{"users": [...], "user_data": {{user: {{"x": [...], "y": [...]}}}}}}'
         )
     shares = [_share(path, user, data, place) for user, data in users.items()]
     return [share for share in shares if len(share.values)]
@@ -90,19 +90,19 @@ def _share(path: Path, user: str, data: Any, place: Place) -> ClientExamples:
     where = f"{path}: user {user!r}"
     x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-        raise InputError(f"{where}: two lists x and y of one length are wanted")
+        raise InputError(f"{where}: expected two lists x and y of one length")
     if not x:
         return ClientExamples(user, [], [], where)
     if all(isinstance(text, str) for text in x) != (place.text is not None):
         wanted, section = ("texts", "has a section") if place.text else ("lists of numbers", "has no section")
-        raise InputError(f"{where}: x holds {_kinds(x)}; {wanted} are wanted where the experiment {section} data.text")
+        raise InputError(f"{where}: x holds {_kinds(x)}; expected {wanted} where the experiment {section} data.text")
     if place.text is not None:
         if not all(isinstance(following, str) for following in y):
-            raise InputError(f"{where}: y holds {_kinds(y)}; texts that go on those of x are wanted")
+            raise InputError(f"{where}: y holds {_kinds(y)}; expected texts that continue those of x")
         return ClientExamples(user, [f"{text}{following}" for text, following in zip(x, y, strict=True)], [], where)
     if not all(isinstance(label, str | int) and not isinstance(label, bool) and label != "" for label in y):
         found = "an empty text" if "" in y else _kinds(y)
-        raise InputError(f"{where}: y holds {found}; whole numbers or texts are wanted")
+        raise InputError(f"{where}: y holds {found}; expected whole numbers or texts")
     return ClientExamples(user, _images(x, where), y, where)
 
 

@@ -93,7 +93,7 @@ def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     people = np.flatnonzero(np.bincount(labels) >= IMAGES_PER_PERSON)
     if len(people) < 2:
         raise InputError(
-            f"{where}: {len(people)} people have {IMAGES_PER_PERSON} images or more; at least 2 such people are wanted"
+            f"{where}: {len(people)} people have {IMAGES_PER_PERSON} images or more; expected at least 2 such people"
         )
     stream = numpy_stream(PUBLIC_SEED, Faces.name)
     drawn = [stream.choice(np.flatnonzero(labels == person), IMAGES_PER_PERSON, replace=False) for person in people]
@@ -112,7 +112,7 @@ def _reduced(path: Path) -> np.ndarray:
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not a picture, truncated or damaged: {one_line(error)}") from None
     if pixels is None:
-        raise InputError(f"{path}: {width}x{height} pixels; {SIDE}x{SIDE} is wanted")
+        raise InputError(f"{path}: {width}x{height} pixels; expected {SIDE}x{SIDE}")
     centre = pixels[CROP, CROP].astype(np.float64)
     side = len(centre) // BLOCK
     reduced: np.ndarray = np.rint(centre.reshape(side, BLOCK, side, BLOCK, 3).mean(axis=(1, 3)))

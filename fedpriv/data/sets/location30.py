@@ -43,7 +43,7 @@ class Location30(SingleFile):
         places, labels = arrays["x"], arrays["y"]
         check_labels(labels, len(places), f"{path}: y")
         if places.max(initial=0) > 1:
-            raise InputError(f"{path}: x has the value {places.max()}; 0 and 1 are wanted")
+            raise InputError(f"{path}: x has the value {places.max()}; expected 0 or 1")
         rows = np.arange(len(labels))
         train, test = train_test_split(rows, test_size=_TEST / 5010, stratify=labels, random_state=0)
         images = places[:, None, :] * np.uint8(255)
@@ -63,7 +63,7 @@ def _headers(path: Path) -> dict[str, Header]:
     headers = read_headers(path, ("x", "y"))
     missing = [name for name in ("x", "y") if name not in headers]
     if missing:
-        raise InputError(f"{path}: lacks {', '.join(missing)}; wanted are x and y")
+        raise InputError(f"{path}: lacks {', '.join(missing)}; expected x and y")
     if headers["x"].dtype != "uint8" or headers["x"].ndim != 2:
-        raise InputError(f"{path}: x is {headers['x'].dtype} of shape {headers['x'].shape}; uint8 (N, D) is wanted")
+        raise InputError(f"{path}: x is {headers['x'].dtype} of shape {headers['x'].shape}; expected uint8 (N, D)")
     return headers

@@ -43,7 +43,7 @@ class OwnArrays(OwnFile):
         missing = [name for name, found in names.items() if found not in headers]
         if missing:
             raise InputError(
-                f"{path}: lacks {', '.join(missing)}; wanted are {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
+                f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
                 f"{', '.join(_MEDMNIST.values())}"
             )
         if place.key and (key not in headers or key in names.values()):
@@ -82,12 +82,12 @@ class OwnArrays(OwnFile):
 
 def _check_pixels(header: Header, what: str) -> None:
     if header.dtype.kind not in "buif":
-        raise InputError(f"{what} has dtype {header.dtype}; numbers are wanted")
+        raise InputError(f"{what} has dtype {header.dtype}; expected numbers")
     if header.ndim not in (3, 4):
-        raise InputError(f"{what} has shape {header.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is wanted")
+        raise InputError(f"{what} has shape {header.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W)")
     if header.ndim == 4 and not {header.shape[1], header.shape[3]} & {1, 3}:
         raise InputError(
-            f"{what} has shape {header.shape}; C = 1 or 3 channels are wanted, in the last place or the second"
+            f"{what} has shape {header.shape}; expected C = 1 or 3 channels, in the last place or the second"
         )
 
 
@@ -103,7 +103,7 @@ def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, t
             continue
         if values.shape != (count,) or values.dtype.kind not in "iuUS":
             raise InputError(
-                f"{path}: {name} is {values.dtype} of shape {values.shape}; {count} numbers or texts are wanted, one "
+                f"{path}: {name} is {values.dtype} of shape {values.shape}; expected {count} numbers or texts, one "
                 "an example"
             )
         parts.append(

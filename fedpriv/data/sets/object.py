@@ -33,7 +33,7 @@ class OwnObject(HubTables):
         if not isinstance(found, datasets.Dataset | datasets.DatasetDict):
             kind = type(found).__name__
             raise InputError(
-                key="data.name", given=place.path, allowed=f"a Dataset or DatasetDict is wanted, not {kind}"
+                key="data.name", given=place.path, allowed=f"expected a Dataset or DatasetDict, not {kind}"
             )
         return tables_of(found, place.path)
 

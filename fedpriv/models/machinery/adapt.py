@@ -34,7 +34,7 @@ def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceS
     """Return the network as the settings ask for it."""
     if not isinstance(network, nn.Module):
         builder = settings.name.partition(":")[2] or settings.name
-        raise settings.refusal(f"{builder} returns {type(network).__name__}; a torch.nn.Module is wanted")
+        raise settings.refusal(f"{builder} returns {type(network).__name__}; expected a torch.nn.Module")
     _make_real(network)
     network.train().to(device="cpu", dtype=torch.float32)
     whole = network

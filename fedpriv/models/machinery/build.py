@@ -118,7 +118,7 @@ def _check_output(
             layer.training = mode
     given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if given != wanted:
-        raise config.refusal(f"{what} give {given}; logits of shape {wanted} are wanted")
+        raise config.refusal(f"{what} give {given}; expected logits of shape {wanted}")
 
 
 def _draw_uniform(model: nn.Module, generator: torch.Generator) -> None:

@@ -28,7 +28,7 @@ def perceptron(widths: Sequence[int], activation: type[nn.Module]) -> dict[str, 
 def check_side(config: ModelSettings, height: int, width: int) -> None:
     """Refuse images that are too small for a network which halves them twice."""
     if min(height, width) < SMALLEST_SIDE:
-        raise config.refusal(f"images are {width}x{height}; at least {SMALLEST_SIDE}x{SMALLEST_SIDE} is wanted")
+        raise config.refusal(f"images are {width}x{height}; expected at least {SMALLEST_SIDE}x{SMALLEST_SIDE}")
 
 
 class ResidualBlock(nn.Module):

@@ -173,8 +173,11 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
             "such as location30\n",
         ),
         (["account", "gausian"], "fedpriv: No such command 'gausian'. Did you mean 'gaussian'?\n"),
-        (["config", "check", "small.toml", "--set", "adversary.attacks=closed"], 'wanted, such as ["dlg", "iga"]\n'),
-        (["config", "check", "small.toml", "--set", "federation.rounds=abc"], ": a whole number is wanted\n"),
+        (
+            ["config", "check", "small.toml", "--set", "adversary.attacks=closed"],
+            'expected a list, such as ["dlg", "iga"]\n',
+        ),
+        (["config", "check", "small.toml", "--set", "federation.rounds=abc"], ": expected a whole number\n"),
         (["config", "check", "small.toml", "--set", "seed=99999999999999999999"], "up to 9223372036854775807\n"),
         (["config", "check", "small.toml", "--set", "mechanism.delta=0"], "= 0: allowed is above 0\n"),
         (["account", "gaussian", "--sampling-rate", "2", "--sigma", "1"], "--sampling-rate 2: allowed is from"),
