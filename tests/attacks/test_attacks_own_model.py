@@ -494,7 +494,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an empty range": ({"value_range": (1, 1)}, "value_range = (1, 1): expected finite numbers, the lower one first"),
     "an endless range": ({"value_range": (0, float("inf"))}, "value_range = (0, inf): expected finite numbers"),
     "public images out of range": (
-        {"public_images": torch.ones(3, *SHAPE), "value_range": (-1, 0.5)}, "expected floating-point numbers from -1 to 0.5"
+        {"public_images": torch.ones(3, *SHAPE), "value_range": (-1, 0.5)}, "numbers from -1 to 0.5"
     ),
     "wrong shape": (
         {"upload": ones(MODEL, **{BIAS: torch.ones(9)})}, "output.bias has the shape (9,), in the model (10,)"
@@ -534,7 +534,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "public images' shape": (
         {"public_images": torch.zeros(30, 8, 8)}, "public_images has the shape (30, 8, 8); expected (M, 1, 8, 8)"
     ),
-    "public images' scale": ({"public_images": torch.full((30, 1, 8, 8), 16.0)}, "expected floating-point numbers from 0 to 1"),
+    "public images' scale": ({"public_images": torch.full((30, 1, 8, 8), 16.0)}, "numbers from 0 to 1"),
     "public images of another type": ({"public_images": torch.zeros(30, 1, 8, 8).int()}, "floating-point numbers"),
     "no public image": ({"public_images": torch.zeros(0, 1, 8, 8)}, "public_images has the shape (0, 1, 8, 8)"),
     "public words": ({"public_images": [["a"]]}, "public_images is not an array of numbers"),
@@ -561,7 +561,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         }.items()
         for value in values
     },
-    "an upload by numbers": ({"upload": dict(enumerate(LIST))}, "upload: its keys are [0, 1, 2]; expected names of the model's"),
+    "an upload by numbers": ({"upload": dict(enumerate(LIST))}, "upload: its keys are [0, 1, 2]; expected names of"),
     "a list of attacks": ({"attack": ["iga"]}, "attack ['iga'] is not known"),
     "a repeat that is no pair": ({"repeats": [LIST]}, "repeats: expected a list of pairs (parameters, upload)"),
     "a number of repeats": ({"repeats": 3}, "repeats: expected a list of pairs (parameters, upload)"),
