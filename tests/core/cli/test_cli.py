@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
 from fedpriv.core.cli.app import app
 from fedpriv.core.cli.display import Display
@@ -277,6 +278,16 @@ def test_help_is_there(here: Path, command: list[str]) -> None:
     done = fedpriv(*command, "--help", cwd=here)
     assert done.returncode == 0
     assert "Usage" in done.stdout
+
+
+def test_the_help_says_what_each_argument_and_option_is() -> None:
+    """Typer keeps the words of an argument by itself: a newer click once made them empty."""
+    commands = [get_command(app)]
+    for command in commands:  # a group adds its own
+        commands += getattr(command, "commands", {}).values()
+        empty = [each.name for each in command.params if not getattr(each, "help", None)]
+        assert not empty, (command.name, empty)
+    assert len(commands) > 30
 
 
 def test_the_version_is_told(here: Path) -> None:
