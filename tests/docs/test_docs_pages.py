@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def test_links_lead_somewhere(page: str) -> None:
     """Those within the documentation are checked by ``mkdocs build --strict``."""
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_each_finding_has_a_sentence_and_a_test() -> None:
+    """The table of ``findings/`` has a row for each script, in order; its page names the script, its test exists."""
+    table = (ROOT / "findings" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \[(\S+)\]\((\S+)\) .* \[\S+\]\(\.\./(\S+)\) \| \[(\S+)\]\(\.\./(\S+)\) \|$", table, re.MULTILINE
+    )
+    assert [file for _, file, *_ in rows] == sorted(path.name for path in (ROOT / "findings").glob("*.sh"))
+    for name, file, page, test, tests in rows:
+        assert file == f"{name}.sh"
+        assert any(
+            fnmatch(file, each) for each in re.findall(r"([\w-]+\*?\.sh)`", (ROOT / page).read_text(encoding="utf-8"))
+        )
+        assert f"def {test}(" in (ROOT / tests).read_text(encoding="utf-8"), test
 
 
 def test_the_citation_is_of_this_version() -> None:
