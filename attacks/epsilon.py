@@ -20,6 +20,8 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom, norm
 
 from fedpriv import accounting
+from fedpriv.accounting.gaussian_proof import GaussianProof
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 
@@ -29,6 +31,12 @@ Bools = NDArray[np.bool_]
 # exp(50) is beyond what any number of trials can show.
 MOST_EPSILON = 50.0
 _MOST_MU = 20.0
+
+
+def is_gaussian(experiment: Experiment) -> bool:
+    """Whether a run is mu-Gaussian differentially private for some mu: normal noise, without amplification."""
+    unsampled = experiment.mechanism.unit == "update" or experiment.training.sampling == "shuffled"
+    return issubclass(experiment.mechanism.proof(), GaussianProof) and unsampled
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:

@@ -45,6 +45,7 @@ CAPABILITIES = {
     "flower": Capability("fedpriv/flower", r"fedpriv\.flower|privatise"),
     "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),
     "memorisation": Capability("attacks/memorisation", r"[Mm]emorisation"),
+    "canaries": Capability("attacks/canaries", r"attacks\.canaries"),
     "endpoint": Capability("attacks/endpoint", r"attacks\.endpoint"),
     "evasion": Capability("attacks/evasion", r"[Ee]vasion|EVASIONS"),
     "texts": Capability("attacks/texts", r"attacks\.texts"),

@@ -8,10 +8,10 @@ Whoever wants a report of the folder writes it.
 
 import shlex
 
+from fedpriv.attacks.epsilon import is_gaussian
 from fedpriv.attacks.membership.game import (
     canaries_in_references,
     draw_references,
-    is_gaussian,
     make_attacks,
     membership_signals,
 )

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.gaussian_proof import GaussianProof
 from fedpriv.attacks.epsilon import canary_epsilon, canary_gaussian_epsilon
 from fedpriv.attacks.membership import records
 from fedpriv.attacks.membership.attacks import ATTACKS
@@ -22,7 +21,6 @@ from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_
 from fedpriv.attacks.pairs import MemberPairs
 from fedpriv.attacks.references import Pool, Reference, mapped_network, train_references
 from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
-from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.progress import Progress
@@ -140,12 +138,6 @@ def score_membership(
         confidence=confidence,
         curve=records.Curve(*(tuple(rates.tolist()) for rates in whole.log_points())),
     )
-
-
-def is_gaussian(experiment: Experiment) -> bool:
-    """Whether a run is mu-Gaussian differentially private for some mu: normal noise, without amplification."""
-    unsampled = experiment.mechanism.unit == "update" or experiment.training.sampling == "shuffled"
-    return issubclass(experiment.mechanism.proof(), GaussianProof) and unsampled
 
 
 def canaries_in_references(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.attacks.epsilon import is_gaussian
 from fedpriv.attacks.membership.attacks import ATTACKS
 from fedpriv.attacks.membership.game import (
     canaries_in_references,
     draw_references,
-    is_gaussian,
     make_attacks,
     membership_signals,
 )
