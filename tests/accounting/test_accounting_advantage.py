@@ -78,12 +78,13 @@ def envelope(order: Any, fpr: float) -> float:
     return float(optimize.minimize_scalar(bound, bounds=(-4, 4), method="bounded").fun)
 
 
-@in_one_test(("sigma", "rate", "fpr"), [(0.8, 0.1, 0.01), (2.0, 0.3, 0.3)])
+@in_one_test(("sigma", "rate", "fpr"), [(0.8, 0.1, 0.01), (2.0, 0.3, 0.3), (1.0, 0.2, 1e-8)])
 def test_one_poisson_step_is_a_closed_form(sigma: float, rate: float, fpr: float) -> None:
     """Where the example goes, the best test is a threshold, of which the law without it exceeds the rate."""
+    """Above what a test reaches at every rate, which riskcal's bound is not: findings/riskcal-small-fpr.sh."""
     exact = (1 - rate) * fpr + rate * stats.norm.sf(stats.norm.isf(fpr) - 1 / sigma)
     found = membership_bound(run_of("gaussian", sigma, 1, rate, adjacency="zero-out"), [fpr])
-    assert found.rates[0][1] == pytest.approx(exact, rel=1e-6)
+    assert exact * (1 - 1e-9) <= found.rates[0][1] <= exact * (1 + 1e-5)
 
 
 @in_one_test("mechanism", ["gaussian", "hgm"])

@@ -196,6 +196,20 @@ def test_one_run_of_a_gaussian_mechanism_gives_at_least_twice_the_bound() -> Non
     assert general > 1.5 * plain and independent > 2 * plain
 
 
+@in_one_test("canaries", [20, 50])
+def test_scores_that_tell_nothing_bound_epsilon_by_nothing(canaries: int) -> None:
+    """False alarm 1e-7 in all; another audit finds 9 here: findings/jax-privacy-gdp-audit.sh."""
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        scores, inside = rng.normal(size=2 * canaries), np.arange(2 * canaries) < canaries
+        for bound in (
+            gaussian_epsilon(scores, inside, 1e-5, 1 - 1e-9),
+            canary_gaussian_epsilon(scores, inside, 10, 1e-5, 1 - 1e-9),
+            independent_canary_epsilon(scores, inside, 0.0, 1e-5, 1 - 1e-9),
+        ):
+            assert bound.epsilon == 0
+
+
 def test_the_tradeoff_bound_is_never_above_what_a_program_allows() -> None:
     """Against linear programming: of all laws of the number of right guesses, with a trade-off of straight lines."""
     epsilon, delta, canaries, guesses = 1.0, 0.01, 12, 8
