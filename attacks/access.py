@@ -33,7 +33,7 @@ _WORDS = {
     Access.BATCH_SIZE: "the batch size",
     Access.LABELS: "the labels of the attacked batch",
     Access.PUBLIC_DATA: "public images of the same kind",
-    Access.CANDIDATES: "for each image a list of records, one of which it is",
+    Access.CANDIDATES: "for each image, a list of records that contains it",
     Access.ACTIVE: "sending parameters of the adversary's own making",
     Access.MODEL: "the finished model",
     Access.ANSWERS: "answers of the finished model",

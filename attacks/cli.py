@@ -57,7 +57,7 @@ _ROWS_ATTACKED = (
 
 AttackNames = Annotated[
     list[str] | None,
-    typer.Option("--attack", "-a", metavar="NAME", help="An attack to make; may be given several times."),
+    typer.Option("--attack", "-a", metavar="NAME", help="An attack to run; may be given several times."),
 ]
 
 
@@ -92,7 +92,7 @@ def attack_folder(
         typer.Option("--heard", metavar="DIR", help="Attack what `fedpriv deploy listen` has stored in DIR instead."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=1, help="Of a tap: the time all attacks may take; 600 by default.")
+        float | None, typer.Option("--seconds", min=1, help="Taps: seconds for all attacks together; default: 600.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -159,7 +159,7 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 
 @attack_app.command("list")
 def list_attacks(as_json: Json = False) -> None:
-    """List the attacks: what each needs of the threat model, the parts that it is made of, and its settings."""
+    """List the attacks with their needs of the threat model, their parts and their settings."""
     if as_json:
         print_json([*map(_about, ATTACKS.values()), *_about_probes()])
         return
@@ -179,7 +179,7 @@ def tune(
         list[str] | None,
         typer.Option("--grid", metavar="KEY=V,V,...", help="Values to try, such as tv=1e-5,1e-4; may be repeated."),
     ] = None,
-    victims: Annotated[int, typer.Option("--victims", min=1, help="Uploads to make of public images.")] = 16,
+    victims: Annotated[int, typer.Option("--victims", min=1, help="Uploads of public images to attack.")] = 16,
     set_: Set = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -357,8 +357,7 @@ def probe(
 ) -> None:
     """Attack the finished model in DIR, its answers, or its inputs.
 
-    Without --attack: evasion attacks on test examples; or, with --answers, --queries or --as, all attacks on the model
-    and its answers.
+    Without --attack: evasion attacks; with --answers, --queries or --as, all attacks on the model and its answers.
     """
     wanted = _wanted(options, tuple(attacks or ()), adversary)
     from fedpriv.core.cli.display import shown

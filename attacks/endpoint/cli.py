@@ -38,7 +38,7 @@ class AnswerProbing(Probing["Probe"]):
     ] = None
     questions: Annotated[
         int | None,
-        typer.Option("--queries", metavar="N", min=1, help="Questions that the endpoint answers, for each attack."),
+        typer.Option("--queries", metavar="N", min=1, help="Questions that each attack may ask the endpoint."),
     ] = None
     set_: Annotated[
         list[str] | None,

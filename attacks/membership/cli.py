@@ -32,7 +32,7 @@ class MembershipAudit(Audit["Membership"]):
         int, typer.Option("--references", metavar="N", help="Reference models to train; an even number from 6.")
     ] = 32
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="N", min=2, help="Members, and as many non-members, to tell apart.")
+        int, typer.Option("--pairs", metavar="N", min=2, help="Members to distinguish from as many non-members.")
     ] = 1000
 
     @override

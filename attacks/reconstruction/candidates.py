@@ -392,7 +392,7 @@ def _label_prior(scene: Scene, victim: Victim, candidates: CandidateLists, confi
 def _candidates(scene: Scene, victim: Victim) -> CandidateLists:
     candidates, examples = victim.candidates, victim.model.examples
     if candidates is None:
-        raise AttackRefused("it needs for each image a list of records, one of which it is; none is given")
+        raise AttackRefused("it needs, for each image, a list of records that contains it; none is given")
     if candidates.images.shape[1:] != scene.shape:
         raise AttackRefused(
             f"the records have the shape {tuple(candidates.images.shape[1:])}, the upload's images {scene.shape}"

@@ -42,7 +42,7 @@ _INSECURE = (
 )
 
 deploy_app = typer.Typer(
-    help="Run an experiment on Flower's own processes, here, with TLS and keys.",
+    help="Run an experiment on Flower's own processes on this machine, with TLS and keys.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:\n\n  fedpriv deploy up --nodes 3\n\n"
@@ -59,16 +59,20 @@ _DEFAULT = Path("deployment")
 def up(
     nodes: Nodes = 3,
     port: Annotated[
-        int, typer.Option("--port", min=1024, max=65535, help="The SuperLink's; the nodes take those after it.")
+        int,
+        typer.Option("--port", min=1024, max=65535, help="Port of the SuperLink; the nodes take the following ones."),
     ] = 8000,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener reads.")
     ] = False,
     listens: Annotated[
-        bool, typer.Option("--listener", help="Put an eavesdropper between the nodes and the SuperLink; DIR/heard.")
+        bool,
+        typer.Option(
+            "--listener", help="Put an eavesdropper between the nodes and the SuperLink; it writes DIR/heard."
+        ),
     ] = False,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="0,1,...", help="GPUs to share out among clients; default: each sees all.")
+        str, typer.Option("--gpus", metavar="0,1,...", help="GPUs to distribute among clients; default: each sees all.")
     ] = "",
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
@@ -96,7 +100,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run FILE on the deployment; the run's folder and report are those of `fedpriv run`."""
+    """Run FILE on the deployment; folder and report are as from `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
     from fedpriv.core.cli.display import shown
     from fedpriv.core.lab import Engine, start_run
@@ -146,7 +150,7 @@ def restart(folder: Folder = _DEFAULT) -> None:
 def prepare(
     nodes: Nodes = 3,
     volumes: Annotated[
-        Path, typer.Option("--volumes", metavar="DIR", help="One folder for each party; none sees another's keys.")
+        Path, typer.Option("--volumes", metavar="DIR", help="Folder with one folder of keys for each party.")
     ] = Path("keys"),
     names: Annotated[
         list[str] | None, typer.Option("--name", metavar="HOST", help="A further name or address of the SuperLink.")
@@ -156,14 +160,16 @@ def prepare(
     ] = 8000,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for the wire-tap demo only.")] = False,
     profiles: Annotated[
-        str, typer.Option("--profiles", metavar="NAME,...", help="Of the compose file: `eight` needs eight nodes.")
+        str,
+        typer.Option("--profiles", metavar="NAME,...", help="Profiles of the compose file; `eight` needs eight nodes."),
     ] = "",
     running: Annotated[
-        str, typer.Option("--running", metavar="HOST:PORT", help="Keep keys that end soon if a SuperLink answers here.")
+        str,
+        typer.Option("--running", metavar="HOST:PORT", help="Keep keys that expire soon if a SuperLink answers here."),
     ] = "",
     folder: Folder = _DEFAULT,
 ) -> None:
-    """Make certificates and keys for containers or several machines; what is there and valid is kept."""
+    """Make certificates and keys for containers or several machines; valid ones are kept."""
     from fedpriv.deploy.containers import check_nodes
     from fedpriv.deploy.containers import prepare as make
 
@@ -200,7 +206,7 @@ def gateway(
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="SuperNodes connect here.")] = 9000,
 ) -> None:
-    """Pass on to the SuperLink what SuperNodes may ask, and refuse to submit runs or admit SuperNodes."""
+    """Pass requests of SuperNodes on to the SuperLink; refuse to submit runs or to admit SuperNodes."""
     from fedpriv.deploy.gateway import serve_gateway
 
     _host_and_port(server)
@@ -214,7 +220,7 @@ def gateway(
 def warm(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="An executor with its options.")],
 ) -> None:
-    """Start COMMAND so that the apps that it starts fork from a process that has loaded PyTorch and Flower."""
+    """Start COMMAND; its apps fork from a process that has loaded PyTorch and Flower."""
     from fedpriv.deploy.commands import LAUNCHED
     from fedpriv.deploy.launcher import beside
 
@@ -229,10 +235,10 @@ def listen(
     server: Server = "127.0.0.1:8000",
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port that SuperNodes connect to.")] = 9000,
-    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Folder for what it can read.")] = Path("heard"),
+    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Folder for the observations.")] = Path("heard"),
     quiet: Quiet = False,
 ) -> None:
-    """Eavesdrop between SuperNodes and the SuperLink until Ctrl-C: pass everything on, and store what is readable.
+    """Eavesdrop between SuperNodes and the SuperLink until Ctrl-C: pass everything on, and store what it can read.
 
     Without TLS that is every upload; with TLS it is nothing. Attack it with `fedpriv attack RUN --heard DIR --out NEW`.
     """

@@ -28,19 +28,18 @@ def model(
         typer.Option(
             "--shape",
             metavar="C,H,W|T",
-            help="Shape of an image, or number of tokens; default: what the network takes.",
+            help="Shape of an image, or number of tokens; default: a usual one that the network takes.",
         ),
     ] = "",
-    classes: Annotated[int | None, typer.Option("--classes", min=2, help="Default: 10.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=2, help="Examples of the steps that are measured.")] = 16,
+    classes: Annotated[int | None, typer.Option("--classes", min=2, help="Number of classes; default: 10.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=2, help="Batch size of the steps that are measured.")] = 16,
     set_: Set = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Measure a network before any run: how its private gradients are computed, how exact they are, what they cost.
 
-    All of it is measured on random examples: whether it trains with a mechanism, the way of each layer, the error of
-    per-example gradients, CPU time and memory of a private step next to SGD's, and which attacks can be made.
+    Random examples show whether it trains with a mechanism, time and memory of a step, and which attacks it allows.
     """
     sizes = _sizes(shape)
     # Imported here: torch takes seconds that --help and a mistyped option need not wait for.

@@ -31,14 +31,18 @@ flower_app = typer.Typer(help="Audit a Flower app: what leaves its clients, and 
 def audit(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app, with its pyproject.toml.")],
     clients: Annotated[
-        int | None, typer.Option("--clients", min=1, help="Simulated clients. Default: as pyproject.toml says, or 10.")
+        int | None, typer.Option("--clients", min=1, help="Simulated clients; default: as pyproject.toml says, or 10.")
     ] = None,
     run_config: Annotated[
-        str, typer.Option("--run-config", metavar="TEXT", help="As of flwr run, such as 'num-server-rounds=2'.")
+        str, typer.Option("--run-config", metavar="TEXT", help="As for flwr run, such as 'num-server-rounds=2'.")
     ] = "",
     attack: Annotated[
         list[str] | None,
-        typer.Option("--attack", metavar="NAME", help="Default: by what is trained; several may be given."),
+        typer.Option(
+            "--attack",
+            metavar="NAME",
+            help="An attack to run; may be given several times; default: depends on the app.",
+        ),
     ] = None,
     set_: Set = None,
     out_dir: Out = None,

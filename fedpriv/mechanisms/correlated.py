@@ -24,7 +24,7 @@ class CorrelatedSettings(CentralFamily):
     title: ClassVar[str] = "correlated Gaussian noise"
     label: ClassVar[str] = "correlated"
     summary: ClassVar[str] = (
-        "Gaussian noise that a trusted server adds to the sums of rounds, and that cancels over rounds in part, as in "
+        "Gaussian noise that a trusted server adds to the sums of rounds, and that partly cancels over rounds, as in "
         "DP-FTRL; uploads are in the clear."
     )
     colours: ClassVar[tuple[str, str]] = ("#882255", "#D97BA6")

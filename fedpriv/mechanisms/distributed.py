@@ -29,8 +29,8 @@ class DistributedSettings(NoisySettings):
     title: ClassVar[str] = "distributed Skellam noise"
     label: ClassVar[str] = "distributed"
     summary: ClassVar[str] = (
-        "Shares of Skellam noise that clients add to rounded updates under secure aggregation: the noise is whole in "
-        "the sum."
+        "Shares of Skellam noise that clients add to rounded updates under secure aggregation: only the sum has "
+        "the whole noise."
     )
     colours: ClassVar[tuple[str, str]] = ("#117733", "#66C28A")
     marker: ClassVar[str] = "X"

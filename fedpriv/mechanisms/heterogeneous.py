@@ -35,7 +35,7 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     title: ClassVar[str] = "heterogeneous Gaussian noise"
     label: ClassVar[str] = "heterogeneous Gaussian"
     summary: ClassVar[str] = (
-        "Gaussian noise that public shares r spread unevenly, gradients clipped in |x / sqrt(K r)|."
+        "Gaussian noise with public shares r of its power; gradients are clipped in |x / sqrt(K r)|."
     )
     colours: ClassVar[tuple[str, str]] = ("#CC79A7", "#E6A3C7")
     marker: ClassVar[str] = "D"

@@ -47,7 +47,7 @@ class VmfSettings(NoisySettings):
     title: ClassVar[str] = "directional noise (VMF)"
     label: ClassVar[str] = "directional (VMF)"
     summary: ClassVar[str] = (
-        "Directional noise: gradients of length 1, replaced by von Mises-Fisher draws around them (DirDP-SGD)."
+        "Directional noise: gradients are scaled to length 1 and replaced by von Mises-Fisher draws (DirDP-SGD)."
     )
     colours: ClassVar[tuple[str, str]] = ("#D55E00", "#F5924A")
     marker: ClassVar[str] = "^"

@@ -33,15 +33,16 @@ def certify(
     examples: Annotated[
         int | None,
         typer.Option(
-            "--examples", metavar="N", help="Test examples to certify; default: the run's, or 500, or all of fewer."
+            "--examples", metavar="N", help="Test examples to certify; default: the run's, or 500 (at most all)."
         ),
     ] = None,
     votes: Annotated[
-        int | None, typer.Option("--votes", metavar="N", help="Fresh votes of an example; default: the run's or 1000.")
+        int | None,
+        typer.Option("--votes", metavar="N", help="Fresh votes for each example; default: the run's, or 1000."),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option("--alpha", metavar="A", help="Probability that a certificate is wrong; default 0.001."),
+        typer.Option("--alpha", metavar="A", help="Probability that a certificate is wrong; default: 0.001."),
     ] = None,
     norm: Annotated[
         str | None, typer.Option("--norm", metavar="l2|linf", help="The table to print; default: the noise's own norm.")
@@ -51,11 +52,11 @@ def certify(
         typer.Option(
             "--noise",
             metavar="S",
-            help="Add noise of this deviation to inputs from 0 to 1; default: 0.25 if the run has no noise.",
+            help="Add noise of this deviation (inputs are from 0 to 1); default: 0.25 if the run has no noise.",
         ),
     ] = None,
     place: Annotated[
-        str | None, typer.Option("--place", metavar="input", help="Where --noise goes: on the input.")
+        str | None, typer.Option("--place", metavar="input", help="Where to add --noise: on the input.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -146,7 +147,9 @@ class EvasionProbing(Probing["Evasion"]):
 
     sizes: Annotated[
         list[float] | None,
-        typer.Option("--size", metavar="MU", help="Of perturbations, inputs from 0 to 1; may be given several times."),
+        typer.Option(
+            "--size", metavar="MU", help="Size of perturbations (inputs are from 0 to 1); may be given several times."
+        ),
     ] = None
     norm: Annotated[
         str | None, typer.Option("--norm", metavar="l2|linf", help="Norm of perturbations; default: linf.")
@@ -156,12 +159,12 @@ class EvasionProbing(Probing["Evasion"]):
         typer.Option("--draws", metavar="M", help="Draws of noise for each gradient; 0: without noise, weaker."),
     ] = None
     restarts: Annotated[
-        int | None, typer.Option("--restarts", metavar="N", help="Random starts of attacks that have them.")
+        int | None, typer.Option("--restarts", metavar="N", help="Number of starts of attacks that start at random.")
     ] = None
     victims: Annotated[
         int | None,
         typer.Option(
-            "--victims", metavar="N", help="Test examples to attack; default: the run's, or 200, or all of fewer."
+            "--victims", metavar="N", help="Test examples to attack; default: the run's, or 200 (at most all)."
         ),
     ] = None
     votes: Annotated[int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked example.")] = (

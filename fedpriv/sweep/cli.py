@@ -112,7 +112,7 @@ def compare(
     private_selection: Annotated[
         bool,
         typer.Option(
-            "--private-selection", help="Also print what is proven of the most accurate trial as the chosen one."
+            "--private-selection", help="Also print what is proven about the most accurate trial, counting the choice."
         ),
     ] = False,
     options: tuple[Options, ...] = (),

@@ -14,7 +14,7 @@ import yaml
 
 from tests.docs.pages import PAGES, ROOT, blocks, outside_blocks
 
-LINES, COLUMNS = 150, 120
+LINES, COLUMNS, WORDS = 150, 120, 900
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -40,6 +40,13 @@ def test_each_page_is_short_or_holds_tables_only() -> None:
         if text.count("\n") > LINES:
             assert all(len(part) < 3 * COLUMNS for part in paragraphs(page)[1:]), page
             assert len(paragraphs(page)) <= 1 + text.count("\n## "), page
+
+
+def test_each_page_is_read_in_minutes() -> None:
+    """Code and tables count; reference pages are generated, and all pages together have a limit, too."""
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    assert not [name for name, count in words.items() if count > WORDS]
+    assert sum(words.values()) <= 46_000
 
 
 def test_each_measurement_stands_on_its_page_with_its_date() -> None:

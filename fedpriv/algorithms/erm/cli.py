@@ -25,7 +25,7 @@ _NOTES = (
 
 def erm(
     examples: Annotated[int, typer.Option("--examples", help="Examples that one client holds.")],
-    features: Annotated[int, typer.Option("--features", help="Features of an example, the constant 1 among them.")],
+    features: Annotated[int, typer.Option("--features", help="Features of an example, with the constant 1.")],
     regularisation: Annotated[
         float, typer.Option("--regularisation", help="Lambda in the objective's term lambda/2 |w|^2.")
     ],
@@ -36,12 +36,12 @@ def erm(
         float,
         typer.Option(
             "--tolerance",
-            help="Largest length of the objective's gradient at the end of training, as erm.tolerance; 0: exact.",
+            help="Largest norm of the gradient at the end of training, as erm.tolerance; 0: exact.",
         ),
     ] = 1e-8,
     as_json: Json = False,
 ) -> None:
-    """Private empirical risk minimisation: the sensitivity of a convex model, and the noise for an epsilon."""
+    """Compute the sensitivity of a private convex model (DP-ERM), and the noise for an epsilon."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.accounting.convex_models import Problem
     from fedpriv.core.cli.account.answer import in_options

@@ -13,24 +13,20 @@ if TYPE_CHECKING:
 
 
 def response(
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Pure, of one answer.")] = None,
-    keep: Annotated[
-        float | None, typer.Option("--keep", help="Probability that the answer given is the true one.")
-    ] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Pure epsilon of one answer.")] = None,
+    keep: Annotated[float | None, typer.Option("--keep", help="Probability that an answer is true.")] = None,
     coin: Annotated[
         float | None,
-        typer.Option("--coin", help="Probability of answering truly; else any answer is drawn, the true one as well."),
+        typer.Option("--coin", help="Probability of answering truly; otherwise the answer is random, and may be true."),
     ] = None,
-    answers: Annotated[
-        int, typer.Option("--answers", help="How many there are to choose from: classes of labels.")
-    ] = 2,
+    answers: Annotated[int, typer.Option("--answers", help="Number of possible answers, such as classes.")] = 2,
     examples: Annotated[
-        int | None, typer.Option("--examples", help="How many answers are given: adds the standard error of a share.")
+        int | None, typer.Option("--examples", help="Number of people: adds the standard error of a share.")
     ] = None,
     share: Annotated[float, typer.Option("--share", help="True share of an answer, for its standard error.")] = 0.5,
     as_json: Json = False,
 ) -> None:
-    """Randomised response: from epsilon to the probability of a true answer, or back, and what a survey can tell."""
+    """Convert epsilon of randomised response to the probability of a true answer, or back, and judge a survey."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.accounting.response import label_guarantee
     from fedpriv.core.cli.account.text import print_figures

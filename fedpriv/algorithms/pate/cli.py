@@ -27,25 +27,23 @@ def votes(
     ] = None,
     answers: Annotated[int | None, typer.Option("--answers", help="Questions that are answered.")] = None,
     asked: Annotated[
-        int | None, typer.Option("--asked", help="Questions, for confident answers; by default all are answered.")
+        int | None, typer.Option("--asked", help="Questions asked, for confident answers; default: as many as answers.")
     ] = None,
     target_epsilon: Annotated[
         float | None,
-        typer.Option("--target-epsilon", help="Finds how many answers it allows; with --answers the least noise."),
+        typer.Option("--target-epsilon", help="Find how many answers it allows; with --answers the least noise."),
     ] = None,
     votes_per_client: Annotated[
-        int, typer.Option("--votes-per-client", help="Votes of the one client who is protected.")
+        int, typer.Option("--votes-per-client", help="Votes of one client, all of which are protected.")
     ] = 1,
     sampling_rate: Annotated[
         float | None,
-        typer.Option(
-            "--sampling-rate", help="Share of the voters that is drawn for each answer, always the same number."
-        ),
+        typer.Option("--sampling-rate", help="Share of the voters that is drawn for each answer (a fixed number)."),
     ] = None,
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Noisy answers by vote (PATE, prompts): their guarantee, or how many of them a target allows."""
+    """Compute the guarantee of noisy votes (PATE, prompts), or how many answers a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.algorithms.pate.poll_cost import PollOptions, answered_poll
 

@@ -19,7 +19,9 @@ def data(
     root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data sets.")] = "",
     known: Annotated[
         int | None,
-        typer.Option("--unicity", metavar="K", min=1, help="Instead: how many people K facts about them single out."),
+        typer.Option(
+            "--unicity", metavar="K", min=1, help="Instead: count how many people K facts about them single out."
+        ),
     ] = None,
     bounds: Annotated[
         float | None,

@@ -241,7 +241,7 @@ class AdversaryConfig(Extensible):
     knows_public_data: bool = Field(True, description="whether they hold public images of the same kind (test images)")
     knows_labels: bool = Field(False, description="whether they know the labels of the batches that they attack")
     knows_candidates: bool = Field(
-        False, description="whether they hold, for each image, a list of 100 records, one of which it is"
+        False, description="whether they hold, for each image, a list of 100 records that contains it"
     )
     attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(_distinct)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"

@@ -61,11 +61,12 @@ def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
 
 
 Target = Annotated[
-    float | None, typer.Option("--target-epsilon", help="Proven for the whole run; the least noise for it is found.")
+    float | None,
+    typer.Option("--target-epsilon", help="Find the least noise that proves this epsilon for the whole run."),
 ]
 TargetCeiling = Annotated[
     float | None,
-    typer.Option("--target-ceiling", help="How often any attack may succeed; the least noise for it is found."),
+    typer.Option("--target-ceiling", help="Find the least noise with which no attack succeeds more often."),
 ]
 Guess = Annotated[
     str | None,
@@ -75,19 +76,19 @@ TargetAdvantage = Annotated[
     float | None,
     typer.Option(
         "--target-advantage",
-        help="Largest true minus false positive rate of any test of membership; the least noise for it is found.",
+        help="Find the least noise for this largest true minus false positive rate of any membership test.",
     ),
 ]
 TargetTpr = Annotated[
     float | None,
-    typer.Option("--target-tpr", help="With --fpr: its true positive rate; the least noise for it is found."),
+    typer.Option("--target-tpr", help="With --fpr: find the least noise for this true positive rate."),
 ]
 Fpr = Annotated[
     list[str] | None,
     typer.Option(
         "--fpr",
         metavar="RATE",
-        help="Also print which true positive rate no test of membership exceeds at this false one; may be repeated.",
+        help="Also print the largest true positive rate of membership tests at this false one; may be repeated.",
     ),
 ]
 Participations = Annotated[
@@ -99,10 +100,10 @@ Participations = Annotated[
         help="Most uses of one example, or update: steps, or passes if shuffled.",
     ),
 ]
-Delta = Annotated[float, typer.Option("--delta", help="Of (epsilon, delta), between 0 and 1.")]
+Delta = Annotated[float, typer.Option("--delta", help="Delta of (epsilon, delta), between 0 and 1.")]
 Rate = Annotated[float | None, typer.Option("--sampling-rate", help="Share of a client's examples in a batch.")]
 Unit = Annotated[UnitName, _choice("--unit", UnitName, "What is protected: an example, or a client's whole update.")]
-Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; no figure depends on it.")]
+Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; changes no figure.")]
 NeededDimension = Annotated[
     int | None, typer.Option("--dimension", help="Numbers in a gradient, or update. Required: epsilon depends on it.")
 ]
@@ -132,13 +133,13 @@ Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size
 
 Band = Annotated[
     int | None,
-    typer.Option("--band", help="Rounds whose noise is in one release; 1: independent. By default the separation."),
+    typer.Option("--band", help="Rounds over which noise is correlated; 1: independent. Default: the separation."),
 ]
 Separation = Annotated[
-    int, typer.Option("--separation", help="One client is in at most one of so many rounds in a row.")
+    int, typer.Option("--separation", help="A client takes part at most once in so many rounds in a row.")
 ]
 AllRounds = Annotated[
-    int | None, typer.Option("--rounds", help="Of the run; by default the fewest for the participations.")
+    int | None, typer.Option("--rounds", help="Rounds of the run; default: the fewest for the participations.")
 ]
 
 Ceilings = Annotated[
@@ -146,7 +147,7 @@ Ceilings = Annotated[
     typer.Option(
         "--ceiling",
         metavar="K0",
-        help="Also print what no attack exceeds where a guess succeeds with probability K0, as 1/100; may be repeated.",
+        help="Also print what no attack exceeds if a guess succeeds with probability K0 (1/100); may be repeated.",
     ),
 ]
 
@@ -156,7 +157,7 @@ Records = Annotated[
     typer.Option(
         "--records",
         metavar="N,N,...",
-        help="Also print what is proven about a person with so many records at each of several such clients, as 3,1.",
+        help="Also print what is proven about a person with so many records at each client, such as 3,1.",
     ),
 ]
 
@@ -256,10 +257,10 @@ def compare(
         ),
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option("--sigma", help="With --with: of Gaussian noise, over the clipping norm.")
+        float | None, typer.Option("--sigma", help="With --with: deviation of Gaussian noise over the clipping norm.")
     ] = None,
     scale: Annotated[
-        float | None, typer.Option("--scale", help="With --with: of Laplace noise, over the clipping norm.")
+        float | None, typer.Option("--scale", help="With --with: scale of Laplace noise over the clipping norm.")
     ] = None,
     as_json: Json = False,
 ) -> None:
