@@ -1,4 +1,4 @@
-"""What a round of many clients costs: the stacked engine beside the inline one, and beside pfl-research.
+"""What a round of many clients costs: the stacked engine and Ray beside the inline one, and beside pfl-research.
 
 Usage: python -m benchmarks.scale [--json FILE] [--only NAME ...] [--repeats N] [--pfl FOLDER]
 
@@ -14,6 +14,9 @@ turns. One thread.
   a round, one epoch, batches of 10, CNN of 1.6 million parameters. A round without evaluation. ``--pfl`` names the
   folder that pfl was installed in (``pip install --no-deps --target FOLDER pfl``, and what it needs); without it, only
   ours is measured.
+- ray: one round of 10,000 clients on MNIST, MLP(16), six images each in batches of 2; inline, and on a Ray of this
+  machine with an actor a core. CPU seconds are those of all processes. Of wall seconds, inline's are taken once and
+  Ray's once a core: with a ratio of 1, Ray with two cores takes half as long. Only a quiet machine shows that.
 """
 
 import os
@@ -24,14 +27,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
-from benchmarks.measure import in_turns, medians, options, report, save
+from benchmarks.measure import in_turns, medians, options, report, save, seconds
 from fedpriv.clients.app import client_app
-from fedpriv.core.config import DataConfig, Experiment
+from fedpriv.core.config import DataConfig, EngineConfig, Experiment
 from fedpriv.core.plan import participants
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
@@ -49,7 +54,7 @@ from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import whole
 
 TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
-SETUPS = ("small", "flute", "pfl")
+SETUPS = ("small", "flute", "pfl", "ray")
 GRIDS = {"inline": InlineGrid, "stacked": StackedGrid}
 MODELS: Mapping[str, dict[str, Any]] = {"mlp(128)": {"name": "mlp", "hidden": [128]}, "lenet": {"name": "lenet"}}
 MECHANISMS: Mapping[str, dict[str, Any]] = {
@@ -74,12 +79,14 @@ def main() -> None:
             rows.append(flute(asked.repeats))
         if "pfl" in asked.only:
             rows.append(pfl(asked.pfl, asked.repeats))
+        if "ray" in asked.only:
+            rows += on_ray(10_000, asked.repeats)
         lines = [
             {"setup": row["setup"], "way": way, "taken": taken, "ratio": ratio, "fast": 1 / ratio}
             for row in rows
             for (way, taken), ratio in zip(row["ways"].items(), row["ratios"].values(), strict=True)
         ]
-        columns = {"set-up": "{setup}", "way": "{way}", "CPU s": "{taken:.3f}", "of the first way": "{ratio:.2f}"}
+        columns = {"set-up": "{setup}", "way": "{way}", "seconds": "{taken:.3f}", "of the first way": "{ratio:.2f}"}
         report({**columns, "times as fast": "{fast:.2f}"}, lines, words=2)
         save(asked.json, rows=rows, torch=torch.__version__)
 
@@ -133,6 +140,49 @@ def pfl(folder: Path | None, repeats: int) -> dict[str, Any]:
     ours = {name: _rounds(world, grid(client_app(world.secret), users)) for name, grid in GRIDS.items()}
     with _pfl_rounds(folder, world) as theirs:
         return _turns(f"pfl-research, CIFAR-10, {users} users", {**theirs, **ours}, repeats)
+
+
+def on_ray(clients: int, repeats: int) -> list[dict[str, Any]]:
+    """A round of many clients, inline and on actors: CPU seconds of all processes, and wall seconds times cores."""
+    # Ray takes a second to import, and the other set-ups do without it.
+    import ray
+
+    from fedpriv.engines import ray as engine
+
+    world = build_world(
+        _experiment(
+            data={"name": "mnist"},
+            model={"name": "mlp", "hidden": [16]},
+            federation={"clients": clients, "rounds": repeats + 2, "algorithm": "fedavg"},
+            training={"batch_size": 2, "learning_rate": 0.05},
+        )
+    )
+    app, settings = client_app(world.secret), EngineConfig(name="ray", device="cpu")
+    engine.connect("", "engine.address", ())
+    try:
+        cores = int(ray.cluster_resources()["CPU"])
+        actors = engine.Actors(partial(engine.start_actors, app, config=settings), cores, lambda: cores)
+        grid = engine.RayGrid(app, clients, actors, Event(), None, engine.CALL_SECONDS)
+        calls = {"inline": _rounds(world, InlineGrid(app, clients)), f"Ray, {cores} cores": _rounds(world, grid)}
+        walls: dict[str, list[float]] = {name: [] for name in calls}
+
+        def taken(name: str) -> float:
+            before = _family_seconds()
+            walls[name].append(seconds(calls[name]) * (1 if name == "inline" else cores))
+            return sum(now - before.get(process, 0.0) for process, now in _family_seconds().items())
+
+        row = _turns(f"{clients:,} clients, CPU s", {name: partial(taken, name) for name in calls}, repeats)
+    finally:
+        ray.shutdown()
+    measured = {name: iter(times[1:]) for name, times in walls.items()}  # the first turn was to warm up
+    again = {name: partial(next, times) for name, times in measured.items()}
+    return [row, _turns(f"{clients:,} clients, wall s x cores", again, repeats, warm=False)]
+
+
+def _family_seconds() -> dict[int, float]:
+    """CPU seconds of this process and its children, by number."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return {each.pid: sum(each.cpu_times()[:2]) for each in family}
 
 
 def _is_here(name: str) -> bool:

@@ -48,13 +48,15 @@ def _has_ray() -> bool:
     return find_spec("ray") is not None
 
 
-def run_engine(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
-    """Run the apps with ``clients`` clients until the server is done."""
+def run_engine(
+    server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig, timeout: float | None = None
+) -> None:
+    """Run the apps with ``clients`` clients until the server is done, which waits ``timeout`` seconds for a round."""
     name = choose_engine(config)
     if name == "ray":
         from fedpriv.engines.ray import run_ray
 
-        run_ray(server_app, client_app, clients, config)
+        run_ray(server_app, client_app, clients, config, timeout)
     elif name == "stacked":
         from fedpriv.engines.stacked import StackedGrid
 

@@ -35,11 +35,15 @@ _LOOK_SECONDS = 0.1
 _ROOM_SECONDS = 5.0
 # How often the cluster's head is looked for, and how long it may be away.
 _HEAD_SECONDS, _LOST_SECONDS = 2.0, 10.0
+# How long a call of an actor takes, where clients are faster: each call has costs of its own.
+CALL_SECONDS = 0.1
 # How long a node's first worker may take to start.
 _NODE_SECONDS = 120.0
 
 
-def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig) -> None:
+def run_ray(
+    server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig, timeout: float | None
+) -> None:
     """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one."""
     shares = (
         ResourceShare("engine.cpus_per_client", "CPU", config.cpus_per_client),
@@ -51,8 +55,10 @@ def run_ray(server_app: ServerApp, client_app: ClientApp, clients: int, config: 
     try:
         with _silenced("ray"), _stoppable() as stopped:
             room = partial(_room, *shares)
-            actors = Actors(partial(_start_actors, client_app, config=config), min(clients, room()), room)
-            run_server(server_app, RayGrid(client_app, clients, actors, stopped, head))
+            actors = Actors(partial(start_actors, client_app, config=config), min(clients, room()), room)
+            # A client that hangs would take along those that its actor was handed with it.
+            call_seconds = CALL_SECONDS if timeout is None else 0.0
+            run_server(server_app, RayGrid(client_app, clients, actors, stopped, head, call_seconds))
     except ConnectionError as error:  # of Ray's client, whose server is gone
         raise RunFailedError(f"the Ray cluster, {address}, is gone: {one_line(error)}") from None
     finally:
@@ -98,7 +104,7 @@ def _room(*shares: "ResourceShare") -> int:
     raise InputError(f"{wanted}: no node of the Ray cluster has as much")
 
 
-def _start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
+def start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
     """Start actors that answer for clients."""
     shares = {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
     return [ray.remote(_Actor).options(**shares).remote(client_app) for _ in range(count)]
@@ -114,9 +120,12 @@ class _Actor:
     def ready(self) -> None:
         """Show that this process runs."""
 
-    def answer(self, content: RecordDict, metadata: Metadata, context: Context) -> tuple[Message, Context]:
-        """Return a client's answer, and what it keeps to itself."""
-        return answered(self._client_app, received_message(metadata, content), context), context
+    def answer(self, content: RecordDict, clients: list[tuple[Metadata, Context]]) -> list[tuple[Message, Context]]:
+        """Return the answers of clients that are sent the same, and what each keeps to itself."""
+        return [
+            (answered(self._client_app, received_message(metadata, content), context), context)
+            for metadata, context in clients
+        ]
 
 
 class _PendingMessage(NamedTuple):
@@ -124,8 +133,15 @@ class _PendingMessage(NamedTuple):
 
     key: str
     message: Message
-    actor: Any = None
-    is_second: bool = False  # an actor has died over it
+    is_second: bool = False  # an actor has failed over it, or over one that it was handed with it
+
+
+class _Call(NamedTuple):
+    """What an actor is asked, and since when."""
+
+    questions: list[_PendingMessage]
+    actor: Any
+    began: float
 
 
 class Actors:
@@ -214,10 +230,20 @@ class _Head:
 
 
 class RayGrid(InlineGrid):
-    """Has a client's messages answered by actors, as many at a time as there are."""
+    """Has a client's messages answered by actors, as many at a time as there are.
+
+    Clients that are sent the same and answer fast are handed over together, as many as take ``call_seconds``; none
+    waits in a queue while another actor is free.
+    """
 
     def __init__(
-        self, client_app: ClientApp, clients: int, actors: Actors, stopped: threading.Event, head: _Head | None
+        self,
+        client_app: ClientApp,
+        clients: int,
+        actors: Actors,
+        stopped: threading.Event,
+        head: _Head | None,
+        call_seconds: float,
     ) -> None:
         super().__init__(client_app, clients)
         self._stopped = stopped
@@ -225,7 +251,8 @@ class RayGrid(InlineGrid):
         self._head = head
         self._stored: dict[int, tuple[RecordDict, Any]] = {}
         self._waiting = deque[_PendingMessage]()
-        self._asked: dict[Any, _PendingMessage] = {}
+        self._asked: dict[Any, _Call] = {}
+        self._call_seconds, self._client_seconds = call_seconds, math.inf
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand the messages to actors as these become free, and return the ids to pull the replies with."""
@@ -241,11 +268,11 @@ class RayGrid(InlineGrid):
             raise KeyboardInterrupt
         if self._head is not None:
             self._head.check()
-        wanted = list(message_ids)
+        wanted = set(message_ids)
         self._collect(0.0)
-        if not any(key in self._replies for key in wanted):
+        if wanted.isdisjoint(self._replies):
             self._collect(_LOOK_SECONDS)
-        return super().pull_messages(wanted)
+        return super().pull_messages(key for key in self._replies if key in wanted)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push the messages and pull the replies, as far as they come in time."""
@@ -269,11 +296,27 @@ class RayGrid(InlineGrid):
 
     def _hand_out(self) -> None:
         while self._waiting and (actor := self._actors.take()) is not None:
-            question = self._waiting.popleft()
-            content, about = question.message.content, question.message.metadata
+            questions = self._together()
+            content = questions[0].message.content
             _, sent = self._stored.get(id(content), (content, content))
-            asked = actor.answer.remote(sent, about, self._client(about.dst_node_id))
-            self._asked[asked] = question._replace(actor=actor)
+            about = [question.message.metadata for question in questions]
+            asked = actor.answer.remote(sent, [(each, self._client(each.dst_node_id)) for each in about])
+            self._asked[asked] = _Call(questions, actor, time.monotonic())
+
+    def _together(self) -> list[_PendingMessage]:
+        """Take the next questions for an actor: half of its share at most, so that all actors end about together."""
+        share = len(self._waiting) // (2 * (len(self._asked) + 1))
+        most = max(1, min(share, int(self._call_seconds / self._client_seconds)))
+        first = self._waiting.popleft()
+        taken = [first]
+        while len(taken) < most and not first.is_second and self._is_like(first):
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _is_like(self, first: _PendingMessage) -> bool:
+        """Whether the next question has the same content, and is asked for the first time, too."""
+        following = self._waiting[0]
+        return following.message.content is first.message.content and not following.is_second
 
     def _collect(self, seconds: float) -> None:
         """Take in the answers that are there, or the first that comes within some seconds."""
@@ -284,21 +327,25 @@ class RayGrid(InlineGrid):
                 self._take_in(self._asked.pop(reference), reference)
         self._hand_out()
 
-    def _take_in(self, question: _PendingMessage, reference: Any) -> None:
-        """Keep a client's answer; where its actor has died, another one is asked, once: it computes the same."""
+    def _take_in(self, call: _Call, reference: Any) -> None:
+        """Keep clients' answers; where their actor has died, each is asked again alone, once: it computes the same."""
         try:
-            reply, context = ray.get(reference)
-        except RayTaskError as error:
-            self._actors.free(question.actor)
-            self._keep(question.key, _failed(question.message, error))
+            answers = ray.get(reference)
         except RayError as error:
-            self._actors.replace()
-            if question.is_second:
-                self._keep(question.key, _failed(question.message, error))
+            is_alive = isinstance(error, RayTaskError)
+            if is_alive:
+                self._actors.free(call.actor)
             else:
-                self._waiting.appendleft(question._replace(actor=None, is_second=True))
-        else:
-            self._actors.free(question.actor)
+                self._actors.replace()
+            for question in reversed(call.questions):
+                if question.is_second or (is_alive and len(call.questions) == 1):
+                    self._keep(question.key, _failed(question.message, error))
+                else:
+                    self._waiting.appendleft(question._replace(is_second=True))
+            return
+        self._actors.free(call.actor)
+        self._client_seconds = max(time.monotonic() - call.began, 1e-6) / len(answers)
+        for question, (reply, context) in zip(call.questions, answers, strict=True):
             self._remember(context)
             self._keep(question.key, reply)
 

@@ -2,7 +2,8 @@
 
 A copy of the checkout is built and started under a project name of its own, and removed in the end. What a machine's
 package registry needs is handed in by the environment: FEDPRIV_DOCKER_PIP (a pip.conf), FEDPRIV_DOCKER_UV (a uv.toml)
-and FEDPRIV_DOCKER_WHEELS (a folder with PyTorch's wheels, then taken instead of uv's --torch-backend cpu).
+and FEDPRIV_DOCKER_WHEELS (a folder with PyTorch's wheels, then taken instead of uv's --torch-backend cpu, in their
+versions instead of the pinned ones).
 """
 
 import argparse
@@ -84,6 +85,8 @@ class Project:
         for name in filter(None, files.decode().split("\0")):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.folder / name, follow_symlinks=False)
+        if wheels := os.environ.get("FEDPRIV_DOCKER_WHEELS"):
+            _pin(self.folder / "containers" / "constraints.txt", Path(wheels))
         self.user = os.getuid() or 1000
         self.work.mkdir()
         for path in (self.work, self.folder / "deployment", self.folder / "deployment" / "seeds"):
@@ -171,6 +174,15 @@ def _override() -> dict[str, object]:
     if wheels := os.environ.get("FEDPRIV_DOCKER_WHEELS"):
         build |= {"additional_contexts": {"wheels": wheels}, "args": {"TORCH": ""}}
     return {"services": {"setup": {"build": build}}, **({"secrets": secrets} if secrets else {})}
+
+
+def _pin(constraints: Path, wheels: Path) -> None:
+    """Have the build take the wheels of a folder, of whatever version they are."""
+    given = dict(wheel.name.split("-")[:2] for wheel in wheels.glob("*.whl"))
+    lines = constraints.read_text().splitlines()
+    names = [line.partition("==")[0] for line in lines]
+    pins = [f"{name}=={given[name]}" if name in given else line for name, line in zip(names, lines, strict=True)]
+    constraints.write_text("\n".join(pins) + "\n")
 
 
 def hashes(run: Path) -> dict[str, str]:

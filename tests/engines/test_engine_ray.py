@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -20,6 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, Metadata, MetricRecord, Rec
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from ray.cluster_utils import Cluster
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from fedpriv.clients.app import client_app as app_of_clients
 from fedpriv.core.config import EngineConfig
@@ -125,46 +127,61 @@ def note(heard: Round, reply: Message) -> None:
 
 
 class Place:
-    """Ray's object store and one actor of it, in this process: what is stored, and what an actor is sent."""
+    """Ray's object store and one actor of it, in this process: what is stored, and what an actor is asked.
 
-    def __init__(self, app: ClientApp) -> None:
-        self.app = app
+    The first call for several clients fails as it is told.
+    """
+
+    def __init__(self, app: ClientApp, fault: RayError | None) -> None:
+        self.app, self.fault = app, fault
         self.stored: list[RecordDict] = []
-        self.sent: list[int] = []
+        self.calls: list[tuple[int, int]] = []  # what was sent, to how many clients
         self.answer = self
-        self._answers: dict[str, tuple[Message, Context]] = {}
+        self.ready = SimpleNamespace(remote=lambda: "ready")
+        self._answers: dict[str, list[tuple[Message, Context]]] = {"ready": []}
 
     def put(self, content: RecordDict) -> int:
         self.stored.append(content)
         return len(self.stored) - 1
 
-    def remote(self, sent: int, metadata: Metadata, context: Context) -> str:
-        self.sent.append(sent)
-        question = received_message(metadata, pickle.loads(pickle.dumps(self.stored[sent])))
-        self._answers[metadata.message_id] = answered(self.app, question, context), context
-        return metadata.message_id
+    def remote(self, sent: int, clients: list[tuple[Metadata, Context]]) -> str:
+        self.calls.append((sent, len(clients)))
+        content = pickle.loads(pickle.dumps(self.stored[sent]))
+        self._answers[str(len(self.calls))] = [
+            (answered(self.app, received_message(metadata, content), context), context) for metadata, context in clients
+        ]
+        return str(len(self.calls))
 
     def wait(self, asked: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         return asked[:num_returns], asked[num_returns:]
 
-    def get(self, reference: str) -> tuple[Message, Context]:
-        return self._answers.pop(reference)
+    def get(self, reference: str) -> list[tuple[Message, Context]]:
+        answers = self._answers[reference]
+        if self.fault is not None and len(answers) > 1:
+            fault, self.fault = self.fault, None
+            raise fault
+        return answers
 
 
-def test_parameters_are_stored_once_a_round_whoever_is_sent_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", [None, ActorDiedError(), RayTaskError("answer", "", MemoryError())])
+def test_parameters_are_stored_once_a_round_and_clients_handed_over_together(
+    fault: RayError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients, rounds = 6, 3
+    """Where a call for several fails, each is asked again, alone."""
+    clients, rounds = 12, 3
     world = build_world(experiment(federation={"clients": clients, "rounds": rounds}))
     folders = [RunFolder.create(tmp_path / name, world.experiment) for name in ("ray", "inline")]
-    place = Place(app_of_clients(world.secret))
+    place = Place(app_of_clients(world.secret), fault)
     for name in ("put", "wait", "get"):
         monkeypatch.setattr(ray, name, getattr(place, name))
     actors = Actors(lambda count: [place] * count, 2, lambda: 2)
-    grid = RayGrid(place.app, clients, actors, Event(), None)
+    grid = RayGrid(place.app, clients, actors, Event(), None, call_seconds=1e9)
     for folder, one in zip(folders, (grid, InlineGrid(place.app, clients)), strict=True):
         run_server(app_of_server(world, folder, Silent()), one)
-    assert sorted(place.sent) == sorted([*range(rounds)] * clients)
+    asked = [sum(count for sent, count in place.calls if sent == number) for number in range(rounds)]
+    lost = next(count for _, count in place.calls if count > 1) if fault else 0
+    assert asked == [clients + lost, clients, clients]
+    assert max(count for _, count in place.calls) == clients // 2
     parameters, others = (folder.path / "checkpoint" / "server.safetensors" for folder in folders)
     assert parameters.read_bytes() == others.read_bytes()
 

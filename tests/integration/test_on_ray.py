@@ -57,14 +57,14 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def shared_actors(elsewhere: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Those of the first run, which serve every later one, too: they begin anew with its clients' app."""
     actors: list[Any] = []
-    start = engine._start_actors
+    start = engine.start_actors
 
     def started(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
         actors.extend(start(client_app, count - len(actors), config))
         ray.get([actor.__ray_call__.remote(engine._Actor.__init__, client_app) for actor in actors])
         return actors[:count]
 
-    monkeypatch.setattr(engine, "_start_actors", started)
+    monkeypatch.setattr(engine, "start_actors", started)
     yield actors
     for actor in actors:
         ray.kill(actor)

@@ -142,7 +142,9 @@ def _simulation(experiment: Experiment) -> Engine:
     def run(world: World, folder: RunFolder, progress: Progress) -> None:
         clients = client_app(world.secret)
         clients.origin = world.origin
-        run_engine(server_app(world, folder, progress), clients, experiment.federation.clients, experiment.engine)
+        federation = experiment.federation
+        server = server_app(world, folder, progress)
+        run_engine(server, clients, federation.clients, experiment.engine, federation.round_timeout)
 
     return Engine(choose_engine(experiment.engine), run)
 
