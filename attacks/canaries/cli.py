@@ -49,6 +49,6 @@ class CanariesAudit(Audit["CanaryAudit"]):
                 f"Epsilon is at least {bound.epsilon:.3g} with confidence {bound.confidence:g}, at least "
                 f"{surer.epsilon:.3g} with {surer.confidence:g}; {proven} (delta = {bound.delta:g}; "
                 f"{found.adjacency}).",
-                f"One run with {bound.trials:,} canaries of {clients}; {bound.method}. {found.game}",
+                f"{bound.trials:,} canaries of {clients}; {bound.method}. {found.game}",
             ]
         )

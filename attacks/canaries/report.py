@@ -27,7 +27,7 @@ class CanaryFinding(RecordFinding[CanaryAudit]):
     def section(self, found: CanaryAudit, view: RunView) -> Section:
         bound, surer, proven = found.epsilon_bound, found.surer_bound, found.proven_epsilon
         facts = [
-            ("Measured", f"ε is at least {figure(bound.epsilon, 3)}, with {percent(bound.confidence)} confidence"),
+            ("Measured", f"ε is at least {figure(bound.epsilon, 3)}, with {percent(bound.confidence, 0)} confidence"),
             ("Surer", f"ε is at least {figure(surer.epsilon, 3)}, with {percent(surer.confidence)} confidence"),
             ("Proven", "nothing" if proven is None else f"ε is at most {figure(proven)}"),
             ("Adjacency", found.adjacency or "none"),
