@@ -160,7 +160,8 @@ def _measured(
         found = found.model_copy(update={"exactness": same})
         progress.stage(f"measuring steps on {batch} examples")
         config = experiment.mechanism if experiment.mechanism.protects_examples else mechanism_settings(GAUSSIAN)
-        cost = step_cost(copy.deepcopy(model), LOSS, x, y, config.mechanism())
+        noisy = config if config.noise is not None else config.with_some_noise()  # a step costs the same with any
+        cost = step_cost(copy.deepcopy(model), LOSS, x, y, noisy.mechanism())
         return found.model_copy(update={"cost": cost})
     except (InputError, RuntimeError, TypeError, ValueError) as error:
         return found.model_copy(update={"unmeasured": reason_of(error)})

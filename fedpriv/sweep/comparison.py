@@ -111,7 +111,12 @@ def _source(record: TrialRecord) -> str:
 
 def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
     folders = [RunFolder.open(path) for path in paths]
-    settings = [{key: value for key, value, _, _ in describe(folder.experiment())} for folder in folders]
+    described = [list(describe(folder.experiment())) for folder in folders]
+    common = set.intersection(*({key for key, *_ in each} for each in described)) if described else set()
+    # A key that only some mechanisms have says nothing at its default.
+    settings = [
+        {key: value for key, value, default, _ in each if key in common or value != default} for each in described
+    ]
     keys = dict.fromkeys(key for own in settings for key in own if not key.startswith(_NOT_SETTINGS))
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings}) > 1]
     return [

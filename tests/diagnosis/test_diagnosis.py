@@ -92,9 +92,11 @@ def test_what_mixes_examples_is_named_with_what_to_write_instead(here: Path) -> 
 
 
 def test_an_experiment_file_is_taken_with_its_own_data(here: Path) -> None:
-    (here / "own.toml").write_text('[model]\nname = "logistic"\n[adversary]\nattacks = []\n')
+    text = '[model]\nname = "logistic"\n[adversary]\nattacks = []\n[mechanism]\nname = "vmf"\nepsilon = 600\n'
+    (here / "own.toml").write_text(text)
     found = told("own.toml", here, "--set", "adversary.attacks=[]")
     assert (found.model, found.shape, found.classes, found.trained) == ("logistic", (1, 8, 8), 10, 650)
+    assert found.cost is not None and not found.unmeasured, "a nominal epsilon is no obstacle: any noise costs the same"
 
 
 def test_the_first_shape_that_a_network_takes_is_taken(here: Path) -> None:

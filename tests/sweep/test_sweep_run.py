@@ -494,6 +494,7 @@ def test_single_runs_may_have_mechanisms_with_other_settings(tmp_path: Path) -> 
     assert [record.settings["mechanism.name"] for record in records] == ["none", "gaussian", "vmf"]
     assert [record.settings.get("mechanism.sigma") for record in records] == [None, 2.0, None]
     assert [record.settings.get("mechanism.kappa") for record in records] == [None, None, 5.0]
+    assert not any("mechanism.calibration" in record.settings for record in records)  # one has it, at its default
 
 
 def test_the_help_keeps_its_square_brackets(fedpriv: Fedpriv) -> None:

@@ -82,7 +82,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train, eavesdrop, attack, and write the report. FILE is an experiment, such as configs/quickstart.toml."""
-    needed = "run needs either an experiment FILE or --resume DIR"
+    needed = "run needs an experiment FILE, such as the one that fedpriv init writes, or --resume DIR"
     experiment, path = begun_or_resumed(needed, load_experiment, file, resume, set_, out_dir)
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
     from fedpriv.core.cli.display import shown

@@ -185,7 +185,7 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
         (["account", "gaussian", "--sigma", "-1"], "--sigma -1: allowed is from"),
         (["account", "gaussian", "--target-epsilon", "0"], "--target-epsilon 0: allowed is above 0"),
         (["account", "gaussian", "--epsilon", "-1"], "--epsilon -1"),
-        (["run"], "run needs either an experiment FILE or --resume DIR"),
+        (["run"], "run needs an experiment FILE, such as the one that fedpriv init writes, or --resume DIR"),
         (["run", "missing.toml"], "missing.toml: no such file"),
         (
             ["run", "small.toml", "--set", "mechanism.epsilonn=5"],
@@ -206,7 +206,10 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
         (["run", "small.toml", "--out", "full"], "full exists already"),
         (["run", "small.toml", "--set", "model.name=nowhere:net"], "nowhere"),
         (["run", "--resume", "full"], "full is not the folder of a run"),
-        (["run", "small.toml", "--resume", "full"], "run needs either an experiment FILE or --resume DIR"),
+        (
+            ["run", "small.toml", "--resume", "full"],
+            "run needs an experiment FILE, such as the one that fedpriv init writes, or --resume DIR",
+        ),
         (["run", "small.toml", "--set", "federation.clients=5000"], "5000"),
         (["report", "full"], "full"),
         (["config", "check", "missing.toml"], "missing.toml: no such file"),
