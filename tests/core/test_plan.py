@@ -52,6 +52,18 @@ def test_the_claimed_participations_bound_what_the_batches_use(sampling: str, fe
         assert claimed == sum(len(plan.steps(number)) for number in rounds)
 
 
+def test_steps_of_balls_in_bins_have_as_many_draws_whoever_is_in_them() -> None:
+    """Of uniform directions the squared length of a sum is on average their number: 1,000 blocks, 6 deviations."""
+    settings = experiment(
+        training={"batch_size": 1, "sampling": "balls-in-bins"},
+        mechanism={"name": "vmf", "kappa": 0.0, "blocks": "size:30"},
+    )
+    plan = plan_client(settings, 0, 2, [30_000])
+    for examples in range(3):
+        released = plan.release_gradient(DenseGradients({"w": torch.ones(examples, 30_000)}), stream(examples))
+        assert float(released["w"].square().sum()) / 1000 == pytest.approx(2, abs=0.07)
+
+
 @pytest.mark.parametrize("sampling", ["shuffled", "fixed", "poisson"])
 @pytest.mark.parametrize("unit", ["example", "update"])
 @pytest.mark.parametrize(

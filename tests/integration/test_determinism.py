@@ -146,7 +146,9 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize(("last", "batches"), [(1, "shuffled"), (7, "shuffled"), (7, "fixed"), (7, "poisson")])
+@pytest.mark.parametrize(
+    ("last", "batches"), [(1, "shuffled"), (7, "shuffled"), (7, "fixed"), (7, "poisson"), (7, "balls-in-bins")]
+)
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     last: int, batches: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

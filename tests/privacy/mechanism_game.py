@@ -8,6 +8,8 @@ VMF draws in more than one dimension it is not the best one; any statistic gives
 ``copies`` independent releases are drawn at once, as parts of one long gradient: blocks of a VMF mechanism are
 independent anyway, and so is Gaussian or Laplace noise. There the bound of the norm is that of all copies together, and
 the noise over the bound is as much smaller, so that each copy is clipped and gets noise as it does alone.
+
+With balls in bins a run is a pass, whose batches are the plan's; releases of the same batch are drawn at once.
 """
 
 import math
@@ -16,19 +18,22 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import hyp0f1
 from torch import Tensor, nn
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan, plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.gradients import GradientOperator, Vector, per_example_gradients
+from fedpriv.gradients import DenseGradients, GradientOperator, Vector, per_example_gradients
 from fedpriv.mechanisms.machinery.redistribution import Redistribution, layer_shares, public_shares, uniform_shares
 from tests.privacy.bounds import Scores, Verdict, play
 from tests.privacy.game import CLIP_NORM, claims
 
-__all__ = ["MechanismGame", "play_mechanism"]
+__all__ = ["MechanismGame", "play_mechanism", "play_passes"]
 
 ROOT = {"gaussian": 2, "hgm": 2, "laplace": 1}
 """The order of the norm that each mechanism with additive noise clips."""
@@ -45,6 +50,7 @@ class MechanismGame:
     copies: int = 10_000  # so many independent releases are drawn at once
     unit: str = "example"  # example or update
     weaker: float = 0.8  # with this share of its noise the mechanism has to be found out
+    allocated: bool = False  # balls in bins, in as many steps as there are examples; else all are in one batch
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -65,7 +71,8 @@ class MechanismGame:
         key, longer = str(MECHANISMS[name].parameter), copies ** (1 / self.additive) if self.additive else 1.0
         value = float(str(self.mechanism[key])) * (1 / noise if key == "kappa" else noise / longer)
         mechanism = {**self.mechanism, key: value, "clip_norm": CLIP_NORM * longer, "unit": self.unit}
-        tree = {"seed": seed, "mechanism": mechanism, "training": {"batch_size": self.batch}}
+        training = {"batch_size": 1, "sampling": "balls-in-bins"} if self.allocated else {"batch_size": self.batch}
+        tree = {"seed": seed, "mechanism": mechanism, "training": training}
         tensors = [copies * size for size in self.tensors]
         return plan_client(Experiment.model_validate(tree), 0, self.batch, tensors, _redistribution(self, copies))
 
@@ -150,6 +157,49 @@ def play_mechanism(game: MechanismGame, noise: float = 1.0) -> Verdict:
         return {"projection on the victim": (rows @ direction).numpy()}
 
     return play(draw, claims(alone, [1]), game.runs)
+
+
+def play_passes(game: MechanismGame, noise: float = 1.0) -> Verdict:
+    """Play passes of balls in bins with directional noise in one block, of a victim and another example."""
+    plans = {side: game.plan(game.copies, seed=seed, noise=noise) for seed, side in enumerate(("left", "right"))}
+    streams = {side: _passes(game, plans[side], sign) for side, sign in (("left", 1.0), ("right", -1.0))}
+    victim = np.array([value for part in game.victim for value in part])
+    kappa = float(str(game.mechanism["kappa"])) / noise
+
+    def draw(side: str, runs: int) -> Scores:
+        sums = np.array([next(streams[side]) for _ in range(runs)])
+        return {"likelihood": _likelihood(sums, victim / np.linalg.norm(victim), kappa)}
+
+    return play(draw, claims(game.plan(1), range(1, game.batch + 1)), game.runs)
+
+
+def _passes(game: MechanismGame, plan: Plan, sign: float) -> Iterator[NDArray[np.float64]]:
+    """What the steps of a pass release, (T, K), in units of a draw's length."""
+    secret, rows = Secret.of_seed(plan.seed), torch.tensor([[sign * v for v in game.victim[0]], *game.others])
+    pools: dict[tuple[int, ...], Iterator[NDArray[np.float64]]] = {}
+
+    def pool(batch: tuple[int, ...]) -> Iterator[NDArray[np.float64]]:
+        gradients = DenseGradients({"w": rows[list(batch)].repeat(1, game.copies)})
+        for step in count(1):
+            yield from game.flat(plan.release_gradient(gradients, secret.stream(f"pass {batch}", step))).numpy()
+
+    for first in count(0, game.batch):
+        batches = [tuple(plan.batch(step).tolist()) for step in range(first, first + game.batch)]
+        yield np.stack([next(pools.setdefault(batch, pool(batch))) for batch in batches])
+
+
+def _likelihood(sums: NDArray[np.float64], u: NDArray[np.float64], kappa: float) -> NDArray[np.float64]:
+    """How much likelier passes are with the victim along u than opposite: logs; (n, T, K) sums of two directions.
+
+    Of two directions with the sum s the first is s / 2 plus any vector of length sqrt(1 - |s|^2 / 4) across s. The mean
+    of exp(kappa u . x) over those is the ratio of a step with the victim and one of two uniform directions.
+    """
+    along, quarter = sums @ u, (sums**2).sum(axis=2) / 4
+    across = np.maximum(1 - quarter, 0) * np.maximum(1 - along**2 / (4 * quarter), 0)
+    mean = hyp0f1((len(u) - 1) / 2, kappa**2 * across / 4)
+    left, right = ((mean * np.exp(sign * kappa * along / 2)).sum(axis=1) for sign in (1, -1))
+    ratios: NDArray[np.float64] = np.log(left / right)
+    return ratios
 
 
 def _laid_out(vector: Vector) -> Tensor:

@@ -6,7 +6,7 @@ than 100 games: less than 2e-7 for the file. Seeds are fixed, and every game fin
 
 import pytest
 
-from tests.privacy.mechanism_game import MechanismGame, play_mechanism
+from tests.privacy.mechanism_game import MechanismGame, play_mechanism, play_passes
 
 # Others lie where the victim is zero, so that they add nothing to the statistic of Gaussian and Laplace noise; one of
 # them is below the bound and one above it. Those of VMF games point where the victim does, or beside it.
@@ -73,4 +73,19 @@ def test_no_release_tells_more_than_the_ledger_says(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_too_little_noise_is_found_out(name: str) -> None:
     verdict = play_mechanism(GAMES[name], noise=GAMES[name].weaker)
+    assert verdict.violation, str(verdict)
+
+
+# Two examples are the fewest: the ledger counts one draw a step, and a step has as many as there may be examples in it.
+# With two, half the noise tells as much as 0.7 of it would in a single draw.
+PASSES = MechanismGame(vmf(6.0, "size:30"), ((1.0,) + (0.0,) * 29,), ((0.0,) * 30,), 4_000, 1_000, allocated=True)
+
+
+def test_no_pass_of_balls_in_bins_tells_more_than_the_ledger_says() -> None:
+    verdict = play_passes(PASSES)
+    assert not verdict.violation, str(verdict)
+
+
+def test_half_the_directional_noise_of_balls_in_bins_is_found_out() -> None:
+    verdict = play_passes(PASSES, noise=0.5)
     assert verdict.violation, str(verdict)
