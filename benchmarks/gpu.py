@@ -9,9 +9,10 @@ no longer fits is named. A part that fails is named, and the exit code is 1.
 
 - steps: milliseconds of a training step, by the clock, as a multiple of plain SGD's (target: directional at most 1.5
   for ResNet-18 and GPT at batch 64); Opacus' ghost clipping where Opacus is installed.
-- attacks: milliseconds of an iteration for all victims together on the GPU and for one thread on the CPU (target: 50
-  times as fast), PSNR of both; and of breaching on the same device where ``--breaching`` names its python, as
-  benchmarks.inversion says (target: 5 times as fast at equal quality).
+- attacks: milliseconds of an iteration for all victims together on the GPU, one after the other, compiled (iga, not in
+  the tiny mode: it takes a minute), and for one thread on the CPU (target: 50 times as fast), PSNR of both; and of
+  breaching on the same device where ``--breaching`` names its python, as benchmarks.inversion says (target: 5 times as
+  fast at equal quality).
 - stacked: seconds of a federation whose clients train together, next to one whose clients train in turns.
 - ray: seconds of a federation with four clients at a time, a quarter of the GPU each, next to one at a time (target:
   2.5 times as fast, the same accuracy), and how busy the GPU was.
@@ -41,7 +42,7 @@ from torch.nn import functional
 from benchmarks.measure import in_turns, medians, options, report, save
 from fedpriv.attacks import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
-from fedpriv.attacks.reconstruction import AttackJob, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, matching, run_attack
 from fedpriv.attacks.settings import known_attack
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import torch_stream
@@ -193,7 +194,7 @@ def _batch(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def attacks(setup: Setup) -> Iterator[Row]:
-    """Yield the milliseconds of an attack's iteration and victim, on the GPU and on one thread of the CPU."""
+    """Yield the milliseconds of an iteration and victim: on the GPU in several ways, and on a core of the CPU."""
     model = build_model(model_settings({"name": "lenet" if setup.is_tiny else "convnet"}), SHAPE, CLASSES, seed=0)
     images, heard = _uploads(model, setup.victims)
     threads = torch.get_num_threads()
@@ -202,6 +203,7 @@ def attacks(setup: Setup) -> Iterator[Row]:
             yield {"case": name, "way": "all", "value": None, "unit": "ms", "note": "left out: no time left"}
             continue
         ms, quality = _attacked(name, heard, images, model, setup.device, setup.is_tiny)
+        alone_ms, _ = _attacked(name, heard[:1], images[:1], model, setup.device, setup.is_tiny)
         torch.set_num_threads(1)
         few = 2 if setup.is_tiny else 8
         cpu_ms, cpu_quality = _attacked(name, heard[:few], images[:few], model, torch.device("cpu"), True)
@@ -214,11 +216,28 @@ def attacks(setup: Setup) -> Iterator[Row]:
             "unit": "ms",
             "note": f"PSNR {quality:.1f} dB",
         }
+        yield {"case": case, "way": f"{setup.device.type}, one after the other", "value": alone_ms, "unit": "ms",
+               "times": f"{alone_ms / ms:.1f} x batched"}  # fmt: skip
         note = f"{few} victims, PSNR {cpu_quality:.1f} dB"
         yield {"case": case, "way": "one core, batched", "value": cpu_ms, "unit": "ms", "note": note,
                "times": f"{cpu_ms / ms:.1f} x that"}  # fmt: skip
+    if not setup.is_tiny and setup.has_time():
+        with _compiled():
+            ms, quality = _attacked("iga", heard, images, model, setup.device, False)
+        yield {"case": f"iga, {setup.victims} victims", "way": f"{setup.device.type}, compiled if that is faster",
+               "value": ms, "unit": "ms", "note": f"PSNR {quality:.1f} dB"}  # fmt: skip
     if setup.breaching:
         yield from _breaching(setup)
+
+
+@contextmanager
+def _compiled() -> Iterator[None]:
+    """Have attacks compile at once, instead of where they would take long."""
+    usual, matching.LONG = matching.LONG, 0.0
+    try:
+        yield
+    finally:
+        matching.LONG = usual
 
 
 def _uploads(model: nn.Module, count: int) -> tuple[Tensor, list[Observation]]:
