@@ -17,13 +17,18 @@ turns. One thread.
 - ray: one round of 10,000 clients on MNIST, MLP(16), six images each in batches of 2; inline, and on a Ray of this
   machine with an actor a core. CPU seconds are those of all processes. Of wall seconds, inline's are taken once and
   Ray's once a core: with a ratio of 1, Ray with two cores takes half as long. Only a quiet machine shows that.
+- messages: bytes of the parameters that a node fetches once a round and of an answer, as Ray pickles them, and CPU
+  milliseconds that the server takes for each answer.
 """
 
 import os
+import pickle
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +38,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from flwr.app import Message
 
 from benchmarks.measure import in_turns, medians, options, report, save, seconds
 from fedpriv.clients.app import client_app
@@ -54,13 +60,18 @@ from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import whole
 
 TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
-SETUPS = ("small", "flute", "pfl", "ray")
+SETUPS = ("small", "flute", "pfl", "ray", "messages")
 GRIDS = {"inline": InlineGrid, "stacked": StackedGrid}
 MODELS: Mapping[str, dict[str, Any]] = {"mlp(128)": {"name": "mlp", "hidden": [128]}, "lenet": {"name": "lenet"}}
 MECHANISMS: Mapping[str, dict[str, Any]] = {
     "none": {"name": "none"},
     "gaussian": {"name": "gaussian", "sigma": 1.0},
     "vmf": {"name": "vmf", "kappa": 1000.0},
+}
+SENT: Mapping[str, dict[str, Any]] = {
+    "mlp(16)": {"name": "mlp", "hidden": [16]},
+    "lenet": {"name": "lenet"},
+    "resnet18": {"name": "torchvision:resnet18", "norm": "group"},
 }
 
 
@@ -81,14 +92,24 @@ def main() -> None:
             rows.append(pfl(asked.pfl, asked.repeats))
         if "ray" in asked.only:
             rows += on_ray(10_000, asked.repeats)
-        lines = [
-            {"setup": row["setup"], "way": way, "taken": taken, "ratio": ratio, "fast": 1 / ratio}
-            for row in rows
-            for (way, taken), ratio in zip(row["ways"].items(), row["ratios"].values(), strict=True)
-        ]
-        columns = {"set-up": "{setup}", "way": "{way}", "seconds": "{taken:.3f}", "of the first way": "{ratio:.2f}"}
+        sent = [messages(model, asked.repeats) for model in SENT] if "messages" in asked.only else []
+        _print(rows, sent)
+        save(asked.json, rows=rows, messages=sent, torch=torch.__version__)
+
+
+def _print(rows: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]]) -> None:
+    """A table of times, and one of messages, where there are any."""
+    lines = [
+        {"setup": row["setup"], "way": way, "taken": taken, "ratio": ratio, "fast": 1 / ratio}
+        for row in rows
+        for (way, taken), ratio in zip(row["ways"].items(), row["ratios"].values(), strict=True)
+    ]
+    columns = {"set-up": "{setup}", "way": "{way}", "seconds": "{taken:.3f}", "of the first way": "{ratio:.2f}"}
+    if lines:
         report({**columns, "times as fast": "{fast:.2f}"}, lines, words=2)
-        save(asked.json, rows=rows, torch=torch.__version__)
+    sizes = {"parameters, bytes": "{parameters:,}", "an answer, bytes": "{answer:,}"}
+    if sent:
+        report({"network": "{network}", **sizes, "the server's ms for it": "{ms:.2f}"}, sent)
 
 
 def small(model: str, mechanism: str, repeats: int) -> dict[str, Any]:
@@ -177,6 +198,49 @@ def on_ray(clients: int, repeats: int) -> list[dict[str, Any]]:
     measured = {name: iter(times[1:]) for name, times in walls.items()}  # the first turn was to warm up
     again = {name: partial(next, times) for name, times in measured.items()}
     return [row, _turns(f"{clients:,} clients, wall s x cores", again, repeats, warm=False)]
+
+
+class _PackedGrid(InlineGrid):
+    """Pickles what Ray would pickle, and says how large it is and when the answers were handed to the server."""
+
+    parameters = answer = 0
+    handed = 0.0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        listed = list(messages)
+        if listed:
+            self.parameters = len(pickle.dumps(listed[0].content))
+        return super().push_messages(listed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        packed = [pickle.dumps(reply) for reply in super().pull_messages(message_ids)]
+        self.answer = len(packed[0])
+        self.handed = time.process_time()
+        return [pickle.loads(each) for each in packed]
+
+
+def messages(model: str, repeats: int) -> dict[str, Any]:
+    """The bytes of a question and an answer, and what the server takes to read an answer and add it to the mean."""
+    clients = 8
+    world = build_world(
+        _experiment(
+            data={"name": "cifar10", "train_examples": 100},
+            model=SENT[model],
+            federation={"clients": clients, "rounds": repeats},
+            training={"batch_size": 2},
+        )
+    )
+    assume_server_identity(1)
+    grid = _PackedGrid(client_app(world.secret), clients)
+    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+    taken = []
+    for number in range(1, repeats + 1):
+        mean_upload(
+            ask_for_uploads(federation, number, dict.fromkeys(range(clients), world.initial)).uploads, "examples"
+        )
+        taken.append(time.process_time() - grid.handed)
+    ms = 1e3 * statistics.median(taken) / clients
+    return {"network": model, "parameters": grid.parameters, "answer": grid.answer, "ms": ms}
 
 
 def _family_seconds() -> dict[int, float]:

@@ -31,6 +31,10 @@ _LATE = 1 / 8
 # When the server says that clients are late with their first answer.
 _TELL_SECONDS = 30.0
 
+# A client's process was killed, or its answer was lost on the way: a SuperLink under load refuses parts of answers (its
+# database is locked for more than five seconds), and a SuperNode does not send them again.
+_LOST = (ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE)
+
 NEVER_CONNECTED = "never connected"
 
 
@@ -156,7 +160,8 @@ class Reached:
     def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
         """Send clients that connected a message of a round, each its own content, and return the answers by client.
 
-        A client whose process was killed, or too slow to show that it lives, is asked once more: it answers the same.
+        A client whose answer was lost, or whose process was killed or too slow to show that it lives, is asked once
+        more: it answers the same.
         """
         asked = Questions(self.grid)
         clients = [client for client in contents if client in self.nodes]
@@ -260,7 +265,7 @@ class Questions:
 
     Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner. By the
     question, not by the sender: for a node that has vanished the SuperLink answers in its own name. What a client's
-    process did not survive is asked once more: it computes the same answer.
+    process did not survive, or whose answer was lost, is asked once more: the client computes the same answer.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -283,12 +288,10 @@ class Questions:
                 (*self._waiting.pop(reply.metadata.reply_to_message_id), reply)
                 for reply in self._grid.pull_messages(set(self._waiting))
             ]
-            crashed = {
-                number: question for number, question, reply in fresh if self._is_to_be_asked_again(number, reply)
-            }
-            self._again |= crashed.keys()
-            self.send({number: _copied(question) for number, question in crashed.items()})
-            yield [(number, reply) for number, _, reply in fresh if number not in crashed]
+            lost = {number: question for number, question, reply in fresh if self._is_lost(number, reply)}
+            self._again |= lost.keys()
+            self.send({number: _copied(question) for number, question in lost.items()})
+            yield [(number, reply) for number, _, reply in fresh if number not in lost]
             if time.monotonic() > deadline:
                 return
             longest = min(max(_LONG_PAUSE, _LATE * (time.monotonic() - began)), _LONGEST_PAUSE)
@@ -296,9 +299,8 @@ class Questions:
             if self._waiting:
                 time.sleep(pause)
 
-    def _is_to_be_asked_again(self, number: int, reply: Message) -> bool:
-        has_crashed = reply.has_error() and reply.error.code == ErrorCode.CLIENT_APP_CRASHED
-        return has_crashed and number not in self._again
+    def _is_lost(self, number: int, reply: Message) -> bool:
+        return reply.has_error() and reply.error.code in _LOST and number not in self._again
 
 
 def _copied(question: Message) -> Message:

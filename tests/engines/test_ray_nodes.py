@@ -63,7 +63,8 @@ seeds = [1, 2]
 [set.federation]
 clients = 4
 rounds = 1
-[resources]
+"""
+RESOURCES = """[resources]
 address = "{address}"
 """
 # The quickstart has 716 rounds, and this many nodes share two cores.
@@ -95,6 +96,18 @@ def made(folder: Path) -> bytes:
     return (folder / "checkpoint" / "server.safetensors").read_bytes()
 
 
+def made_by_sweep(folder: Path) -> list[bytes]:
+    return [made(trial) for trial in sorted(folder.glob("trials/*"))]
+
+
+def swept(here: Path, out: str, sweep: str) -> list[bytes]:
+    """What the trials of a sweep make."""
+    (here / "sweep.toml").write_text(sweep)
+    done = fedpriv("sweep", "sweep.toml", "--out", out, cwd=here)
+    assert done.returncode == 0, done.stderr
+    return made_by_sweep(here / out)
+
+
 def on(address: str) -> tuple[str, ...]:
     return ("--set", "engine.name=ray", "--set", f"engine.address={address}")
 
@@ -115,14 +128,13 @@ def test_runs_and_a_sweep_are_those_of_one_process(nodes: int, up: Up, tmp_path:
             out = f"{Path(name).stem}-{number}"
             done = fedpriv("run", name, *on(address), *SHORT, "--out", out, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
-        (tmp_path / "sweep.toml").write_text(SWEEP.format(address=address))
-        done = fedpriv("sweep", "sweep.toml", "--out", f"sweep-{number}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / f"sweep-{number}").glob("trials/*/summary.json"))) == 2
+        assert len(swept(tmp_path, f"sweep-{number}", SWEEP + RESOURCES.format(address=address))) == 2
     for name in (QUICKSTART, "hundred.toml"):
         wanted = inline(name, tmp_path, *SHORT)
         assert [made(tmp_path / f"{Path(name).stem}-{number}") for number in (0, 1)] == [wanted, wanted]
         subprocess.run(["rm", "-r", str(tmp_path / "inline")], check=True)
+    alone = swept(tmp_path, "sweep-alone", SWEEP)
+    assert [made_by_sweep(tmp_path / f"sweep-{number}") for number in (0, 1)] == [alone, alone]
 
 
 @pytest.fixture

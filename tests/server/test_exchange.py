@@ -14,6 +14,7 @@ from fedpriv.server.exchange import Connected, Patience, Reached, find_clients
 
 Says = dict[int, int | str | None]
 CRASHED = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
+UNSENT = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable.")
 
 
 class SlowGrid:
@@ -22,15 +23,15 @@ class SlowGrid:
     Args:
         says: node id -> the partition it names; why its app failed; ``None`` if it never answers.
         looks: for replies, before the first one is there.
-        crashes: node id -> how often its app is killed before it answers.
+        losses: node id -> what its answers come as before the first right one.
     """
 
-    def __init__(self, says: Says, looks: int = 0, crashes: dict[int, int] | None = None) -> None:
+    def __init__(self, says: Says, looks: int = 0, losses: dict[int, list[Error]] | None = None) -> None:
         self._says = says
         self._left = looks
         self._looks = 0
         self._replies: dict[str, Message] = {}
-        self._crashes = crashes or {}
+        self._losses = {node: [*errors] for node, errors in (losses or {}).items()}
 
     def get_node_ids(self) -> list[int]:
         self._looks += 1
@@ -44,9 +45,8 @@ class SlowGrid:
         self._looks += 1
         key, said = f"message {self._looks}", self._says[node]
         message.metadata.__dict__["_message_id"] = key
-        if self._crashes.get(node, 0):
-            self._crashes[node] -= 1
-            reply = Message(CRASHED, reply_to=message)
+        if self._losses.get(node):
+            reply = Message(self._losses[node].pop(), reply_to=message)
         elif isinstance(said, str):
             reply = Message(Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, said), reply_to=message)
         elif said is not None:
@@ -102,15 +102,16 @@ def test_the_server_says_which_clients_it_waits_for(monkeypatch: pytest.MonkeyPa
     assert said.startswith("clients 2-3 have not answered within 0.02 s, though all SuperNodes are connected")
 
 
-@pytest.mark.parametrize("crashes", [1, 2])
-def test_a_client_whose_process_is_killed_is_asked_once_more(crashes: int) -> None:
-    connected = found({70: 1, 30: 0}, 2, Patience(1, 1), crashes={30: crashes})
-    assert connected.nodes == ({0: 30, 1: 70} if crashes == 1 else {1: 70})
-    lost = "connected, but SuperNode 30 answered: ClientApp stopped responding."
-    assert connected.absent == ({} if crashes == 1 else {0: lost})
-    reached = Reached(cast(Grid, SlowGrid({70: 1, 30: 0}, crashes={30: crashes})), {0: 30, 1: 70}, [1, 1], 1.0)
+@pytest.mark.parametrize("losses", [[CRASHED], [UNSENT], [UNSENT, CRASHED]])
+def test_a_client_that_was_killed_or_whose_answer_was_lost_is_asked_once_more(losses: list[Error]) -> None:
+    is_once = len(losses) == 1
+    connected = found({70: 1, 30: 0}, 2, Patience(1, 1), losses={30: losses})
+    assert connected.nodes == ({0: 30, 1: 70} if is_once else {1: 70})
+    reason = f"connected, but SuperNode 30 answered: {UNSENT.reason}"
+    assert connected.absent == ({} if is_once else {0: reason})
+    reached = Reached(cast(Grid, SlowGrid({70: 1, 30: 0}, losses={30: losses})), {0: 30, 1: 70}, [1, 1], 1.0)
     answers = reached.send("train", 1, {0: RecordDict(), 1: RecordDict()})
-    assert [answers[client].has_error() for client in (0, 1)] == [crashes == 2, False]
+    assert [answers[client].has_error() for client in (0, 1)] == [not is_once, False]
 
 
 def test_a_second_node_with_the_same_partition_and_one_out_of_range_are_left_out() -> None:
