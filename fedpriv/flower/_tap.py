@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, observation_stem, write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_once, write_whole, writing_to
+from fedpriv.core.npz import parse_header
 from fedpriv.flower.app_settings import TapSettings, found_settings, read_settings
 from fedpriv.flower.arrays import (
     REPLIES,
@@ -316,10 +317,19 @@ def described(content: RecordDict) -> dict[str, dict[str, Any]]:
     told: dict[str, dict[str, Any]] = {}
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
-            told[name] = {key: f"{array.dtype} {tuple(array.shape)}" for key, array in record.items()}
+            told[name] = {key: _kind(array) for key, array in record.items()}
         else:
             told[name] = {key: _plain(value) for key, value in record.items()}
     return told
+
+
+def _kind(array: Array) -> str:
+    """Type and shape, which older clients give in the bytes only; trees and other bytes have a length."""
+    try:
+        header = array if array.dtype else parse_header(array.data)
+    except ValueError:
+        return f"{len(array.data)} bytes"
+    return f"{header.dtype} {tuple(header.shape)}"
 
 
 def _plain(value: Any) -> Any:

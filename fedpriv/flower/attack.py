@@ -141,7 +141,7 @@ def attack_tapped(
         except InputError as error:
             if tapped.model is not None:
                 raise
-            found.refused.append(f"Gradient attacks fit {upload.name}; {error}.")
+            found.refused.append(f"No gradient attack on {upload.name}: {error}.")
             continue
         found.heard.append(upload)
         usual = ("iga",) if victim.about.task in OWN_LOSS else _ATTACKS[victim.about.kind]

@@ -268,11 +268,14 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
 
 
 def imported(tapped: Tapped, path: str) -> Any:
-    """Return what an import path names, in the folder where this runs, in the app's, or in one above the app's."""
+    """Return what an import path names, in the folder where this runs, in the app's, or in one above the app's.
+
+    The folder has the module itself: next to the folder of an app called ``mine`` lies no package ``mine``.
+    """
     module, _, name = path.partition(":")
-    root = module.partition(".")[0]
+    place = module.replace(".", "/")
     near = [Path.cwd(), Path(tapped.app), *Path(tapped.app).parents]
-    has = next((each for each in near if (each / root).is_dir() or (each / f"{root}.py").is_file()), None)
+    has = next((each for each in near if (each / place).is_dir() or (each / f"{place}.py").is_file()), None)
     if has is not None and str(has) not in sys.path:
         sys.path.append(str(has))  # for good: the network's own code may import more later
     try:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
@@ -35,8 +35,9 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise, tap
+from fedpriv.flower._tap import described
 from fedpriv.flower.attack import attack_tapped
-from fedpriv.flower.folder import Exchange, read_exchanges
+from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
 from tests.cases import in_one_test
 from tests.flower.apps import context, question, record, settings
@@ -437,3 +438,25 @@ def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(home: Path, m
     assert (upload.name, upload.observation.settings.batch_size) == ("1-sum", 3)
     assert (upload.line is not None) is ("privatise" in mods)
     torch.testing.assert_close(upload.observation.upload["0"], torch.full((2, 2), 0.3), atol=1e-4, rtol=0)
+
+
+def test_the_network_is_found_where_the_apps_folder_has_the_name_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``flwr new wards`` makes it, wards/wards/task.py, seen from the folder above."""
+    package = tmp_path / "wards" / "wards"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "task.py").write_text("class Net:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert imported(Tapped(None, str(tmp_path / "wards"), ""), "wards.task:Net").__name__ == "Net"
+
+
+def test_arrays_of_older_clients_are_described_by_their_bytes() -> None:
+    arrays = ArrayRecord()
+    arrays["0"] = Array("", (), "numpy.ndarray", Array(np.zeros((2, 3), np.float32)).data)
+    arrays["trees"] = Array("", (), "", b"no array")
+    assert described(RecordDict({"fitres.parameters": arrays})) == {
+        "fitres.parameters": {"0": "float32 (2, 3)", "trees": "8 bytes"}
+    }

@@ -94,7 +94,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
         InputError: the app fails by itself, or what it is made of cannot be observed.
     """
     if find_spec("ray") is None:
-        raise InputError("Flower's simulation needs Ray; install flwr[simulation]")
+        raise InputError("Flower's simulation needs Ray: pip install 'fedpriv[ray]'")
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = os.pathsep.join(filter(None, (str(copy), os.environ.get("PYTHONPATH", ""))))
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
