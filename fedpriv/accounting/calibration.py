@@ -117,11 +117,20 @@ def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
     def reached(noisy: Release) -> float:
         (ceiling,) = ceilings(noisy, [k0])
         if ceiling.gamma is None:
-            raise InputError(key="ceiling", given=target, allowed=f"{release.mechanism}: {ceiling.theorem}")
+            reason = f"{release.mechanism}: {ceiling.theorem}; allowed: {', '.join(_with_ceilings())}"
+            raise InputError(key="ceiling", given=target, allowed=reason)
         return beyond(ceiling.gamma)
 
     goal = beyond(target)
     return _least_noise(release, "ceiling", target, goal, reached, lambda noisy: beyond(quick_ceiling(noisy, k0)))
+
+
+def _with_ceilings() -> list[str]:
+    return [
+        name
+        for name, kind in MECHANISMS.items()
+        if "target_ceiling" in getattr(kind, "noise_keys", tuple)() and kind.noise_at == "clients"
+    ]
 
 
 def calibrate_membership(target: float, release: Release, fpr: float | None = None) -> float:
