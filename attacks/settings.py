@@ -3,21 +3,25 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from fedpriv.attacks.access import Access
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, suggestion
-from fedpriv.core.settings import Count, Settings
+from fedpriv.core.settings import Count, Integer, Settings
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fedpriv.attacks.reconstruction.engine import AttackJob
     from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome, Reconstruction
     from fedpriv.attacks.simulation import Simulation
+    from fedpriv.attacks.threat import ThreatModel
     from fedpriv.core.records import Score
+    from fedpriv.gradients import Vector
 
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
@@ -111,6 +115,21 @@ class MatchingSettings(AttackSettings):
 
     iterations: Count
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+
+
+class ActiveSettings(AttackSettings):
+    """Settings of attacks on uploads of parameters that the server made: a worst case."""
+
+    simulates: ClassVar[bool] = False
+    restarts: ClassVar[int] = 1
+
+    public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
+        10_000, description="public images (test images), at most, from which the parameters are made"
+    )
+
+    @abstractmethod
+    def craft(self, model: "nn.Module", public_images: "Tensor", threat: "ThreatModel") -> "Vector":
+        """Return what clients are sent, of public images (M, C, H, W), normalised; refuse networks that do not suit."""
 
 
 def known_attack(name: str) -> type[AttackSettings]:

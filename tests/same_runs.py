@@ -40,6 +40,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "faces": ("federation.rounds=2", "training.local_epochs=1"),
     "fashion-mnist-leak": ("adversary.victims=1", "adversary.iga.iterations=60", "adversary.attacks=['iga','map']"),
     "fashion-mnist": ("federation.rounds=1", "training.batch_size=30", "data.train_examples=2000"),
+    "fishing": ("data.name='digits'", "adversary.victims=1", "adversary.fishing.iterations=20"),
     "imprint": ("federation.rounds=3",),
     "labels": ("federation.rounds=1", "data.train_examples=2000"),
     "lora": ("federation.rounds=2", "federation.clients_per_round=3"),

@@ -1,18 +1,24 @@
 """Robbing the Fed (Fowl et al. 2022): parameters that the server has made; only for an active adversary."""
 
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
+from fedpriv.attacks.settings import GRADIENT_MATCHING, ActiveSettings, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Integer
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedpriv.attacks.threat import ThreatModel
+    from fedpriv.gradients import Vector
+
 
 @ATTACKS.register
-class ImprintSettings(AttackSettings):
+class ImprintSettings(ActiveSettings):
     """Clients get a first layer whose rows each hold back one image."""
 
     name: ClassVar[str] = "imprint"
@@ -23,16 +29,17 @@ class ImprintSettings(AttackSettings):
         Access.PUBLIC_DATA,
         Access.ACTIVE,
     )
-    simulates: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
-    restarts: ClassVar[int] = 1
 
     bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
         None, description="rows of the first layer used as bins for the images' brightness; unset: all"
     )
-    public_examples: Annotated[Integer, Field(ge=2, le=10_000_000)] = Field(
-        10_000, description="public images (test images), at most, whose brightness sets the cut points between bins"
-    )
+
+    @override
+    def craft(self, model: "nn.Module", public_images: "Tensor", threat: "ThreatModel") -> "Vector":
+        from fedpriv.attacks.reconstruction.first_layer.imprint import craft_parameters
+
+        return craft_parameters(model, public_images, threat, self.bins)
 
     @classmethod
     @override

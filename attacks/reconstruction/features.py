@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
 from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.lbfgs import minimise
@@ -29,7 +30,7 @@ from fedpriv.gradients import Vector
 
 DRAWS = 8  # sets of random images whose softmax the search starts from
 SEED = 20261124  # of these images; they are no part of the result
-NO_LAYER = "features need a network that ends in a Linear layer with bias"
+NO_LAYER = "this needs a network that ends in a Linear layer with bias"
 NOT_ONE = "features need the gradient of one step, not the update of local training, and weight and bias on one scale"
 FEW = (
     "{} of {} examples stand apart in the last layer's gradient; features need all, and at most one fewer than there "
@@ -50,7 +51,7 @@ class Features:
 
 def read_features(scene: Scene, victim: Victim) -> Features:
     """Tell the examples of a batch apart by the last layer."""
-    name, layer = _last(scene, victim)
+    name, layer = last_layer(scene.network, victim.parameters, scene.shape, scene.classes)
     if victim.model.training is not None or victim.model.protects_updates or victim.pool or not victim.one_scale:
         raise AttackRefused(NOT_ONE)
     weight, bias = (f"{name}.weight", f"{name}.bias")
@@ -69,9 +70,12 @@ def read_features(scene: Scene, victim: Victim) -> Features:
     return _best(scene, victim, spectrum, name, labels)
 
 
-def _last(scene: Scene, victim: Victim) -> tuple[str, nn.Linear]:
-    output = find_output_layer(scene.network, victim.parameters, scene.shape, scene.classes)
-    for name, layer in scene.network.model.named_modules():
+def last_layer(
+    network: Network, parameters: Vector, shape: tuple[int, int, int], classes: int
+) -> tuple[str, nn.Linear]:
+    """Return the Linear layer whose results are the logits, with its name."""
+    output = find_output_layer(network, parameters, shape, classes)
+    for name, layer in network.model.named_modules():
         if isinstance(layer, nn.Linear) and output is not None and output.name == f"{name}.bias":
             return name, layer
     raise AttackRefused(NO_LAYER)

@@ -25,10 +25,10 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction.active import refuse_local_training
 from fedpriv.attacks.reconstruction.first_layer.imprint import (
     craft_parameters,
     find_imprint_layers,
-    refuse_local_training,
 )
 from fedpriv.attacks.referee import score
 from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
@@ -214,7 +214,7 @@ def test_a_passive_adversary_is_refused(name: str) -> None:
 def test_the_settings_know_who_is_active() -> None:
     """fedpriv.core.config comes before the threat models, and must say the same."""
     assert {name for name, one in LISTENERS.items() if Access.ACTIVE in one.grants} == set(ACTIVE_LISTENERS)
-    assert [name for name, attack in ATTACKS.items() if attack.active()] == ["imprint"]
+    assert [name for name, attack in ATTACKS.items() if attack.active()] == ["fishing", "imprint"]
 
 
 def test_without_public_images_it_is_refused() -> None:
@@ -276,7 +276,7 @@ def test_uploads_that_are_no_gradient_of_crafted_parameters_are_refused() -> Non
     with pytest.raises(AttackRefused, match="update of local training"):
         read(heard, model)
     with pytest.raises(AttackRefused, match="3 local step"):
-        refuse_local_training(heard.settings)
+        refuse_local_training(heard.settings, "imprint")
 
 
 def test_the_one_that_cannot_be_read_does_not_stop_the_others() -> None:

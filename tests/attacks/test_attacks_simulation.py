@@ -232,11 +232,11 @@ def test_numbers_that_are_drawn_without_effect_are_no_reason(layer: nn.Module) -
 
 @in_one_test("layer", [Running(), Longer()])
 def test_another_network_bars_attacks_that_simulate_it_and_no_others(layer: nn.Module) -> None:
-    for name in ("iga", "candidate", "closed_form", "imprint"):
+    for name in ("iga", "candidate", "closed_form", "fishing", "imprint"):
         mismatch = found(name, own(layer), settings(batch_size=3))
         assert mismatch is not None and mismatch.kind == "wrong"
         assert mismatch.text.startswith("not attacked: its simulation of a client computes another upload")
-        assert mismatch.bars(ATTACKS[name]) == (name not in ("closed_form", "imprint"))
+        assert mismatch.bars(ATTACKS[name]) == (name not in ("closed_form", "fishing", "imprint"))
 
 
 def test_what_cannot_be_simulated_is_a_reason_and_unexpected_errors_keep_their_traceback() -> None:

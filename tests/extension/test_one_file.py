@@ -95,7 +95,6 @@ ALLOWED = {
         "fedpriv/flower/audit/audit.py",
         "attacks/own_model.py",
     },
-    "imprint": {"server/crafting.py"},
     # SciPy calls a kind of bootstrap so.
     "percentile": {"attacks/intervals.py"},
     "top": {"fedpriv/sweep/tradeoffs.py"},

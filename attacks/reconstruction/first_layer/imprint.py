@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedpriv.attacks.methods.imprint import ImprintSettings
-from fedpriv.attacks.observation import PublicSettings
+from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, require_grants, require_one_gradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import dummy_gradients
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
@@ -68,21 +68,12 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     return ImprintLayers(f"{first.name}.weight", f"{first.name}.bias", f"{second.name}.weight")
 
 
-def refuse_local_training(settings: PublicSettings) -> None:
-    """Raise AttackRefused if the clients send anything else than one gradient, or one step of SGD along it."""
-    if settings.local_steps > 1 or (settings.algorithm == "fedavg" and settings.optimizer == "adam"):
-        raise AttackRefused(
-            f"imprint reads one gradient; the clients train for {settings.local_steps} local step(s) with "
-            f"{settings.optimizer} (expected fedsgd, or one step of sgd)"
-        )
-
-
 def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatModel, bins: int | None = None) -> Vector:
     """Make the parameters that the server sends; those of all other layers stay as they are.
 
     Cut points are quantiles of what public images (M, C, H, W), normalised, measure: as many of them in each bin.
     """
-    _require(threat)
+    require_grants(threat, ImprintSettings)
     if len(public_images) < 2:
         raise ValueError(f"{len(public_images)} public image(s); cut points need at least 2")
     channels, height, width = public_images.shape[1:]
@@ -107,12 +98,6 @@ def is_crafted(parameters: Vector, layers: ImprintLayers) -> bool:
     weight, bias, following = (parameters[name] for name in (layers.weight, layers.bias, layers.next_weight))
     alike = bool((weight == weight[:1]).all()) and bool((following == following[:, :1]).all())
     return alike and bool((bias[1:] <= bias[:-1]).all()) and bool(weight.any())
-
-
-def _require(threat: ThreatModel) -> None:
-    reason = threat.refusal(ImprintSettings.name, ImprintSettings.needs)
-    if reason is not None:
-        raise AttackRefused(f"{reason}; {threat.conduct}")
 
 
 def _brightness(weight: Tensor) -> Tensor:
@@ -285,8 +270,6 @@ def _deviation(values: Tensor) -> float:
 # and the rest is weighed against the prior. Images that do not stand out are the public mean; labels not read are -1.
 
 
-UNREAD = -1  # in place of a label that is not read
-
 # A bin whose difference is so many times the rounding of the sums holds an image with an error below 1 / 256.
 ROUNDINGS = 256
 # With noise, an amplitude of so many standard deviations is taken for an image: 2e-9 a bin by chance.
@@ -332,10 +315,10 @@ def run_imprint(
     count = max(max(len(read.images), victim.model.examples) for victim, read in pairs)
     losses = torch.tensor([read.unexplained for read in prints], dtype=torch.float64)
     report(1, losses)
-    filler = _mean_image(scene)
+    filler = mean_image(scene)
     return Outcome(
-        torch.stack([_filled(read.images, filler, count) for read in prints]),
-        torch.stack([_filled(_labels(scene, *pair, layers), torch.tensor(UNREAD), count) for pair in pairs]),
+        torch.stack([filled(read.images, filler, count) for read in prints]),
+        torch.stack([filled(_labels(scene, *pair, layers), torch.tensor(UNREAD), count) for pair in pairs]),
         losses,
         torch.ones(len(rows), dtype=torch.long),
         tuple(read.note(victim.model.examples) for victim, read in pairs),
@@ -344,11 +327,8 @@ def run_imprint(
 
 def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint:
     """Read the images off an upload: of bins that stand out from noise, in the valid range and in their own bin."""
+    require_one_gradient(victim, ImprintSettings.name)
     title = f"client {victim.client}, round {victim.round}"
-    if victim.model.training is not None:
-        raise AttackRefused(f"{title}: imprint reads one gradient, and this is an update of local training")
-    if victim.more:
-        raise AttackRefused(f"{title}: imprint reads one upload at a time; attack each round's by itself")
     if not is_crafted(victim.parameters, layers):
         raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for imprint")
     rows = ImprintRows.of(victim, layers)
@@ -476,17 +456,3 @@ def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, read: Imprint
     weights = {name: weight[:, 0] for names, weight in model.weights(gradients, scales) for name in names}
     shares: Tensor = weights[layers.bias].double() / scales[layers.bias]
     return amplitudes * shares
-
-
-def _mean_image(scene: Scene) -> Tensor:
-    """The mean of the public images (C, H, W), normalised; grey, where there are none."""
-    if scene.public_images is None or len(scene.public_images) == 0:
-        shown = scene.mean.new_full(scene.shape, 0.5)
-    else:
-        shown = scene.public_images.double().mean(dim=0).to(scene.mean)
-    return (shown - scene.mean) / scene.std
-
-
-def _filled(values: Tensor, filler: Tensor, count: int) -> Tensor:
-    """Values (R, ...) and as many fillers (...) as are missing to ``count``."""
-    return torch.cat([values, filler.to(values).expand(count - len(values), *filler.shape)])

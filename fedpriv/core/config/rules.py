@@ -249,8 +249,8 @@ def check_aggregation(experiment: "Experiment") -> None:
         )
     if experiment.adversary.crafts:
         raise InputError(
-            f"federation.aggregation = {rule!r} with imprint: uploads of deceived clients are left "
-            "out, and too few may be left to compare; use mean"
+            f"federation.aggregation = {rule!r} with {experiment.adversary.active_attack}: uploads of deceived clients "
+            "are left out, and too few may be left to compare; use mean"
         )
 
 
@@ -259,7 +259,7 @@ def check_crafted_sums(experiment: "Experiment") -> None:
     listener = experiment.adversary.threat_model
     if experiment.federation.secure_aggregation and experiment.adversary.crafts and listener not in SUM_LISTENERS:
         raise InputError(
-            "federation.secure_aggregation with imprint under adversary.threat_model = "
+            f"federation.secure_aggregation with {experiment.adversary.active_attack} under adversary.threat_model = "
             f"{listener!r}: the server reads the sum only; use malicious-secure-aggregation"
         )
 
@@ -271,8 +271,8 @@ def check_victims(experiment: "Experiment") -> None:
         raise InputError(
             key="adversary.victims",
             given=adversary.victims,
-            allowed=f"imprint takes the uploads of the first {adversary.victims} clients, and of {asked} "
-            f"that leaves {adversary.passive_attacks[0]} none",
+            allowed=f"{adversary.active_attack} takes the uploads of the first {adversary.victims} clients, and of "
+            f"{asked} that leaves {adversary.passive_attacks[0]} none",
         )
 
 

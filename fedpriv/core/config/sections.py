@@ -274,6 +274,11 @@ class AdversaryConfig(Extensible):
                 f"attacks: {active[0]} sends clients parameters of the adversary's own making, and "
                 f"threat_model = {self.threat_model!r} only listens; allowed: {', '.join(ACTIVE_LISTENERS)}"
             )
+        if len(active) > 1:
+            raise InputError(
+                f"attacks: {' and '.join(active)} each send parameters of their own, and a client is sent only one of "
+                "them; make them in runs of their own"
+            )
         for key in ("knows_batch_size", "knows_public_data"):
             if not getattr(self, key):
                 raise InputError(f"attacks: {active[0]} needs what {key} = false withholds")
@@ -287,7 +292,12 @@ class AdversaryConfig(Extensible):
     @property
     def crafts(self) -> bool:
         """Whether the server sends parameters of its own making in the attacked rounds."""
-        return any(ATTACKS[name].active() for name in self.attacks)
+        return self.active_attack is not None
+
+    @property
+    def active_attack(self) -> str | None:
+        """The attack for which the server makes the parameters that it sends."""
+        return next((name for name in self.attacks if ATTACKS[name].active()), None)
 
     @property
     def passive_attacks(self) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def _refuse_unsuited(attacks: Sequence[PlannedAttack], heard: Sequence[UploadTar
             )
         if not active and crafted == {True}:
             raise InputError(
-                f"attack {attack.name}: the uploads are of parameters that an active server made (imprint), not of the "
+                f"attack {attack.name}: the uploads are of parameters that an active server made, not of the "
                 "model; make this attack on another run"
             )
         if active and attack.label != attack.name:

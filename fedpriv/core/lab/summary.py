@@ -252,11 +252,12 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     mechanism = experiment.mechanism.name
     kinds = {"unprotected": "without protection", "protected": f"with {mechanism}"}
     results = {kind: part for kind in kinds if (part := recovered(scores, kind)) is not None}
+    name = experiment.adversary.active_attack
     if not results:
-        return ["The active server (imprint) could not attack any upload, so nothing is said about that worst case."]
+        return [f"The active server ({name}) could not attack any upload, so nothing is said about that worst case."]
     parts = [f"{part} {kinds[kind]}" for kind, part in results.items()]
     sentences = [
-        f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making (imprint) "
+        f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making ({name}) "
         f"recovers {', '.join(parts)}."
     ]
     bare = results.get("unprotected")

@@ -20,7 +20,7 @@ WEAK = (
     "this run shows nothing about it."
 )
 
-ACTIVE = "The server sent these clients parameters of its own making (imprint). No eavesdropper can do that."
+ACTIVE = "The server sent these clients parameters of its own making. No eavesdropper can do that."
 
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")

@@ -1,0 +1,336 @@
+"""Class fishing (after Wen et al. 2022): an *active* server reads single records off a batch, on unmodified networks.
+
+The server sends parameters only. In the last Linear layer (weight W, bias b) all rows of W are zero but that of the
+target class, and b is large for one class, the silent one, and zero for all others. So the softmax is one for the
+silent class whatever the record, and a record of another class j adds -1 to row j of the bias's gradient, and minus its
+features to row j of the weight's: **the bias's gradient counts the records of each class**. Where it counts one, the
+row of the weight's gradient is the features of that very record. That is the certificate, and it takes no look at the
+truth. Only records of the target class reach the layers before the last.
+
+An image is found in one of three ways:
+
+- The target's, if the network begins with a Linear layer: the quotient of that layer's gradients. Certified if all rows
+  have the same quotient, up to rounding.
+- From its features, if there are as many of them as pixels. In networks of convolutions, ReLU and pooling the server
+  also makes the layers before: bias so large that ReLU lets everything pass, and kernels that stress details, so that
+  the search is well posed. Certified if two searches from different starts end at the same image, and it has the
+  features that were read.
+- The target's, otherwise: by matching the gradient of all layers, as DLG does for one image. Certified if an image
+  is found that matches it, with twice as many equations as unknowns.
+
+The last two certificates prove that the gradient is of one record; that no other image has the same features or
+gradients is no theorem.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedpriv.attacks.methods.fishing import FishingSettings
+from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, require_grants, require_one_gradient
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.features import last_layer
+from fedpriv.attacks.reconstruction.first_layer.closed_form import exact
+from fedpriv.attacks.reconstruction.first_layer.input_layer import find_input_layer
+from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
+from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
+from fedpriv.attacks.reconstruction.scene import Report, Scene
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.reconstruction.variables import coordinates_of
+from fedpriv.attacks.threat import ThreatModel
+from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
+
+KERNELS = 20260329  # the seed of the kernels and of the target's row; it decides nothing else
+SILENT = 20.0  # the bias of the silent class: all others have probabilities below 2e-8 together
+LARGEST = 1.0  # of the target's logit over public images
+FLAT = 0.9  # how much of a kernel's mean is taken out of it, so that it stresses details
+ROOM = 1.1  # how far a bias lifts what reaches a ReLU, relative to what it takes on public images
+SHOWN = 256  # public images that are sent through the network to find these
+PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
+
+WHOLE = 1e-3  # how far a count may lie from a whole number
+DEVIATIONS = 6.0  # with noise, of a row that is taken for a record's
+ROUNDING = 1e-6  # of features, relative to their root mean square
+SAME = 1 / 256  # root mean square distance of images on the [0, 1] scale that count as one
+SOLVED = 1e-3  # mean square distance of features, relative to their spread, that a certified image has at most
+MATCHED = 1e-8  # the same of gradients, relative to their squares
+STARTS, STEPS = 4, 300  # of the search that matches gradients
+
+
+def craft_fishing(
+    model: nn.Module, public_images: Tensor, threat: ThreatModel, target: int, makes_body: bool
+) -> Vector:
+    """Make the parameters that the server sends; layers before the last only where that helps, and if it may."""
+    require_grants(threat, FishingSettings)
+    network, shown = Network(model), public_images[:: -(-len(public_images) // SHOWN)]
+    trained = dict(model.named_parameters())
+    parameters = {name: trained[name].detach().clone() for name in network.names}
+    shape = (int(shown.shape[1]), int(shown.shape[2]), int(shown.shape[3]))
+    with torch.no_grad():
+        classes = network.logits(parameters, shown[:1]).shape[1]
+    name, layer = last_layer(network, parameters, shape, classes)
+    if f"{name}.weight" not in parameters:
+        raise AttackRefused(f"fishing needs the gradient of {name}.weight, which is frozen: clients do not upload it")
+    if target >= classes:
+        raise AttackRefused(f"fishing.target = {target}: the data have {classes} classes, counted from 0")
+    if makes_body and layer.in_features >= shown[0].numel() and _is_plain(model, parameters):
+        parameters |= _clear_body(model, name, shown)
+    weight, bias = torch.zeros_like(parameters[f"{name}.weight"]), torch.zeros_like(parameters[f"{name}.bias"])
+    bias[silent_class(target, classes)] = SILENT
+    weight[target] = _target_row(network, parameters, name, shown)
+    return {**parameters, f"{name}.weight": weight, f"{name}.bias": bias}
+
+
+def silent_class(target: int, classes: int) -> int:
+    """The class whose records have no gradient at all."""
+    return (target - 1) % classes
+
+
+def crafted_target(parameters: Vector, layer: str) -> int | None:
+    """The target class of parameters that :func:`craft_fishing` may have made, or ``None``."""
+    weight, bias = parameters[f"{layer}.weight"], parameters[f"{layer}.bias"]
+    rows = weight.any(dim=1).nonzero().flatten().tolist()
+    if len(rows) != 1 or bias.nonzero().flatten().tolist() != [silent_class(rows[0], len(bias))]:
+        return None
+    return int(rows[0])
+
+
+def _is_plain(model: nn.Module, parameters: Vector) -> bool:
+    """Whether layers that the server can make follow each other, with nothing but ReLU and pooling between them."""
+    if not all(isinstance(layer, (*PLAIN, nn.Sequential)) for layer in model.modules()):
+        return False
+    made = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    return all(f"{name}.{part}" in parameters for name in made for part in ("weight", "bias"))
+
+
+def _clear_body(model: nn.Module, last: str, images: Tensor) -> Vector:
+    """Kernels that stress details, and biases that let everything pass, of the layers before the last."""
+    network, generator = copied(model).eval(), torch.Generator().manual_seed(KERNELS)
+
+    def make(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
+        weight.copy_(_kernels(weight, generator))
+        bias.zero_()
+        result = layer.forward(*given)
+        bias.copy_(-ROOM * result.transpose(0, 1).flatten(1).amin(dim=1))
+
+    made = {name: layer for name, layer in network.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
+    del made[last]
+    handles = [layer.register_forward_pre_hook(make) for layer in made.values()]
+    with torch.no_grad():
+        network(images)
+    for handle in handles:
+        handle.remove()
+    return {
+        f"{name}.{part}": value.detach() for name, layer in made.items() for part, value in layer.named_parameters()
+    }
+
+
+def _kernels(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Orthogonal kernels of a weight's shape; of convolutions, most of each channel's mean is taken out."""
+    drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    if drawn.ndim > 2:
+        drawn = drawn - FLAT * drawn.mean(dim=(2, 3), keepdim=True)
+    left, _, right = torch.linalg.svd(drawn.flatten(1), full_matrices=False)
+    kernels: Tensor = left @ right
+    return kernels.view_as(weight).to(weight)
+
+
+def _features(network: Network, parameters: Vector, layer: str, images: Tensor) -> Tensor:
+    """What the last layer gets (B, F) for images (B, C, H, W)."""
+    given: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0])
+
+    handle = network.model.get_submodule(layer).register_forward_pre_hook(keep)
+    try:
+        functional_call(network.model, parameters, (images,))
+    finally:
+        handle.remove()
+    return given[0]
+
+
+def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor) -> Tensor:
+    """Random weights whose logits of public images are small next to the silent class's."""
+    with torch.no_grad():
+        features = _features(network, parameters, layer, images)
+    row = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(KERNELS)).to(features)
+    return row * LARGEST / (features @ row).abs().max().clamp(min=1e-30)
+
+
+@dataclass(frozen=True, eq=False)
+class Catch:
+    """The records that are alone in their class."""
+
+    layer: str  # the name of the last layer
+    target: int  # the class that the layers before it show, too
+    labels: Tensor  # int64 (n,)
+    features: Tensor  # float64 (n, F)
+    deviations: Tensor  # (n,) of the noise, or of rounding, in a feature
+    is_certain: bool  # whether the count proves that each is alone
+
+
+def read_catch(scene: Scene, victim: Victim) -> Catch:
+    """Read the classes of which there is one record, and its features."""
+    require_one_gradient(victim, FishingSettings.name)
+    title = f"client {victim.client}, round {victim.round}"
+    name, _ = last_layer(scene.network, victim.parameters, scene.shape, scene.classes)
+    target = crafted_target(victim.parameters, name)
+    if target is None:
+        raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for fishing")
+    if not victim.one_scale:
+        raise AttackRefused(f"{title}: fishing needs weight and bias of the last layer on one scale")
+    rows, amplitudes = (-victim.gradient[f"{name}.{part}"].double() for part in ("weight", "bias"))
+    is_certain = not victim.model.mechanism.protects
+    if is_certain:
+        alone = (victim.model.examples * amplitudes - 1).abs() < WHOLE
+        noise = ROUNDING * rows.square().mean(dim=1).sqrt()
+    else:
+        deviations = victim.model.mechanism.deviations((f"{name}.weight",))[f"{name}.weight"]
+        size = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
+        alone = amplitudes > DEVIATIONS * size
+        noise = amplitudes.new_full(amplitudes.shape, size)
+    alone[silent_class(target, scene.classes)] = False
+    # Of a batch smaller than the classes no more records are offered than it has: those that stand out most.
+    labels = alone.nonzero().flatten()
+    strongest = amplitudes[labels].argsort(descending=True)[: victim.model.examples]
+    labels = labels[strongest].sort().values
+    features = rows[labels] / amplitudes[labels, None]
+    return Catch(name, target, labels, features, noise[labels] / amplitudes[labels], is_certain)
+
+
+@dataclass(frozen=True, eq=False)
+class Landed:
+    """Images (n, C, H, W), normalised, of a catch's records, how well they fit, and which are certified (n,)."""
+
+    images: Tensor
+    misfits: Tensor
+    certified: Tensor
+
+
+def run_fishing(
+    scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: FishingSettings, report: Report
+) -> Outcome:
+    """Run the attack on victims, one after the other."""
+    made: list[tuple[Tensor, Tensor, float, str]] = []
+    for victim, *starts in zip(rows, images, logits, strict=True):
+        catch = read_catch(scene, victim)
+        landed = _landed(scene, victim, catch, (starts[0], starts[1]), config)
+        count = victim.model.examples
+        labels = filled(catch.labels.cpu(), torch.tensor(UNREAD), count)
+        loss = float(landed.misfits.mean()) if len(landed.misfits) else 1.0
+        made.append((filled(landed.images, mean_image(scene), count), labels, loss, _note(catch, landed, count)))
+    losses = torch.tensor([loss for _, _, loss, _ in made], dtype=torch.float64)
+    report(config.iterations, losses)
+    return Outcome(
+        torch.stack([each[0] for each in made]),
+        torch.stack([each[1] for each in made]),
+        losses,
+        torch.full((len(rows),), config.iterations),
+        tuple(note for *_, note in made),
+    )
+
+
+def _note(catch: Catch, landed: Landed, examples: int) -> str:
+    count = len(catch.labels)
+    text = f"active server, crafted parameters: {count} of {examples} records stand apart in their class"
+    if not catch.is_certain:
+        return f"{text}, which noise leaves uncertain: no certificate"
+    return f"{text}, proven by the count; {int(landed.certified.sum())} images certified"
+
+
+def _landed(
+    scene: Scene, victim: Victim, catch: Catch, starts: tuple[Tensor, Tensor], config: FishingSettings
+) -> Landed:
+    """The images of all records that stand apart."""
+    found = _from_features(scene, victim, catch, config.iterations)
+    at = (catch.labels == catch.target).nonzero().flatten()
+    if not catch.is_certain or not len(at) or bool(found.certified[at]):
+        return found
+    image, misfit, certified = _target_image(scene, victim, catch, int(at), starts, config)
+    found.images[at], found.misfits[at], found.certified[at] = image.to(found.images), misfit, certified
+    return found
+
+
+def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) -> Landed:
+    """The most probable images given their features, and whether a second search ends there, too."""
+    wide = torch.float32 if scene.network.device.type == "mps" else torch.float64
+    network = scene.network.cast(wide)
+    parameters = {name: value.to(wide) for name, value in victim.parameters.items()}
+    coordinates = coordinates_of(scene.shape).to(scene.mean.to(wide))
+    count, wanted = len(catch.labels), catch.features.to(wide)
+    if not count:
+        return Landed(mean_image(scene)[None][:0], wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool))
+    spreads = wanted.var(dim=1).clamp(min=1e-30)
+    # Half the squared coordinates are the prior's energy, and noise has this variance relative to the spread.
+    noise = catch.deviations.to(wide).square() / spreads
+
+    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        leaf, which = points.detach().requires_grad_(), index % count
+        with torch.enable_grad():
+            shown = coordinates.images(leaf.unflatten(1, scene.shape))
+            given = _features(network, parameters, catch.layer, shown)
+            values = (given - wanted[which]).square().sum(dim=1) / spreads[which]
+            values = values + noise[which] * leaf.square().sum(dim=1)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach() / wanted.shape[1], gradients / wanted.shape[1]
+
+    generator = torch.Generator().manual_seed(KERNELS)
+    random = torch.randn(count, scene.pixels, generator=generator).to(wanted)
+    starts, steps = torch.zeros_like(random), min(iterations, STEPS)
+    provable = catch.is_certain and wanted.shape[1] >= scene.pixels
+    if provable:
+        starts, steps = torch.cat([starts, random]), iterations
+    target = 4 * noise.repeat(2)[: len(starts)] if catch.is_certain else None
+    ended = minimise(evaluate, starts, steps, target=target)
+    images = coordinates.images(ended.points.unflatten(1, scene.shape))
+    # Without a second start the last image is the first one: nothing is compared, and nothing certified.
+    apart = ((images[:count] - images[-count:]) * scene.std).square().flatten(1).mean(dim=1).sqrt()
+    certified = (apart < SAME) & (ended.values[:count] < SOLVED) & provable
+    return Landed(scene.box(images[:count].to(scene.mean)), ended.values[:count], certified)
+
+
+def _target_image(
+    scene: Scene, victim: Victim, catch: Catch, place: int, starts: tuple[Tensor, Tensor], config: FishingSettings
+) -> tuple[Tensor, float, bool]:
+    """The image of the target's record, from the gradient of all layers, which is its alone."""
+    layer = find_input_layer(scene.network, victim.parameters, scene.shape)
+    estimate = None if layer is None else exact(*layer.gradients(victim.gradient))
+    if estimate is not None:
+        return estimate.image.view(scene.shape), 0.0, True
+    alone = _alone(victim, catch, place)
+    recipe = Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known",))
+    images, logits = (numbers[:STARTS, None] for numbers in starts)
+    outcome = run_recipe(
+        recipe,
+        scene,
+        [alone] * len(images),
+        images,
+        logits,
+        config.model_copy(update={"iterations": STEPS}),
+        lambda done, losses: True,
+    )
+    best = int(outcome.losses.nan_to_num(nan=math.inf).argmin())
+    size = sum(float(value.double().square().sum()) for value in alone.gradient.values())
+    misfit = float(outcome.losses[best]) / size
+    enough = sum(value.numel() for value in alone.gradient.values()) >= 2 * scene.pixels
+    return scene.box(outcome.images[best][0]), misfit, enough and misfit < MATCHED
+
+
+def _alone(victim: Victim, catch: Catch, place: int) -> Victim:
+    """The upload that the target's record alone would have made: others are in the last layer only."""
+    gradient = {name: victim.model.examples * value for name, value in victim.gradient.items()}
+    features = torch.cat([catch.features[place], catch.features.new_ones(1)]).to(gradient[f"{catch.layer}.bias"])
+    signs = torch.zeros_like(gradient[f"{catch.layer}.bias"])
+    signs[catch.target], signs[silent_class(catch.target, len(signs))] = -1, 1
+    last = signs[:, None] * features
+    gradient |= {f"{catch.layer}.weight": last[:, :-1], f"{catch.layer}.bias": last[:, -1]}
+    labels = torch.tensor([catch.target], device=features.device)
+    return replace(victim, gradient=gradient, labels=labels, model=replace(victim.model, examples=1, batch=1))
