@@ -29,6 +29,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
+from fedpriv.engines import ray as engine
 from fedpriv.engines import run_engine
 from fedpriv.engines.identity import received_message
 from fedpriv.engines.inline import InlineGrid, answered, run_server
@@ -184,6 +185,20 @@ def test_parameters_are_stored_once_a_round_and_clients_handed_over_together(
     assert max(count for _, count in place.calls) == clients // 2
     parameters, others = (folder.path / "checkpoint" / "server.safetensors" for folder in folders)
     assert parameters.read_bytes() == others.read_bytes()
+
+
+@pytest.mark.parametrize(("timeout", "together"), [(None, True), (60.0, False)])
+def test_with_a_timeout_of_rounds_each_client_is_handed_over_alone(
+    timeout: float | None, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs would take the others of its call with it."""
+    made: list[float] = []
+    for name, value in (("connect", None), ("Actors", None), ("run_server", None), ("_room", 2)):
+        monkeypatch.setattr(engine, name, lambda *_, value=value: value)
+    monkeypatch.setattr(engine, "RayGrid", lambda *arguments: made.append(arguments[-1]))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    run_engine(server_app([]), ClientApp(), CLIENTS, EngineConfig(name="ray"), timeout)
+    assert [seconds > 0 for seconds in made] == [together]
 
 
 @pytest.mark.slow
