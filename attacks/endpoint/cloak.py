@@ -288,8 +288,8 @@ def verdict(cloaked: CloakTrial, uniform: CloakTrial, majority: float) -> str:
     sigma = f"sigma {float(uniform.cloak.sigma.max()):.3g}"
     if costs <= majority:
         return (
-            f"Cloak is not better than uniform noise: {costs:.1%} of the answers are right, no more than of whoever "
-            f"names the commonest group each time ({majority:.1%})."
+            f"Cloak is not better than uniform noise: {costs:.1%} of the answers are right, no more than by "
+            f"always naming the commonest group ({majority:.1%})."
         )
     if abs(costs - usual) > EQUAL:
         return (

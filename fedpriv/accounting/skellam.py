@@ -31,9 +31,9 @@ _ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.flo
 
 _TRUSTED = (
     "The claim holds against a server that passes on the clients' own keys: under secure aggregation it sees the sum "
-    "alone. Nothing vouches for these keys: with keys that it made itself a server reads single uploads, which have a "
-    "share of the noise only. The claim rests on the clients of a sum following the protocol; shares that some leave "
-    "out, or tell the server, are missing in the noise."
+    "alone. Nothing proves whose these keys are: with keys of its own making a server reads single uploads, which have "
+    "only a share of the noise. The clients of a sum must follow the protocol; shares that some leave out, or tell the "
+    "server, are missing in the noise."
 )
 _DROPOUTS = (
     "Each share is such that mechanism.survivors clients have the noise together (by default as many as secure "

@@ -3,7 +3,7 @@
 Membership: the adversary asks about an example, and tells from the answer whether it was in the prompt. Without
 protection a prompt holds one example, and the adversary sees the probability of the true label. With protection it sees
 one answer of 1-shot prompts by vote; the example is in one of them for certain, which is more than the run's own draws
-give away. Repeating: the model is told to repeat its prompt.
+reveal. Repeating: the model is told to repeat its prompt.
 """
 
 import re

@@ -60,7 +60,7 @@ def test_results_are_added_and_the_rest_stays(run: RunFolder, probed: tuple[dict
 def test_the_report_has_guess_measured_and_ceiling(run: RunFolder, probed: tuple[dict[str, object], Probe]) -> None:
     _, found = probed
     text = " ".join(render_page(load_view(run.path)).split())
-    assert "What the finished model and its answers give away" in text
+    assert "What the finished model and its answers reveal" in text
     assert "nothing proven" in text and "agreement on test images" in text
     assert "Extraction by equation solving" in text and "Model inversion (MI-FACE)" in text
     assert text.count("Class 3") == 1 and "Classes have numbers here, and no names" in text

@@ -59,8 +59,8 @@ def _notes(world: World) -> list[str]:
     else:
         notes.append(
             "The claim holds against a server that follows the protocol, too: it sees the sum of noisy counts. Nothing "
-            "vouches for clients' keys: with keys of its own making a server reads single votes, which have a share of "
-            f"the noise only. {ROUNDED}"
+            "proves whose the clients' keys are: with keys of its own making a server reads single votes, which have "
+            f"only a share of the noise. {ROUNDED}"
         )
     if pate.teachers_per_client > 1:
         notes.append(f"A client has {pate.teachers_per_client} votes; one example moves one of them.")

@@ -32,8 +32,8 @@ _COPIES = (
 _MOST_PROFILES = 32  # ways in which persons' records may lie at clients; of more one bound is computed for all
 
 _EVERY_ROUND = (
-    "A secret draws the clients of a round, and figures may not tell of the draw: every round counts for every client. "
-    "Of a client that was in fewer rounds more is proven to those who know that."
+    "A secret draws the clients of a round, so no figure may depend on the draw: every round counts for every client. "
+    "If you know that a client was in fewer rounds, more is proven about it."
 )
 
 

@@ -19,7 +19,7 @@ LISTS_PARTICIPANTS = (
 )
 """What a run writes that lists who was asked, or follows from it: these files and folders of its folder."""
 
-_SERVER = "the server, and whoever reads what it reads: uploads there have no noise"
+_SERVER = "the server, and anyone who reads what it reads: uploads there have no noise"
 
 
 def views(world: World, worst: LedgerLine) -> tuple[LedgerView, ...]:
@@ -31,9 +31,9 @@ def views(world: World, worst: LedgerLine) -> tuple[LedgerView, ...]:
     if where == "sum":
         return (_of_sums(plain),)
     model = LedgerView(
-        sees="the models of all rounds, and who was asked in each",
-        protects_against="clients, whoever gets a model, and whoever sees on the network or in the run's folder who "
-        "was asked, but no upload",
+        sees="the models of all rounds, and which clients were queried in each",
+        protects_against="clients, anyone who gets a model, and anyone who sees, on the network or in the run's "
+        "folder, which clients were queried, but no upload",
         not_against=_SERVER,
         guarantee=plain,
     )
@@ -43,11 +43,11 @@ def views(world: World, worst: LedgerLine) -> tuple[LedgerView, ...]:
 def _of_sums(plain: Guarantee) -> LedgerView:
     return LedgerView(
         sees="the sum of each round's uploads, and so the models",
-        protects_against="a server that passes on the clients' own keys, clients, and whoever gets a model, as long "
+        protects_against="a server that passes on the clients' own keys, clients, and anyone who gets a model, as long "
         "as the clients that a sum needs add their shares",
-        not_against="a server that makes up clients, or keys in their names, which nothing here vouches for: it reads "
-        "single uploads, and each has a share of the noise only; as many clients working together with the server as "
-        "their shares are missing in the noise; and whoever breaks the masks (key agreement and AES are assumed to "
+        not_against="a server that makes up clients or their keys, which nothing here prevents: it reads single "
+        "uploads, and each has only a share of the noise; clients who work together with the server, because their "
+        "shares are then missing in the noise; and anyone who breaks the masks (key agreement and AES are assumed to "
         "hold)",
         guarantee=plain,
     )
@@ -56,7 +56,7 @@ def _of_sums(plain: Guarantee) -> LedgerView:
 def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
     """The line with amplification, where not all clients are asked in every round.
 
-    Whoever sees less is covered by the plain figure as well, so it is never above that one.
+    Anyone who sees less is covered by the plain figure as well, so it is never above that one.
     """
     federation, plan = world.experiment.federation, world.plans[0]
     rate = federation.asked / federation.clients
@@ -75,12 +75,12 @@ def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
     known = "the run's secret" if world.experiment.keeps_secret else "the seed (noise = 'reproducible')"
     return (
         LedgerView(
-            sees="the models of all rounds, but not who was asked",
-            protects_against="whoever gets models and never learns who took part",
-            not_against=f"everyone who sees which clients were asked: the network, clients about themselves and those "
+            sees="the models of all rounds, but not which clients were queried",
+            protects_against="anyone who gets models and never learns who took part",
+            not_against=f"anyone who sees which clients were queried: the network, clients about themselves and others "
             f"they know of, holders of {known}, and readers of the files in the run's folder that list them or follow "
             f"from them: {', '.join(LISTS_PARTICIPANTS)}, and what audits and probes add there (ledger.json counts "
-            f"every round for every client, whoever was asked); and {_SERVER}",
+            f"every round for every client, queried or not); and {_SERVER}",
             guarantee=min(
                 guarantee(release), plain, key=lambda each: math.inf if each.epsilon is None else each.epsilon
             ),
