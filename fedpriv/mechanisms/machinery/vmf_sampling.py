@@ -301,8 +301,21 @@ def draw_sum(
 
     The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on the CPU.
     """
+    if gradients.examples > 1 and not gradients.magnitudes(block).any():
+        return _uniform_sum(gradients, scale, block, noise, rng)
     parts = cut_groups(gradients, block)
     return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
+
+
+def _uniform_sum(
+    gradients: GradientOperator, scale: float, block: Block | None, noise: NoiseStream, rng: np.random.Generator
+) -> Vector:
+    """Draw ``scale`` times the sum of as many uniform directions: its own is uniform, whatever its length."""
+    dimension, examples = gradients.dimension(block), gradients.examples
+    turns = draw_uniform_cosines(dimension, max(0, examples - 1), rng)
+    length = float(_walk(np.ones((1, examples)), turns[None])[0])
+    numbers = standard_normal(dimension, noise, gradients.dtype, gradients.device)
+    return gradients.vector(numbers.mul_(scale * length / float(row_norms(numbers[None]))), block)
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:
