@@ -34,7 +34,8 @@ class _Mechanisms(TyperGroup):
         if args[0] in MECHANISMS and args[0] not in self.commands:
             owners = [name for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)]
             own = "" if MECHANISMS[args[0]].on_gradients or not owners else owners[0]
-            where = f"; noise on models: fedpriv account {own}" if own else ""
+            noisy = ", ".join(sorted(self.commands.keys() & MECHANISMS.keys()))
+            where = f"; noise on models: fedpriv account {own}" if own else f"; allowed: {noisy}"
             raise InputError(f"nothing is proven about {args[0]}{where}")
         return super().resolve_command(ctx, args)
 
