@@ -127,7 +127,7 @@ def _size(before: Vector, update: Vector) -> Iterator[str]:
     yield f"the update of {len(flat):,} numbers has the norm {float(flat.norm()):.3g} (parameters: {float(start):.3g})."
     moved = flat[flat != 0]
     if not len(moved):
-        yield "nothing moved, so it tells nothing."
+        yield "nothing moved, so it reveals nothing."
         return
     if len(moved) < 0.5 * len(flat):
         yield f"{1 - len(moved) / len(flat):.1%} of it is zero: it was made sparse, or much was not used."
@@ -167,7 +167,7 @@ def _labels(update: Vector) -> Iterator[str]:
 def _inputs(found: Tensor | None, update: Vector) -> Iterator[str]:
     if found is not None:
         several = "one example" if len(found) == 1 else f"{len(found)} examples"
-        yield f"the first dense layer gives its input away in closed form: {several} of {found.shape[1]} numbers."
+        yield f"the first dense layer reveals its input in closed form: {several} of {found.shape[1]} numbers."
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,8 +52,8 @@ class DistributedSettings(NoisySettings):
     )
     survivors: Count | None = Field(
         None,
-        description="clients whose shares are the whole noise; no sum of fewer is unmasked. Default: as many as secure "
-        "aggregation needs, more than two thirds of a round",
+        description="clients whose shares add up to the whole noise; no sum of fewer is unmasked. Default: as many as "
+        "secure aggregation needs, more than two thirds of a round",
     )
 
     @property

@@ -75,8 +75,7 @@ class EvadeConfig(Settings):
         tuple[Annotated[str, Registered(EVASIONS, NOISELESS)], ...], Field(min_length=1), AfterValidator(_distinct)
     ] = Field(
         default_factory=lambda: tuple(EVASIONS),
-        description="evasion attacks; all that there are, unless set; with -noiseless behind the name it looks at the "
-        "network without its noise",
+        description="evasion attacks; unset: all; NAME-noiseless ignores the network's noise",
     )
     norm: Literal["l2", "linf"] = Field("linf", description="what perturbations are measured by")
     sizes: Annotated[Sizes, Field(min_length=1)] | None = Field(
@@ -124,7 +123,7 @@ class RobustnessConfig(ExperimentSection):
         "analytic", description="with epsilon: formula for sigma over size; extended: the paper's Theorem 2"
     )
     place: Literal["hidden", "input"] = Field(
-        "hidden", description="behind the first affine layer (Secure-SGD), or on the image"
+        "hidden", description="after the first affine layer (Secure-SGD), or on the image"
     )
     norm: Literal["l2", "linf"] = Field("l2", description="the norm of perturbations that the noise is scaled for")
     redistribution: Literal["uniform", "vulnerable", "rows", "informative"] = Field(

@@ -27,10 +27,10 @@ class ServiceConfig(ExperimentSection, Extensible):
 
     name: ClassVar[str] = "service"
     rank: ClassVar[int] = 4
-    about: ClassVar[str] = "the finished model behind an endpoint: what fedpriv serve answers; unset: exact answers"
+    about: ClassVar[str] = "the finished model behind an endpoint (fedpriv serve); unset: exact answers"
 
     method: Annotated[str, AfterValidator(_known)] = Field(
-        "none", description="answer policy; one argument may stand behind a colon, such as rounded:2 or top:3"
+        "none", description="answer policy, with an argument after a colon, such as rounded:2 or top:3"
     )
     answers: Count = Field(100, description="images that are answered in all, a hard budget")
     repeats: Literal["stored", "charged"] = Field(

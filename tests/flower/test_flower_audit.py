@@ -192,7 +192,7 @@ ORDERS = {
         "LocalDpMod(1.0, 1.0, 8.0, 1e-5), privatise({!r})",
         "LocalDpMod acts on what privatise has noised",
     ),
-    "clipped": ("short, privatise({!r})", "short shortens what privatise has noised"),
+    "clipped": ("short, privatise({!r})", "short clips what privatise has noised"),
     "tapped": ("tap({!r}), privatise({!r})", ""),
     "tapped inside": ("privatise({!r}), tap({!r})", ""),
 }

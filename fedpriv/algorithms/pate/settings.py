@@ -61,8 +61,8 @@ class PateConfig(ExperimentSection):
     student_epochs: Count = Field(50, description="passes of the student over the answered images")
     sanitised: bool = Field(
         False,
-        description="also show what these votes cost, with noise on the figure; that is a release of its own, which "
-        "the ledger adds (confident and gnmax with noise at the server and one teacher a client)",
+        description="also show what these votes cost, with noise on the figure; this is another release, "
+        "which the ledger adds (confident and gnmax with noise at the server and one teacher a client)",
     )
     sanitised_order: Real = Field(15.0, description="Renyi order of the sanitised figure, below 1 / (2 sanitised_beta)")
     sanitised_beta: Positive = Field(0.02, description="smoothness of the sanitised figure's sensitivity")

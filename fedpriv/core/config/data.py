@@ -58,10 +58,10 @@ class DataConfig(Extensible):
     )
     partition: Literal["iid", "dirichlet", "shards", "overlapping", "key", "partitioner"] = Field(
         "iid",
-        description="how clients share the training data; overlapping: each draws its own from all of them, so that "
-        "there may be more clients than examples, and a claim is about one client's copy of an example; key: each has "
-        "what is somebody's, such as a speaker's texts, those with the most examples first; a client with fewer than "
-        "training.batch_size trains on all of them; partitioner: as data.partitioner, which sets it",
+        description="how clients share the training data; overlapping: each draws examples from all, so there may be "
+        "more clients than examples, and a claim is about one client's copy of an example; key: a client has the "
+        "examples of one key, such as a speaker's texts, keys with most examples first; with fewer than "
+        "training.batch_size it trains on all of them; partitioner: by data.partitioner, which sets this",
     )
     partitioner: PartitionerConfig | None = Field(
         None,
@@ -109,7 +109,7 @@ class DataConfig(Extensible):
     table: TableConfig | None = Field(
         None,
         exclude_if=absent,
-        description="what the columns of your own table are: of csv, and of tables in hub and object; else unset",
+        description="the columns of your own table (csv, and tables in hub and object); else unset",
     )
     text: CorpusConfig | None = Field(
         None, exclude_if=absent, description="how texts become sequences of tokens; else unset"

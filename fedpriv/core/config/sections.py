@@ -254,7 +254,7 @@ class AdversaryConfig(Extensible):
     best_decision: bool = Field(
         True,
         description="also compute how often the best decision among 100 candidates is right; takes 100 gradients for "
-        "each attacked image behind a mechanism",
+        "each attacked image with a mechanism",
     )
     join_uploads: bool = Field(
         False,

@@ -18,7 +18,7 @@ class ColumnConfig(Settings):
     kind: Literal["category", "number", "ignore"] | None = Field(
         None, description="unset: number if most cells are numbers, else category; ignore: the column is not read"
     )
-    values: tuple[str, ...] = Field((), description="all values of a category; none: those of the training rows")
+    values: tuple[str, ...] = Field((), description="all values of a category; none: the values of the training rows")
     low: Real | None = Field(None, description="number that is scaled to 0, a public constant; smaller ones are cut")
     high: Real | None = Field(None, description="number that is scaled to 1, a public constant; larger ones are cut")
 
@@ -43,7 +43,9 @@ class TableConfig(Settings):
     """How rows of a CSV or Parquet file become numbers."""
 
     label: str = Field(description="the column that is predicted")
-    classes: tuple[str, ...] = Field((), description="values of the label; none: those of the training rows, sorted")
+    classes: tuple[str, ...] = Field(
+        (), description="values of the label; none: the values of the training rows, sorted"
+    )
     columns: tuple[ColumnConfig, ...] = Field((), description="settings of columns; others are inferred")
     test_path: str = Field("", description="file with the test rows; empty: test_share of the rows, drawn once for all")
     test_share: _SHARE = Field(0.2, description="share of the rows that is the test set, without test_path")

@@ -112,7 +112,7 @@ def _undone(answer: Answer) -> Iterator[str]:
                     "holds by itself"
                 )
             elif outer.norm and (outer.left or 0.0) < 0.5 * outer.norm:
-                yield f"{outer.mod} shortens what {inner.mod} has noised, the update with it: little of it is left"
+                yield f"{outer.mod} clips what {inner.mod} has noised, so that little of the update is left"
             elif outer.noised:
                 yield f"{outer.mod} changes what {inner.mod} has noised"
 

@@ -212,7 +212,7 @@ class TextModelSettings(ModelSettings):
     adapter: str = Field("", description="a file of the library peft, adapter_model.safetensors, to start from")
     lora_alpha: Positive = Field(16.0, description="an adapter's output is multiplied by this over its rank")
     lora_layers: tuple[str, ...] = Field(
-        (), description="last names of the Linear layers that get adapters; none: those of queries and values"
+        (), description="last names of the Linear layers that get adapters; none: queries and values"
     )
 
     @model_validator(mode="after")

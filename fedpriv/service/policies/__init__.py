@@ -245,8 +245,8 @@ class HeadKeys(Settings):
     features: Annotated[str, AfterValidator(_known_features)] = Field(
         "pixels",
         json_schema_extra={"pattern": _FEATURES},
-        description="head: features of an image. pooled:14: averaged to 14 x 14; run:DIR: what the network of that "
-        "finished, private run computes before its last layer, and its ledger is added to what is proven",
+        description="head: features of an image. pooled:14: averaged to 14 x 14; run:DIR: the input of the last layer "
+        "in the network of that finished, private run, whose ledger is added to what is proven",
     )
     feature_norm: Annotated[Real, Field(ge=1e-3, le=1e3)] = Field(
         1.0, description="head: R, the length that features are scaled to"
