@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -42,6 +42,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
+from fedpriv.models.machinery.settings import ModelSettings
 from studies.arguments import whole
 
 SHORT, LONG, TURNS = 20, 100, 5
@@ -58,24 +59,30 @@ class Gradient:
     labels: Tensor
     gradient: dict[str, Tensor]
     seed: int
+    network: ModelSettings
 
 
 def make_case(batch: int, seed: int) -> Gradient:
     """Return the case of a batch size."""
     dataset = load_dataset(DataConfig(name="cifar10"), 0)
     rows = [int((dataset.y_train == label).nonzero()[0]) for label in range(batch)]
-    images, labels = dataset.x_train[rows], dataset.y_train[rows]
-    model = build_model(ConvnetSettings(), dataset.shape, dataset.classes, seed)
+    return gradient_of(dataset, dataset.x_train[rows], dataset.y_train[rows], ConvnetSettings(), seed)
+
+
+def gradient_of(dataset: Dataset, images: Tensor, labels: Tensor, network: ModelSettings, seed: int) -> Gradient:
+    """Return the case of some images, uint8 (B, C, H, W)."""
+    model = build_model(network, dataset.shape, dataset.classes, seed)
     names, parameters = zip(*model.named_parameters(), strict=True)
     loss = F.cross_entropy(model(dataset.normalise(images)), labels)
     gradient = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-    return Gradient(dataset, model, images.float() / 255, labels, gradient, seed)
+    return Gradient(dataset, model, images.float() / 255, labels, gradient, seed, network)
 
 
 def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
     """Return our images, and the milliseconds of the run divided by its steps."""
     public = PublicSettings(
-        model={"name": "convnet"}, shape=case.dataset.shape, classes=case.dataset.classes, mean=case.dataset.mean,
+        model=case.network.model_dump(exclude_unset=True) | {"name": case.network.name},
+        shape=case.dataset.shape, classes=case.dataset.classes, mean=case.dataset.mean,
         std=case.dataset.std, algorithm="fedsgd", batch_size=len(case.images), local_steps=1, learning_rate=0.1,
         optimizer="sgd", momentum=0.0, client_examples=len(case.images), mechanism={"name": "none"},
     )  # fmt: skip
@@ -90,19 +97,26 @@ def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
 
 def run_theirs(case: Gradient, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
     """Return the images and the milliseconds a step of breaching, which runs under another python."""
+    images, seconds = runs_of_theirs(case, attack, [steps], python)[0]
+    return images, 1e3 * seconds / steps
+
+
+def runs_of_theirs(case: Gradient, attack: str, steps: Sequence[int], python: str) -> list[tuple[Tensor, float]]:
+    """Return each run's images and seconds, which all have one process of breaching's."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "case.npz", Path(folder) / "images.npz"
         arrays: dict[str, Any] = {
             f"parameter {name}": value.detach().numpy() for name, value in case.model.named_parameters()
         }
         arrays |= {f"gradient {name}": value.numpy() for name, value in case.gradient.items()}
-        np.savez(given, labels=case.labels.numpy(), mean=case.dataset.mean, std=case.dataset.std, **arrays)
+        arrays |= {"mean": case.dataset.mean, "std": case.dataset.std, "shape": case.dataset.shape}
+        np.savez(given, labels=case.labels.numpy(), classes=case.dataset.classes, **arrays)
         subprocess.run(
-            [python, str(ADAPTER), str(given), str(made), attack, str(steps), str(case.seed)],
+            [python, str(ADAPTER), str(given), str(made), attack, ",".join(map(str, steps)), str(case.seed)],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         with np.load(made, allow_pickle=False) as result:
-            return torch.from_numpy(result["images"]), float(result["milliseconds"])
+            return list(zip(torch.from_numpy(result["images"]), result["seconds"].tolist(), strict=True))
 
 
 def compare(case: Gradient, ours: str, theirs: str, steps: int, python: str) -> dict[str, Any]:
@@ -113,7 +127,7 @@ def compare(case: Gradient, ours: str, theirs: str, steps: int, python: str) -> 
         "ms": partial(_step, lambda n: run_ours(case, ours, n)[1]),
         "their_ms": partial(_step, lambda n: run_theirs(case, theirs, n, python)[1]),
     }
-    (psnr, ssim), (their_psnr, their_ssim) = (_figures(case, result) for result in (images, others))
+    (psnr, ssim), (their_psnr, their_ssim) = (figures(case, result) for result in (images, others))
     row = {"batch": len(case.images), "seed": case.seed, "steps": steps, "ours": ours, "psnr": psnr, "ssim": ssim}
     row |= {"theirs": theirs, "their_psnr": their_psnr, "their_ssim": their_ssim}
     return row | medians(in_turns(ways, TURNS))
@@ -124,7 +138,8 @@ def _step(mean: Callable[[int], float]) -> float:
     return (LONG * mean(LONG) - SHORT * mean(SHORT)) / (LONG - SHORT)
 
 
-def _figures(case: Gradient, images: Tensor) -> tuple[float, float]:
+def figures(case: Gradient, images: Tensor) -> tuple[float, float]:
+    """Return PSNR and SSIM of images, the means over the batch."""
     matched = images.clamp(0, 1)[metrics.match(case.images, images.clamp(0, 1))]
     return float(metrics.psnr(case.images, matched).mean()), float(metrics.ssim(case.images, matched).mean())
 

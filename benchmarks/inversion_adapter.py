@@ -1,16 +1,20 @@
 """Run breaching on a case that :mod:`benchmarks.inversion` wrote; for an environment that has breaching, not fedpriv.
 
-Usage: python inversion_adapter.py CASE.npz IMAGES.npz ATTACK STEPS SEED
+Usage: python inversion_adapter.py CASE.npz IMAGES.npz ATTACK STEPS[,STEPS...] SEED
+
+Each number of steps is a run of its own.
 """
 
 import sys
 import time
 from collections import OrderedDict
+from functools import partial
 from types import SimpleNamespace
 
 import breaching
 import numpy as np
 import torch
+import torchvision
 from torch import nn
 
 
@@ -28,29 +32,41 @@ def convnet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
     return model
 
 
+def resnet18(parameters: dict[str, torch.Tensor]) -> nn.Module:
+    """torchvision's, with GroupNorm of 32 groups in place of BatchNorm."""
+    classes = len(parameters["fc.bias"])
+    model: nn.Module = torchvision.models.resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 32))
+    model.load_state_dict(parameters)
+    return model
+
+
 def main(case: str, result: str, attack: str, steps: str, seed: str) -> None:
-    """Attack and write the images, on [0, 1], and the milliseconds of processor time a step."""
+    """Attack and write each run's images, on [0, 1], and its seconds of processor time; a run before does not count."""
     torch.set_num_threads(1)
-    torch.manual_seed(int(seed))
     with np.load(case, allow_pickle=False) as arrays:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     parameters = {name.removeprefix("parameter "): value for name, value in tensors.items() if "parameter " in name}
     mean, std = (tensors[name].float()[:, None, None] for name in ("mean", "std"))
-    model = convnet(parameters)
+    model = convnet(parameters) if "conv4.weight" in parameters else resnet18(parameters)
     labels = tensors["labels"]
-    public = SimpleNamespace(shape=(3, 32, 32), mean=tensors["mean"].tolist(), std=tensors["std"].tolist(),
-                             modality="vision", classes=10)  # fmt: skip
+    facts = {name: tensors[name].tolist() for name in ("shape", "mean", "std", "classes")}
+    public = SimpleNamespace(modality="vision", **facts)
     gradients = [tensors[f"gradient {name}"] for name, _ in model.named_parameters()]
-    config = breaching.get_attack_config(attack, [f"optim.max_iterations={steps}", f"optim.callback={steps}"])
-    attacker = breaching.attacks.prepare_attack(
-        model, nn.CrossEntropyLoss(), config, {"device": torch.device("cpu"), "dtype": torch.float}
-    )
     sent = {"parameters": list(model.parameters()), "buffers": None, "metadata": public}
     told = {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None}
-    began = time.process_time()
-    reconstruction, _ = attacker.reconstruct([sent], [{"gradients": gradients, "buffers": None, "metadata": told}], {})
-    milliseconds = 1e3 * (time.process_time() - began) / int(steps)
-    np.savez(result, images=(reconstruction["data"] * std + mean).clamp(0, 1).numpy(), milliseconds=milliseconds)
+    heard = {"gradients": gradients, "buffers": None, "metadata": told}
+    images, seconds = [], []
+    for count in ("2", *steps.split(",")):
+        torch.manual_seed(int(seed))
+        config = breaching.get_attack_config(attack, [f"optim.max_iterations={count}", f"optim.callback={count}"])
+        attacker = breaching.attacks.prepare_attack(
+            model, nn.CrossEntropyLoss(), config, {"device": torch.device("cpu"), "dtype": torch.float}
+        )
+        began = time.process_time()
+        reconstruction, _ = attacker.reconstruct([sent], [heard], {})
+        seconds.append(time.process_time() - began)
+        images.append((reconstruction["data"] * std + mean).clamp(0, 1).numpy())
+    np.savez(result, images=np.stack(images[1:]), seconds=seconds[1:])
 
 
 if __name__ == "__main__":

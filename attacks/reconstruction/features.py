@@ -5,7 +5,7 @@ in coordinates in which the pixels of photographs are independent. The label of 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from fedpriv.gradients import Vector
 
 
 DRAWS = 8  # sets of random images whose softmax the search starts from
+EXPLAINED = 1e-12  # misfit of features that explain the gradient, so that no other start can be better
 SEED = 20261124  # of these images; they are no part of the result
 NO_LAYER = "this needs a network that ends in a Linear layer with bias"
 NOT_ONE = "features need the gradient of one step, not the update of local training, and weight and bias on one scale"
@@ -96,18 +97,27 @@ def _best(scene: Scene, victim: Victim, spectrum: Spectrum, name: str, labels: T
         mixing = start if polished is None else polished.mixing
         misfit = errors.misfit(spectrum, mixing) if polished is None else polished.misfit
         candidates.append(Features(name, images_of(spectrum, mixing), labels.to(scene.mean.device), misfit))
+        if misfit < EXPLAINED:
+            break
     if not candidates:
         raise AttackRefused(FEW.format(0, len(labels), scene.classes))
     return min(candidates, key=lambda features: features.misfit)
 
 
-def _softmax_draws(scene: Scene, victim: Victim, count: int) -> list[Tensor]:
-    """Probabilities (B, classes) at random images: first their mean, for all examples alike, then single ones."""
+def _softmax_draws(scene: Scene, victim: Victim, count: int) -> Iterator[Tensor]:
+    """Probabilities (B, classes) at random images: first a mean, for all examples alike, then single ones, then all's.
+
+    Each draw of images passes through the network only when it is wanted: mostly the first start explains everything.
+    """
     generator = torch.Generator().manual_seed(SEED)
-    numbers = torch.randn(DRAWS * count, *scene.shape, generator=generator).to(scene.mean)
-    with torch.no_grad():
-        softmax = scene.network.logits(victim.parameters, numbers).softmax(dim=1).double().cpu()
-    return [softmax.mean(dim=0).expand(count, -1), *softmax.unflatten(0, (DRAWS, count))]
+    found = []
+    for numbers in torch.randn(DRAWS, count, *scene.shape, generator=generator).to(scene.mean):
+        with torch.no_grad():
+            found.append(scene.network.logits(victim.parameters, numbers).softmax(dim=1).double().cpu())
+        if len(found) == 1:
+            yield found[0].mean(dim=0).expand(count, -1)
+        yield found[-1]
+    yield torch.cat(found).mean(dim=0).expand(count, -1)
 
 
 class _Errors:
@@ -134,12 +144,12 @@ PRIOR = 1e-4  # weight of the coordinates' mean square next to the features' rel
 NO_TAPE = "features need a last layer that can be followed: a torch.nn.Linear that the network calls once"
 
 
-def read_feature_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
+def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int = ITERATIONS) -> list[Start]:
     """Return each victim's images and labels."""
-    return [_invert(scene, victim, read_features(scene, victim)) for victim in victims]
+    return [_invert(scene, victim, read_features(scene, victim), iterations) for victim in victims]
 
 
-def _invert(scene: Scene, victim: Victim, features: Features) -> Start:
+def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
     coordinates = coordinates_of(scene.shape).to(scene.mean)
     wanted = features.values.to(scene.mean)
     sizes = wanted.square().mean(dim=1).clamp(min=1e-30)
@@ -155,16 +165,20 @@ def _invert(scene: Scene, victim: Victim, features: Features) -> Start:
         return values.detach(), gradients
 
     begin = coordinates.of(torch.zeros(len(wanted), *scene.shape).to(scene.mean)).flatten(1)
-    ended = minimise(evaluate, begin, ITERATIONS)
+    ended = minimise(evaluate, begin, iterations)
     images = coordinates.images(ended.points.unflatten(1, scene.shape))
     return Start(scene.box(images), features.labels)
 
 
 def _features(scene: Scene, victim: Victim, layer: str, images: Tensor) -> Tensor:
     """What the last layer gets (B, F) for images (B, C, H, W)."""
-    _, entries = scene.network.follow(victim.parameters, images)
-    kept = [entry.kept for entry in entries if entry.name == layer]
+    kept: list[Tensor] = []
+    module = scene.network.model.get_submodule(layer)
+    handle = module.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    try:
+        scene.network.logits(victim.parameters, images)
+    finally:
+        handle.remove()
     if len(kept) != 1:
         raise AttackRefused(NO_TAPE)
-    inputs: Tensor = kept[0]
-    return inputs.flatten(1)
+    return kept[0].flatten(1)

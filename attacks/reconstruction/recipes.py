@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import most_frequent
-from fedpriv.attacks.reconstruction.features import read_feature_starts
+from fedpriv.attacks.reconstruction.features import ITERATIONS, read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, read_labels, with_passes
 from fedpriv.attacks.reconstruction.lbfgs import minimise
@@ -61,6 +61,7 @@ class Recipe:
     box: bool = False  # whether images stay within the valid range of pixels
     priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()  # keys of PRIORS
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order
+    otherwise: Literal["", "patterned"] = ""  # the start where images cannot be found; empty: the attack refuses
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -71,7 +72,7 @@ class Recipe:
             "variables": self.variables,
             "optimiser": self.optimiser,
             "schedule": "line search" if self.optimiser == "lbfgs" else self.schedule,
-            "start": self.start,
+            "start": f"{self.start}, else {self.otherwise}" if self.otherwise else self.start,
             "labels": ", else ".join(self.labels),
         }
 
@@ -147,11 +148,13 @@ def _around_mean(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tenso
     return scene.prior.mean.to(numbers).view(scene.shape) + AROUND * numbers
 
 
-FOUND: Mapping[str, Callable[[Scene, Sequence[Victim]], Sequence[Start]]] = {
-    "closed-form": read_starts,
-    "features": read_feature_starts,
+FOUND: Mapping[str, Callable[[Scene, Sequence[Victim], Any], Sequence[Start]]] = {
+    "closed-form": lambda scene, victims, config: read_starts(scene, victims),
+    "features": lambda scene, victims, config: read_feature_starts(
+        scene, victims, getattr(config, "feature_iterations", ITERATIONS)
+    ),
 }
-"""Starts at images that were found, each with its label: (scene, distinct victims) -> one a victim."""
+"""Starts at images that were found, each with its label: (scene, distinct victims, settings) -> one a victim."""
 
 
 STARTS: Mapping[str, Callable[[Scene, Sequence[Victim], Tensor], Tensor] | None] = {
@@ -232,7 +235,7 @@ class MatchProblem:
         # Steps of Adam in pixels are followed by a projection; elsewhere the objective sees the projected images.
         self._projects = recipe.box and recipe.variables == "pixels" and recipe.optimiser != "lbfgs"
         self._inside = recipe.box and not self._projects
-        self._starts = _found(recipe.start, scene, rows)
+        self._starts = _found(recipe.start, scene, rows, config)
         read = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
         self.labels = Labels(scene, rows, recipe.labels, read)
 
@@ -282,12 +285,12 @@ class MatchProblem:
         return images if self._coordinates is None else self._coordinates.of(images.to(self._dtype))
 
 
-def _found(name: str, scene: Scene, rows: Sequence[Victim]) -> list[Start | None]:
+def _found(name: str, scene: Scene, rows: Sequence[Victim], config: Any) -> list[Start | None]:
     """Each row's start at images that were found, where the recipe asks for such."""
     if name not in FOUND:
         return [None] * len(rows)
     distinct = list({id(victim): victim for victim in rows}.values())
-    starts = dict(zip(map(id, distinct), FOUND[name](scene, distinct), strict=True))
+    starts = dict(zip(map(id, distinct), FOUND[name](scene, distinct, config), strict=True))
     return [starts[id(victim)] for victim in rows]
 
 
@@ -307,7 +310,15 @@ def run_recipe(
 ) -> Outcome:
     """Run a recipe on rows of (victim, restart) together, from standard normal numbers (N, B, C, H, W) and logits."""
     recipe = replace(recipe, start=getattr(config, "start", recipe.start))
-    problem = MatchProblem(recipe, scene, rows, config)
+    try:
+        problem = MatchProblem(recipe, scene, rows, config)
+    except AttackRefused as refused:
+        if not recipe.otherwise:
+            raise
+        other = replace(recipe, start=recipe.otherwise, otherwise="")
+        outcome = run_recipe(other, scene, rows, images, logits, config, report)
+        why = f"started without features: {refused}"
+        return replace(outcome, notes=tuple("; ".join(filter(None, (note, why))) for note in outcome.notes))
     start = problem.start(recipe.start, rows, images)
     if recipe.optimiser == "lbfgs":
         return _lbfgs(problem, rows, start, logits, config.iterations, recipe.objective, report)

@@ -1,5 +1,6 @@
 """Gradients of dummy batches by both routes against plain autograd, one batch at a time, in float64."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     dummy_gradients,
     ghost_dummies,
     ghost_obstacle,
+    is_plain,
     written_dummies,
 )
 from fedpriv.gradients import Vector
@@ -143,6 +145,46 @@ def test_hardsigmoid_has_its_second_derivative(function: Callable[[Tensor], Tens
 @in_one_test("name", GHOST)
 def test_ghost_route_is_open(name: str) -> None:
     assert ghost_obstacle(Network(network(name)), torch.Size(SHAPE), CLASSES) == ""
+
+
+def plain_layers(**changes: nn.Module) -> nn.Sequential:
+    layers: dict[str, nn.Module] = {"conv": nn.Conv2d(1, 2, 3), "act": nn.ReLU(), "pool": nn.MaxPool2d(2)}
+    return nn.Sequential(OrderedDict(layers | {"flat": nn.Flatten(), "out": nn.Linear(8, CLASSES)} | changes))
+
+
+def hooked() -> nn.Sequential:
+    model = plain_layers()
+    model.act.register_forward_hook(lambda layer, inputs, output: output - output.mean(dim=0))
+    return model
+
+
+def tied() -> nn.Sequential:
+    model = plain_layers(out=nn.Linear(8, 8), more=nn.Linear(8, 8))
+    model.more.weight = model.out.weight
+    return model
+
+
+def replaced() -> nn.Sequential:
+    model = plain_layers()
+    model.act.forward = lambda x: x - x.mean(dim=0)  # type: ignore[method-assign]
+    return model
+
+
+def test_layers_of_torch_in_a_row_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial finds the same; whatever could differ from layer by layer is tried."""
+    for model in (plain_layers(), plain_layers(act=nn.Tanh(), pool=nn.AvgPool2d(2))):
+        assert is_plain(model)
+        network = Network(model)
+        monkeypatch.setattr(network, "is_plain", False)
+        assert ghost_obstacle(network, torch.Size((1, 6, 6)), CLASSES) == ""
+    once = nn.ReLU()
+    other = (
+        plain_layers(act=nn.ReLU(inplace=True)), plain_layers(act=nn.BatchNorm2d(2)), plain_layers(act=once, last=once),
+        plain_layers(conv=nn.Conv2d(1, 2, 3, padding_mode="circular")), plain_layers(flat=nn.Flatten(0)), hooked(),
+        tied(), replaced(), nn.Sequential(plain_layers()), type("Own", (nn.Sequential,), {})(nn.Linear(2, 2)),
+    )  # fmt: skip
+    assert not any(map(is_plain, other))
+    assert not Network(plain_layers(), lambda logits, labels: logits.square().sum(dim=1)).is_plain
 
 
 def test_a_network_that_keeps_what_it_computed_is_copied() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.iga import IgaSettings
+from fedpriv.attacks.methods.iga_fast import IgaFastSettings
+from fedpriv.attacks.methods.iga_modern import IgaModernSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import Features, read_features
@@ -67,7 +69,7 @@ def test_clipping_and_a_little_noise_leave_them() -> None:
     assert found.labels.tolist() == labels[DISTINCT][cosines.argmax(dim=1)].tolist()
 
 
-@pytest.mark.parametrize("config", [IgaSettings(start="features", iterations=1)])
+@pytest.mark.parametrize("config", [IgaSettings(start="features", iterations=1), IgaFastSettings(iterations=1)])
 def test_images_are_found_one_by_one(config: Any) -> None:
     """Far nearer than the mean public image, each with its label."""
     model = convnet()
@@ -95,3 +97,16 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
     )
     with pytest.raises(AttackRefused, match="stand apart in the last layer's gradient"):
         run_attack(AttackJob("custom", [noisy], model, config, 0))
+
+
+def test_the_fast_attack_starts_elsewhere_without_features() -> None:
+    """As its parent does, and says so."""
+    model, config = mlp("relu", (32,)), {"iterations": 2, "opponents_start": 0.1}
+    images, labels = digits()
+    heard = observe(model, images[:10], labels[:10])
+    fast, plain = (
+        run_attack(AttackJob(kind.name, [heard], model, kind(warm_up=0, **config), 0))[0]
+        for kind in (IgaFastSettings, IgaModernSettings)
+    )
+    assert "started without features: " in fast.note and "started" not in plain.note
+    assert fast.images.shape == plain.images.shape and fast.images.isfinite().all()

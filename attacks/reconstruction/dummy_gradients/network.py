@@ -165,6 +165,7 @@ class Network:
         self.names = tuple(name for name, value in model.named_parameters() if value.requires_grad)
         self.size = sum(value.numel() for value in model.parameters() if value.requires_grad)
         frozen = copied(model).eval()
+        self.is_plain = loss is soft_cross_entropy and is_plain(model)
         self.coupled = coupled_layers(frozen)  # names of the layers that mix the examples of a batch
         replace_all_batch_norm_modules_(frozen)
         self.trainable = copy.deepcopy(frozen)  # with parameters that ask for derivatives; not to be changed
@@ -458,6 +459,8 @@ def _names(entry: Entry) -> tuple[str, str]:
 def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
     if network.coupled:
         return f"{network.coupled[0]} mixes the examples of a batch"
+    if network.is_plain:
+        return ""  # the trial would take as long as 30 steps
     wide = torch.float32 if network.device.type == "mps" else torch.float64
     network = network.cast(wide)
     generator = torch.Generator().manual_seed(PROBE)
@@ -484,6 +487,31 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         return f"the network cannot be differentiated twice: {first_line(error)}"
+
+
+def is_plain(model: nn.Module) -> bool:
+    """Whether a model is nothing but layers of torch one after the other, whose gradients follow layer by layer."""
+    layers = list(model._modules.values())
+    counts = (len(list(model.named_parameters(remove_duplicate=same))) for same in (True, False))
+    return (
+        type(model) is nn.Sequential
+        and all(map(_is_simple, [model, *layers]))
+        and all(type(layer) in _SIMPLE for layer in layers)
+        and len({id(layer) for layer in layers}) == len(layers)
+        and len(set(counts)) == 1
+    )
+
+
+def _is_simple(layer: nn.Module | None) -> bool:
+    """Whether a layer's options and hooks leave each example alone and what is kept as it is."""
+    if layer is None or "forward" in vars(layer):
+        return False
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    usual = {"inplace": False, "padding_mode": "zeros", "start_dim": 1, "return_indices": False}
+    return not any(hooks) and all(getattr(layer, name, value) == value for name, value in usual.items())
+
+
+_SIMPLE = (nn.Linear, nn.Conv2d, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten)
 
 
 def _disagreement(network: Network, model: nn.Module, images: Tensor, labels: Tensor) -> str:
