@@ -46,6 +46,7 @@ CAPABILITIES = {
     "membership": Capability("attacks/membership", r"\bmembership\b|\bMembership\b"),
     "memorisation": Capability("attacks/memorisation", r"[Mm]emorisation"),
     "canaries": Capability("attacks/canaries", r"attacks\.canaries"),
+    "sites": Capability("fedpriv/sites", r"fedpriv\.sites|Sites[A-Z]"),
     "endpoint": Capability("attacks/endpoint", r"attacks\.endpoint"),
     "evasion": Capability("attacks/evasion", r"[Ee]vasion|EVASIONS"),
     "texts": Capability("attacks/texts", r"attacks\.texts"),

@@ -18,6 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedpriv.clients.model_errors import unless_raised
+from fedpriv.clients.received import copied_rows
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.core.files import append_line, writing_to
 from fedpriv.core.plan import Plan
@@ -48,6 +49,10 @@ from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 
 _LOG = logging.getLogger("fedpriv")
+_MADE = (
+    "privatise: %d of %d rows of %s are copies of others, which training does not give: the server may have made these "
+    "parameters to read single records; what the ledger proves holds all the same"
+)
 WEIGHT = "num-examples"
 """By what Flower's strategies weight replies."""
 
@@ -117,6 +122,8 @@ class Privatiser:
         before = arrays_of(message.content, record)
         layout = self._layout(client_of(context), before)
         before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
+        for name, (copies, rows) in copied_rows(before).items():
+            _LOG.warning(_MADE, copies, rows, name)
         ledger = self._ledger(client_of(context), before, layout)
         line = ledger.charge(context.run_id, round_of(message))
         first = line.participations == 1

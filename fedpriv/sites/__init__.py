@@ -1,0 +1,1 @@
+"""Site and property inference: what an upload says of its client as a whole."""

@@ -1,0 +1,56 @@
+"""sites.json: what uploads say of their clients as a whole."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.records.reading import FileRecord, Record
+
+
+@dataclass(frozen=True)
+class SiteGame(Record):
+    """One question about clients, and how often it was answered correctly.
+
+    Attributes:
+        what: is asked, in words.
+        uploads: of a client, from which one answer is made.
+        right: answers that are correct.
+        trials: answers.
+        guess: the share of correct answers of somebody who saw no upload.
+        low: lower end of the interval of the share, with whole clients drawn; ``None``: of a single client.
+        high: upper end.
+        ceiling: no attack answers correctly more often; ``None``: nothing is proven.
+        theorem: what the ceiling rests on, or why there is none.
+    """
+
+    what: str
+    uploads: int
+    right: int
+    trials: int
+    guess: float
+    low: float | None
+    high: float | None
+    ceiling: float | None
+    theorem: str
+
+    @property
+    def figure(self) -> Figure:
+        """The same as a figure."""
+        many = f"{self.uploads} uploads" if self.uploads > 1 else "one upload"
+        measured = Interval(self.right / self.trials, self.low, self.high)
+        return Figure(f"{self.what}, from {many}", measured, self.guess, None, self.ceiling, self.theorem)
+
+
+class Sites(FileRecord):
+    """sites.json."""
+
+    path: ClassVar[str] = "sites.json"
+
+    clients: int  # whose uploads were compared
+    known: int  # uploads of each client whose sender the adversary knows
+    games: tuple[SiteGame, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Figure, ...]:
+        """The games as figures."""
+        return tuple(game.figure for game in self.games)

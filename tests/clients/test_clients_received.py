@@ -1,0 +1,77 @@
+"""Rows that are copies: active attacks have them, networks at their start and in training have none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedpriv.attacks.methods.fishing import FishingSettings
+from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.threat import threat_model
+from fedpriv.clients.received import copied_rows
+from fedpriv.core.config import AdversaryConfig
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.logistic import LogisticSettings
+from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.resnet import ResnetSettings
+from fedpriv.models.strided import StridedSettings
+
+SHAPE = (1, 8, 8)
+NETWORKS = (
+    MlpSettings(hidden=(80, 32)),
+    LenetSettings(),
+    ConvnetSettings(),
+    StridedSettings(),
+    ResnetSettings(),
+    LogisticSettings(),
+)
+
+
+def held(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def test_honest_training_raises_no_alarm() -> None:
+    """Six networks, three seeds, at the start and after steps on a batch in which all classes occur: 36 cases, none
+    with an alarm, so below 8 % with 95 % confidence (Clopper and Pearson)."""
+    generator = torch.Generator().manual_seed(1)
+    alarms, cases = 0, 0
+    for settings in NETWORKS:
+        for seed in range(3):
+            model = build_model(settings, SHAPE, 10, seed)
+            images, labels = torch.randn(20, *SHAPE, generator=generator), torch.arange(20) % 10
+            alarms += bool(copied_rows(held(model)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+            alarms += bool(copied_rows(held(model)))
+            cases += 2
+    assert (alarms, cases) == (0, 36)
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings", "layer"),
+    [
+        (ImprintSettings(), NETWORKS[0], "hidden1.weight"),
+        (FishingSettings(), NETWORKS[0], "output.weight"),
+        (FishingSettings(), NETWORKS[1], "output.weight"),
+        (FishingSettings(), NETWORKS[2], "output.weight"),
+    ],
+)
+def test_active_attacks_raise_it(attack: ImprintSettings | FishingSettings, settings: MlpSettings, layer: str) -> None:
+    threat = threat_model(AdversaryConfig.model_validate({"threat_model": "malicious-server"}))
+    public = torch.rand(50, *SHAPE, generator=torch.Generator().manual_seed(2))
+    made = attack.craft(build_model(settings, SHAPE, 10, 1), public, threat)
+    copies, rows = copied_rows(made)[layer]
+    assert copies >= rows - 2
+
+
+def test_few_copies_short_rows_and_untrained_zeros_are_none() -> None:
+    drawn = torch.randn(10, 20, generator=torch.Generator().manual_seed(3))
+    drawn[1] = drawn[0]
+    assert not copied_rows({"a": drawn, "b": torch.zeros(5, 20), "c": torch.ones(64, 1, 2, 2), "d": torch.ones(30)})
+    assert copied_rows({"a": torch.cat([drawn, drawn])}) == {"a": (11, 20)}
