@@ -4,6 +4,9 @@ A copy of the checkout is built and started under a project name of its own, and
 package registry needs is handed in by the environment: FEDPRIV_DOCKER_PIP (a pip.conf), FEDPRIV_DOCKER_UV (a uv.toml)
 and FEDPRIV_DOCKER_WHEELS (a folder with PyTorch's wheels, then taken instead of uv's --torch-backend cpu, in their
 versions instead of the pinned ones).
+
+Where others use the cores, too, all containers together get as much of them as one process of the machine. A share of
+its own for Docker's control group (``cpu.shares``) halved the time here.
 """
 
 import argparse
