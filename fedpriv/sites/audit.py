@@ -43,7 +43,7 @@ PENALTIES = np.logspace(-3, 3, 13)  # of ridge regression, of which cross-valida
 def audit_sites(folder: RunFolder, uploads: int, progress: Progress) -> Sites:
     """Measure what uploads say of clients as a whole. It returns what is written to sites.json."""
     if uploads < 4 or uploads % 2:
-        raise InputError(key="--sites", given=uploads, allowed="an even number from 4 is wanted")
+        raise InputError(key="--sites", given=uploads, allowed="an even number from 4")
     summary, experiment = completed_summary(folder), folder.experiment()
     if not algorithm_of(experiment).trains_in_steps:
         raise InputError(
