@@ -1,7 +1,7 @@
-"""The adversary: what it sees, what it tries, and how well it did.
+"""Attacks: what the adversary observes, its attacks, and their scores.
 
-The adversary works from :class:`~fedpriv.attacks.observation.Observation` objects alone. Only the referee sees the
-truth, which its caller rebuilds; nothing flows from the referee back into an attack.
+The adversary sees only :class:`~fedpriv.attacks.observation.Observation` objects. Only the referee, which computes the
+scores, sees the true data; attacks get nothing from the referee.
 
 :func:`reconstruct` attacks a gradient or an update of your own model.
 """

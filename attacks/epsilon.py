@@ -7,8 +7,8 @@ Two kinds, each with what it needs to hold:
 - One run: each of m canaries is put in or left out by a coin of its own, and one model is trained (Steinke, Nasr and
   Jagielski 2023).
 
-Candidates of one run whose membership was not drawn by coins satisfy neither: what is then computed is an estimate, not
-a bound, and is to be called that.
+Candidates of one run whose membership was not drawn by coins satisfy neither: then the result is an estimate, not a
+bound, and must be called that.
 """
 
 import math
@@ -46,6 +46,9 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
         successes: from 0 to ``trials``.
         trials: at least 1.
         confidence: of each limit on its own, between 0 and 1.
+
+    Raises:
+        InputError: successes or trials out of range.
     """
     if not (0 <= successes <= trials and trials > 0):
         raise InputError(f"{successes} successes in {trials} trials")
@@ -57,18 +60,18 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
 def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:
     """Bound epsilon from the scores of independent trials of one hypothesis test.
 
-    The threshold and the side on which the test is surest are chosen on every second trial of each kind, the error
-    rates are counted on the others. A private mechanism has P(S) <= exp(epsilon) Q(S) + delta, so that with limits on
-    both that fail with probability (1 - confidence) / 2 each, epsilon is at least log((P(S) - delta) / Q(S)).
+    The best threshold and its side are chosen on every second trial of each kind, and the error rates are counted on
+    the others. A private mechanism has P(S) <= exp(epsilon) Q(S) + delta. Limits on P(S) and on Q(S), which fail with
+    probability (1 - confidence) / 2 each, thus give epsilon >= log((P(S) - delta) / Q(S)).
 
     Args:
         scores: (N,), higher where the example looks included; finite or infinite, not NaN.
-        inside: (N,), whether it was. Trials of one kind are independent and come in no order that depends on scores.
+        inside: (N,), whether it was. Trials of one kind are independent, in an order that does not depend on scores.
         delta: from 0 to below 1.
         confidence: between 0 and 1.
 
     Raises:
-        InputError: fewer than two trials of a kind, or a number out of range.
+        InputError: fewer than two trials with or without the example, shapes that differ, or a number out of range.
     """
     chosen, counted = _halves(scores, inside, delta, confidence)
     threshold, sign = _surest(*chosen, delta, confidence)
@@ -79,15 +82,18 @@ def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: floa
 def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:
     """Bound epsilon of a mechanism that is known to be mu-Gaussian differentially private for some mu.
 
-    Such a mechanism's errors satisfy mu >= Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth and Su 2022, Definition 4); the
-    limits of the rates give mu, mu gives epsilon at delta by their Corollary 1 (Nasr et al. 2023, Section 4). Tight
-    for the Gaussian mechanism, and no bound at all for a mechanism of another kind.
+    Its error rates satisfy mu >= Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth and Su 2022, Definition 4). Limits of the
+    rates give mu, and mu gives epsilon at delta by their Corollary 1 (Nasr et al. 2023, Section 4). Tight for the
+    Gaussian mechanism; not a bound for a mechanism of another kind.
 
     Args:
         scores: (N,), as for :func:`trials_epsilon`.
-        inside: (N,).
+        inside: (N,), whether the example was included.
         delta: above 0 and below 1.
         confidence: between 0 and 1.
+
+    Raises:
+        InputError: as for :func:`trials_epsilon`.
     """
     if not delta > 0:
         raise InputError(
@@ -106,17 +112,20 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
 
 
 def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of at least so many right guesses about canaries under (epsilon, delta).
+    """Bound the probability of at least ``right`` right guesses about canaries under (epsilon, delta).
 
     Steinke, Nasr and Jagielski 2023, Theorem 5.2: P[W >= v] <= f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, with
     f(v) = P[Binomial(r, exp(epsilon) / (1 + exp(epsilon))) >= v]; with delta = 0 the tail f alone.
 
     Args:
         canaries: m, put in or left out by fair and independent coins.
-        guesses: r, about how many of them a guess is made, at most m.
-        right: v, how many of the guesses are right.
+        guesses: r, the number of guessed canaries, at most m.
+        right: v, the number of right guesses.
         epsilon: at least 0.
         delta: from 0 to below 1.
+
+    Raises:
+        InputError: the counts do not satisfy 0 <= v <= r <= m.
     """
     if not 0 <= right <= guesses <= canaries:
         raise InputError(f"{right} right of {guesses} guesses about {canaries} canaries")
@@ -131,14 +140,14 @@ def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delt
 def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, confidence: float = 0.95) -> EpsilonBound:
     """Bound epsilon from one training run with canaries.
 
-    The half of the guesses with the highest scores says in, the half with the lowest says out; about the others nothing
-    is said. How many guesses are made has to be fixed before the scores are seen.
+    The r / 2 canaries with the highest scores are guessed in, the r / 2 with the lowest out; the others are not
+    guessed. Fix the number of guesses before you see the scores.
 
     Args:
         scores: (m,), higher where the canary looks included.
         inside: (m,), whether it was, by a fair coin for each canary.
         guesses: r, even, from 2 to m.
-        delta: from 0 to below 1; under the adjacency that adds or removes one canary.
+        delta: from 0 to below 1, under the adjacency that adds or removes one canary.
         confidence: between 0 and 1.
 
     Raises:
@@ -158,23 +167,24 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
 def canary_tradeoff_refuted(
     canaries: int, guesses: int, right: int, errors: Callable[[float], float], chance: float
 ) -> bool:
-    """Whether so many right guesses have a probability below ``chance`` under a trade-off, whatever the guesses.
+    """Whether ``right`` right guesses have a probability below ``chance`` under a trade-off, for any guesses.
 
-    Canary i is guessed right on two events, its guess being in or out. Fix the other coins, and let E be that at least
-    k of the other guesses are right. With F(x) the largest power of a test at level x, which is concave, P(i right, E)
-    <= F(P(i wrong, E)). Summed over m canaries, W being the number of right ones among r guesses,
+    Canary i is guessed right in two events: it is in and guessed in, or out and guessed out. Fix the other coins, and
+    let E be the event that at least k of the other guesses are right. Let F(x) be the largest power of a test at level
+    x, which is concave. Then P(i right, E) <= F(P(i wrong, E)). Summed over m canaries, with W right ones of r guesses,
 
         E[W; W > k] <= m F(E[r - W; W >= k] / m)   for each k.
 
-    Of all laws of W with P(W >= v) = chance that satisfy these, going down from k = v - 1 and giving each number as
-    little probability as it allows needs the least in total: by induction any other has no smaller P(W >= k) and
-    E[W; W >= k]. If that is more than 1, there is no such law (the bound of Mahloujifar, Melis and Chaudhuri 2025).
+    Of all distributions of W with P(W >= v) = chance that satisfy these, the one with the least total probability gives
+    each count, from k = v - 1 down, the least probability that the inequality allows: by induction any other has no
+    smaller P(W >= k) and E[W; W >= k]. If that total is more than 1, no such distribution exists (the bound of
+    Mahloujifar, Melis and Chaudhuri 2025).
 
     Args:
         canaries: m, in by fair and independent coins.
-        guesses: r, exactly so many, at most m.
+        guesses: r, the exact number of guesses, at most m.
         right: v, from 0 to r.
-        errors: the inverse of F, growing: the least level at which a test has this power.
+        errors: the inverse of F, increasing: the least level at which a test has this power.
         chance: above 0 and below 1.
     """
     likely, hits, misses = chance, right * chance, (guesses - right) * chance
@@ -191,16 +201,16 @@ def canary_gaussian_epsilon(
 ) -> EpsilonBound:
     """Bound epsilon from one run with canaries of a mechanism that is known to be mu-Gaussian differentially private.
 
-    As :func:`canary_epsilon`, by :func:`canary_tradeoff_refuted` with F(x) = Phi(Phi^-1(x) + mu): the largest mu that
-    is refuted gives epsilon at delta. Larger than what holds for any mechanism; for normal noise without
-    sampling, and no bound at all for a mechanism of another kind. Which bound is computed has to be fixed before the
-    scores are seen.
+    Guesses are those of :func:`canary_epsilon`; the largest mu that :func:`canary_tradeoff_refuted` refutes, with
+    F(x) = Phi(Phi^-1(x) + mu), gives epsilon at delta. It is larger than the bound for any mechanism. It holds for
+    normal noise without sampling, and is not a bound for a mechanism of another kind. Choose between the bounds before
+    you see the scores.
 
     Args:
-        scores: (m,), as for :func:`canary_epsilon`; where uploads are heard, the sum over rounds of their products
+        scores: (m,), as for :func:`canary_epsilon`; where uploads are observed, the sum over rounds of their products
             with the canary's gradient.
-        inside: (m,).
-        guesses: r, even, from 2 to m; about a tenth of them is a good choice.
+        inside: (m,), whether the canary was included, by a fair coin for each.
+        guesses: r, even, from 2 to m; about m / 10 is a good choice.
         delta: above 0 and below 1.
         confidence: between 0 and 1.
 
@@ -227,19 +237,22 @@ def canary_gaussian_epsilon(
 def independent_canary_epsilon(
     scores: Floats, inside: Bools, threshold: float, delta: float, confidence: float = 0.95
 ) -> EpsilonBound:
-    """Bound epsilon from one run with canaries whose scores are independent, of a mu-Gaussian mechanism.
+    """Bound epsilon of a mu-Gaussian mechanism from one run with canaries whose scores are independent.
 
-    Scores are independent given the coins where the canaries' gradients are orthogonal, the noise is normal and alike
-    in all directions, and a score is a sum over rounds of products of what was heard with the canary's own gradient.
-    Then each guess by a fixed threshold is right by itself, with a probability of at most Phi(mu / 2), and the limit
-    of Clopper and Pearson of that probability gives mu. No bound at all where canaries disturb each other.
+    Scores are independent given the coins if the canaries' gradients are orthogonal, the noise is normal and the same
+    in all directions, and a score is the sum over rounds of the observation's product with the canary's own gradient.
+    Then guesses by a fixed threshold are right independently of each other, with a probability of at most Phi(mu / 2),
+    and its Clopper-Pearson limit gives mu. Not a bound where canaries affect each other's scores.
 
     Args:
         scores: (m,), as for :func:`canary_epsilon`.
-        inside: (m,).
-        threshold: above it a guess is that the canary is in; fixed before the scores are seen.
+        inside: (m,), whether the canary was included, by a fair coin for each.
+        threshold: canaries with higher scores are guessed in; fix it before you see the scores.
         delta: above 0 and below 1.
         confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
     """
     _check(scores, inside, delta, confidence)
     if not delta > 0:

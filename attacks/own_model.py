@@ -519,7 +519,7 @@ class OwnClient:
 
 
 class AttackWarning(UserWarning):
-    """Something that makes the attack mean less than it seems to."""
+    """The result of the attack is less reliable than it looks."""
 
 
 def reconstruct(
@@ -551,12 +551,12 @@ def reconstruct(
     seconds: float | None = None,
     **settings: Any,
 ) -> Reconstruction:
-    """Reconstruct the images behind a gradient, or behind the change that training made, of your own model.
+    """Reconstruct training images from a gradient or an update of your own model.
 
     Args:
         model: maps images (B, C, H, W) to logits (B, classes); on the device to use, in the mode (``train`` or
             ``eval``) in which the upload was computed. It is not changed.
-        loss: what was minimised, of logits and labels, such as ``torch.nn.functional.cross_entropy``; it must take
+        loss: the training loss of logits and labels, such as ``torch.nn.functional.cross_entropy``; it must accept
             label probabilities too, and be the mean or the sum over examples.
         upload: the gradient of the loss of a batch, or, where ``learning_rate`` is given, parameters after minus
             before. A mapping of names to tensors or arrays (a ``state_dict``, a Flower ``ArrayRecord``; buffers are
@@ -575,33 +575,33 @@ def reconstruct(
         optimizer: the local optimiser: sgd, or adam with torch's defaults.
         momentum: of the local SGD.
         mean: what was subtracted from the images before the model, one number or one a channel.
-        std: what they were divided by then.
-        value_range: the lowest and the highest value that an image can have before ``mean`` is subtracted: results are
-            clipped to it. ``None``: pictures, from 0 to 1. Standardised rows of a table reach further: (-6, 6), say.
-        public_images: (M, C, H, W) tensor or array with values in that range: images of the same kind, not the
-            victims', for attacks that use what images look like; from about a hundred on they say more than nothing,
-            thousands are better. ``None``: the adversary has none.
-        candidates: (N, C, H, W) tensor or array with values in that range: records among which the images are, no two
-            alike, for the attack that picks (``attack="candidate"``).
-        candidate_labels: their labels (N,); ``None``: not known, all classes are weighed.
-        repeats: (parameters, upload) of further uploads of the very same batch, in the same forms as ``parameters`` and
-            ``upload``: from the same parameters they are averaged, from others matched at once.
+        std: what the images were divided by after that, in the same form.
+        value_range: the lowest and the highest value of an image before ``mean`` is subtracted; results are clipped to
+            it. ``None``: pictures, from 0 to 1. Standardised rows of a table need a wider range, such as (-6, 6).
+        public_images: (M, C, H, W) tensor or array with values in that range: images of the same kind as the victims',
+            for attacks that use image priors. About a hundred are the least that helps; thousands are better.
+            ``None``: the adversary has none.
+        candidates: (N, C, H, W) tensor or array with values in that range: distinct images that contain the victims',
+            for the attack that picks (``attack="candidate"``).
+        candidate_labels: labels of the candidates, (N,); ``None``: unknown, all classes are weighed.
+        repeats: (parameters, upload) of further uploads of exactly the same batch, in the same forms as ``parameters``
+            and ``upload``: those from the same parameters are averaged, those from others are matched jointly.
         seed: of the random starts.
-        progress: told about a hundred times: (iterations done, all iterations, loss).
-        seconds: after which an attack by optimisation keeps the best that it has, and says so; ``None``: it goes to the
-            end.
+        progress: called about a hundred times with (iterations done, all iterations, loss).
+        seconds: time limit, after which an attack by optimisation returns its best result so far, with a note;
+            ``None``: no limit.
         **settings: of the attack, such as ``iterations``, ``restarts`` or ``tv``.
 
     Returns:
-        The reconstruction: ``images`` (B, C, H, W) on the scale of ``value_range``, ``labels``, and every restart's own
-        loss; ``note`` says how many values lie on a bound of the range.
+        The reconstruction: ``images`` (B, C, H, W) on the scale of ``value_range``, ``labels``, and the loss of each
+        restart; ``note`` says how many values lie on a bound of the range.
 
     Raises:
-        InputError: an argument does not fit the model or is out of range, or the attack cannot be made; one line.
+        InputError: an argument does not fit the model or is out of range, or the attack is not possible; one line.
 
     Warns:
-        AttackWarning: something makes the result mean less than it seems to, such as active dropout, or values on a
-            bound where neither range nor normalisation was given.
+        AttackWarning: the result is less reliable than it looks, for example because of active dropout, or of values
+            on a bound where neither range nor normalisation was given.
     """
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")

@@ -1,4 +1,4 @@
-"""membership.json: what an audit of a run found."""
+"""membership.json: the results of membership inference on a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,22 +36,31 @@ class MembershipAttack(Record):
 
 
 class Membership(FileRecord):
-    """membership.json."""
+    """membership.json: the results of membership inference.
+
+    Attributes:
+        game: how members and non-members were drawn.
+        references: the number of reference models.
+        rounds: the rounds after which the adversary knew the model.
+        attacks: in the audit's order.
+        epsilon_bound: the empirical lower bound on epsilon.
+        proven_epsilon: the ledger's, under the bound's adjacency; ``None``: it has nothing comparable.
+        proven_adjacency: the ledger's; ``None``: it proves nothing.
+    """
 
     path: ClassVar[str] = "membership.json"
 
-    game: str = ""  # how members and non-members were drawn
-    references: int = 0  # models that were trained for it
-    rounds: tuple[int, ...] = ()  # after which the adversary knew the model
-    attacks: tuple[MembershipAttack, ...]  # in the audit's order
-    epsilon_bound: EpsilonBound  # the empirical lower bound on epsilon
-    # what the ledger claims under the bound's adjacency; `None` where it claims nothing comparable
+    game: str = ""
+    references: int = 0
+    rounds: tuple[int, ...] = ()
+    attacks: tuple[MembershipAttack, ...]
+    epsilon_bound: EpsilonBound
     proven_epsilon: float | None = None
-    proven_adjacency: str | None = None  # the ledger's; `None` where it claims nothing
+    proven_adjacency: str | None = None
 
     @property
     def figure(self) -> Figure:
-        """The bound between 0 and what the ledger claims."""
+        """The bound, between 0 and the ledger's epsilon."""
         return self.epsilon_bound.against(self.proven_epsilon, self.epsilon_bound.delta)
 
     @property

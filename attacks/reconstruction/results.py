@@ -31,18 +31,18 @@ class Restart:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What one attack made of one upload.
+    """The result of one attack on one upload.
 
     Attributes:
         round: the round of the observation.
         client: the client of the observation.
         attack: the attack's name.
         attempts: one for each restart.
-        chosen: the number of the restart with the lowest loss of its own; the truth has no part in the choice.
-        note: what the figures rest on, or why they mean little; may be empty.
-        seconds: wall time of the attack divided by the number of victims that went through it together.
-        picked: whether the images were picked out of lists, one for each image of the upload and in their order: then
-            nothing was reconstructed.
+        chosen: the number of the restart with the lowest loss; the true images are not used for the choice.
+        note: assumptions of the result, or why it is unreliable; may be empty.
+        seconds: wall time of the attack divided by the number of uploads that it attacked together.
+        picked: whether the images were picked from lists, one for each image of the upload and in their order, and
+            not reconstructed.
     """
 
     round: int

@@ -1,7 +1,7 @@
-"""The ledger: what privacy is proven, for whom, under which adjacency and sampling, and by which theorem.
+"""The ledger: proven privacy of each client, with its adjacency, its sampling and its theorem.
 
-This room sees a mechanism's parameters and counts of participations, never data, gradients or torch. Figures are upper
-bounds: where several theorems apply the smallest is reported with its name, where none applies None with the reason.
+Accounting sees a mechanism's parameters and counts of participations, never data, gradients or torch. Figures are upper
+bounds: the smallest of all theorems that apply, with its name; None and the reason where no theorem applies.
 """
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp

@@ -33,7 +33,7 @@ def amplified_pure(epsilon: float, rate: float) -> float:
     """Return log(1 + q (exp(epsilon) - 1)): pure epsilon-DP after sampling (Balle, Barthe and Gaboardi 2018, Thm 9).
 
     Args:
-        epsilon: of the mechanism on a batch, at least 0; any size, no overflow.
+        epsilon: of the mechanism on a batch, at least 0; large values do not overflow.
         rate: q in (0, 1].
     """
     if rate == 1:
@@ -57,8 +57,8 @@ def tagged_rdp(orders: ArrayLike, divergences: ArrayLike, rate: float) -> Array:
 def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float, rate: float) -> Array:
     """Return the best proven Renyi privacy of one step of fixed-size sampling.
 
-    At every order the smallest of four bounds: the unsampled mechanism's own (sampling never hurts: the divergence is
-    quasi-convex), what the amplified pure bound implies, and to order 4096 :func:`subsampled_rdp` and
+    At every order it is the smallest of four bounds: the unsampled mechanism's (sampling never hurts: the divergence is
+    quasi-convex), the one implied by the amplified pure bound, and up to order 4096 :func:`subsampled_rdp` and
     :func:`dominated_rdp`.
 
     Args:

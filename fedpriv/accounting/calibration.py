@@ -25,7 +25,7 @@ _FIRST_STEP = 0.02  # of the logarithm of the noise parameter
 
 
 class OutOfReachError(InputError):
-    """A target that no noise in range reaches exactly: too small for the most, or too large for the least."""
+    """No noise in range reaches the target: it is too small for the most noise, or too large for the least."""
 
 
 def nominal_noise(
@@ -36,18 +36,33 @@ def nominal_noise(
     calibration: CalibrationName = "analytic",
     sensitivity: float = 2.0,
 ) -> float:
-    """Return the noise with which a mechanism's paper prints this epsilon; arguments as for its proof's method."""
+    """Return the noise for which the mechanism's paper states this epsilon.
+
+    Args:
+        epsilon: above 0.
+        delta: in (0, 1).
+        mechanism: its name, as in the settings.
+        calibration: of normal noise: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or classic (Dwork and
+            Roth 2014), which is proven for epsilon <= 1 only.
+        sensitivity: of normal noise, over clip_norm: 2 under replace-one, 1 under zero-out.
+
+    Returns:
+        The mechanism's noise parameter: sigma, scale or kappa.
+
+    Raises:
+        InputError: an argument out of range, or the mechanism has no nominal epsilon.
+    """
     kind = _proof(mechanism)
     _check_epsilon(epsilon)
     return kind.nominal_noise(epsilon, delta, calibration, sensitivity)
 
 
 def calibrate(target_epsilon: float, release: Release) -> float:
-    """Return the least noise with which such releases are (target_epsilon, delta)-private.
+    """Return the least noise with which the releases are (target_epsilon, delta)-private.
 
     Args:
         target_epsilon: of the whole run, above 0, under the release's adjacency.
-        release: of a mechanism with noise, at least one participation; its own amount of noise has no effect.
+        release: of a mechanism with noise, at least one participation; its ``noise`` is ignored.
 
     Returns:
         The mechanism's noise parameter: the smallest sigma or scale, the largest kappa. The ledger's epsilon for it is
@@ -90,16 +105,16 @@ def calibrate(target_epsilon: float, release: Release) -> float:
 
 
 def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
-    """Return the least noise with which no attack succeeds more often than this, as :func:`ceilings` proves.
+    """Return the least noise for which :func:`ceilings` proves that no attack succeeds more often than ``target``.
 
     Args:
         target: probability of success, above ``k0`` and below 1.
         k0: of a guess without any upload, in (0, 1).
-        release: of a mechanism with a ceiling, at least one participation; its own amount of noise has no effect.
+        release: of a mechanism with a ceiling, at least one participation; its ``noise`` is ignored.
 
     Returns:
-        The mechanism's noise parameter; the ceiling for it is at most the target, and within 0.1 % of it in normal
-        quantiles beyond that of the guess.
+        The mechanism's noise parameter. Its ceiling is at most the target; the distance of their normal quantiles from
+        the guess's agrees within 0.1 %.
 
     Raises:
         OutOfReachError: no noise parameter in range fits.
@@ -134,16 +149,16 @@ def _with_ceilings() -> list[str]:
 
 
 def calibrate_membership(target: float, release: Release, fpr: float | None = None) -> float:
-    """Return the least noise with which no test tells a record from its neighbour better than this.
+    """Return the least noise with which no membership test is better than ``target``.
 
     Args:
         target: the largest true minus false positive rate; with ``fpr`` the true positive rate at it.
-        release: of a mechanism with a dominating pair, at least one participation; its own noise has no effect.
+        release: of a mechanism with a dominating pair, at least one participation; its ``noise`` is ignored.
         fpr: a false positive rate, in (0, 1), below the target.
 
     Returns:
-        The mechanism's noise parameter; what :func:`membership_bound` proves for it is at most the target, and within
-        0.1 % of it in the distance of two normal laws that a test tells apart as well.
+        The mechanism's noise parameter. Its :func:`membership_bound` is at most the target, and within 0.1 % of it,
+        measured as the distance of two normal distributions that a test distinguishes equally well.
 
     Raises:
         OutOfReachError: no noise parameter in range fits.
@@ -256,10 +271,10 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Contender:
-    """A mechanism that is compared.
+    """A mechanism in a comparison.
 
     Attributes:
-        label: for a reader.
+        label: its name in tables and plots.
         mechanism: as in the settings.
         dimensions: K of each block.
         sampling: full, fixed (batches of a fixed size) or poisson.
@@ -277,9 +292,9 @@ class Point:
 
     Attributes:
         epsilon: proven for the whole run.
-        noise: the least noise that proves it: in its own parameter; None if none in range does.
-        ratio: the noise-to-signal ratio with this noise; None likewise.
-        refusal: why there is none; empty if there is.
+        noise: the least noise parameter with this proof; None if none in range has it.
+        ratio: the noise-to-signal ratio with this noise; None without one.
+        refusal: why there is no noise; empty if there is.
     """
 
     epsilon: float
@@ -298,7 +313,7 @@ class Comparison:
         participations: how often an example is used.
         batch_size: B, gradients in a mean.
         dimension: K, numbers in a gradient.
-        curves: a contender and its points in the order of the epsilons asked for.
+        curves: each contender with its points, in the order of the given epsilons.
     """
 
     delta: float
@@ -310,10 +325,14 @@ class Comparison:
 
 
 def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
-    """Cut K coordinates into m blocks whose sizes differ by 1 at most, the larger ones first.
+    """Return the sizes of m blocks of K coordinates; they differ by 1 at most, the larger ones first.
+
+    Args:
+        dimension: K, from 1 to 1e12.
+        blocks: m, from 1 to K and to 1e7.
 
     Raises:
-        InputError: a number of coordinates out of range, no block, or more blocks than coordinates or ten million.
+        InputError: an argument out of range.
     """
     if not 1 <= dimension <= LARGEST_DIMENSION:
         raise InputError(key="dimension", given=dimension, allowed=f"allowed is from 1 to {LARGEST_DIMENSION:,}")
@@ -328,12 +347,18 @@ def equal_blocks(dimension: int, blocks: int) -> tuple[int, ...]:
 
 
 def noise_to_signal(contender: Contender, noise: float, batch_size: int) -> float:
-    """Return the noise-to-signal ratio of the mean of B gradients, under the assumption at the top of this module.
+    """Return the noise-to-signal ratio of the mean of B gradients.
+
+    It is the root mean square length of the noise over the length of the release without noise, for B gradients that
+    have the same direction and at least the clipping length; for L1 noise also |g|_1 = sqrt(2 K / pi) |g|_2.
 
     Args:
         contender: the mechanism.
         noise: its noise parameter, above 0.
         batch_size: B, at least 1.
+
+    Raises:
+        InputError: no ratio of this mechanism is known.
     """
     proof = MECHANISMS[contender.mechanism].proof()
     return float(proof.noise_to_signal(contender.dimensions, noise, batch_size))
@@ -349,7 +374,7 @@ def compare_mechanisms(
     rate: float | None = None,
     block_size: int | None = None,
 ) -> Comparison:
-    """Calibrate every mechanism to the same proven epsilons and compare what is left of the signal.
+    """Calibrate every mechanism to the same proven epsilons and compare their noise-to-signal ratios.
 
     Args:
         epsilons: of the whole run, above 0.
@@ -357,8 +382,9 @@ def compare_mechanisms(
         dimension: K, at least 1.
         batch_size: B, from 1 to 1e12.
         participations: how often an example is used, at least 1.
-        rate: of batches of a fixed size, and also of Poisson batches where they amplify best; None: no sampling.
-        block_size: about how many coordinates small blocks have; None: 16, or as many as there are.
+        rate: q = B / n, for batches of a fixed size, and for Poisson batches where they amplify best; None: no
+            sampling.
+        block_size: approximate number of coordinates of a small block; None: 16, or as many as there are.
 
     Raises:
         InputError: an argument out of range.

@@ -79,7 +79,7 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
     """Return the smallest proven ceiling for each baseline.
 
     Args:
-        release: all that one client releases in a run; its delta and its adjacency do not matter.
+        release: all that one client releases in a run; its delta and its adjacency are ignored.
         baselines: k0, in (0, 1).
 
     Raises:
@@ -250,14 +250,14 @@ def _rate(release: Release) -> float:
 
 
 def membership_bound(release: Release, rates: Iterable[float] = ()) -> MembershipBound:
-    """Return how well any test tells a client's record from its neighbour, which adjacency names: from all releases.
+    """Return how well any test can infer a record's membership from all releases, under the release's adjacency.
 
     Args:
-        release: all that one client releases in a run; its delta does not matter.
-        rates: of false positives, in (0, 1).
+        release: all that one client releases in a run; its delta is ignored.
+        rates: false positive rates, in (0, 1).
 
     Raises:
-        InputError: a rate out of range, or a mechanism of which no dominating pair is known.
+        InputError: a rate out of range, or no dominating pair of the mechanism is known.
     """
     checked = [_checked(rate, "fpr") for rate in rates]
     proof: Proof = MECHANISMS[release.mechanism].proof()(release)

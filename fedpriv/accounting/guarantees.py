@@ -16,7 +16,7 @@ _UNUSED = Claim(0.0, "no participation: nothing that depends on this client's da
 
 
 def guarantee(release: Release) -> Guarantee:
-    """Return what is proven about one client's releases.
+    """Return what is proven about one client's releases, by mechanism and sampling.
 
     - Without noise: no finite figure.
     - Normal noise (``gaussian_proof``): shuffled or full: replace-one with sensitivity 2 clip_norm; T releases are one
@@ -30,8 +30,11 @@ def guarantee(release: Release) -> Guarantee:
     - Correlated noise (:mod:`fedpriv.accounting.correlated`): one normal law for all rounds, converted exactly.
     - balls-in-bins, all: the smaller of the unsampled bound and :mod:`fedpriv.accounting.allocation`.
 
+    Args:
+        release: all that one client releases in a run.
+
     Raises:
-        InputError: a proof of another package claims what is no epsilon.
+        InputError: another package's proof returns a number that is no epsilon.
     """
     proof = _proof(release)
     unused = _is_unused(release)
@@ -51,13 +54,13 @@ def guarantee(release: Release) -> Guarantee:
 
 
 def proven_epsilon(release: Release) -> float:
-    """Return :func:`guarantee`'s epsilon alone, infinite where nothing is proven, without what only the notes need."""
+    """Return only the epsilon of :func:`guarantee`, without the work for its notes; infinite if nothing is proven."""
     proof = _proof(release)
     return 0.0 if _is_unused(release) else _sound(proof, proof.best()).epsilon
 
 
 def running_epsilon(release: Release) -> float:
-    """Return a proven epsilon within milliseconds, never below :func:`guarantee`'s; infinite where there is none."""
+    """Return a proven epsilon in milliseconds, at least that of :func:`guarantee`; infinite if nothing is proven."""
     if _is_unused(release):
         return 0.0
     proof = _proof(release)

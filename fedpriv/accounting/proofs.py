@@ -97,7 +97,7 @@ class Proof(ABC):
     def nominal_noise(
         epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
     ) -> float:
-        """Return the noise with which the mechanism's paper prints this epsilon.
+        """Return the noise for which the mechanism's paper states this epsilon.
 
         Args:
             epsilon: above 0.
@@ -113,7 +113,7 @@ class Proof(ABC):
 
     @staticmethod
     def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
-        """Return the noise-to-signal ratio of the mean of B gradients, as the module ``comparison`` defines it.
+        """Return the noise-to-signal ratio of the mean of B gradients (:func:`fedpriv.accounting.noise_to_signal`).
 
         Args:
             dimensions: K of each block.

@@ -17,11 +17,11 @@ LARGEST_ROUNDS = 10**7  # over which noise is correlated
 
 @dataclass(frozen=True)
 class NoiseParameter:
-    """What says how much noise a mechanism makes, and where calibration looks for it.
+    """The parameter that sets a mechanism's noise, and the range that calibration searches.
 
     Attributes:
         name: as in the settings.
-        meaning: for people.
+        meaning: its description.
         least: the value with the least noise.
         most: the value with the most noise.
         floor: the smallest value that is accounted for.
@@ -182,7 +182,7 @@ def release_with(
     adjacency: AdjacencyName = "replace-one",
     correlation: Correlation | None = None,
 ) -> Release:
-    """Return the release of a mechanism with this noise, of examples and of one number unless said otherwise.
+    """Return the :class:`Release` with these fields; by default of examples, and of one number.
 
     Always give ``dimensions`` for ``vmf``, whose epsilon falls with them, and ``distributed``, whose epsilon grows.
 

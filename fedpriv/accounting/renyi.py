@@ -34,10 +34,10 @@ def vmf_rdp(orders: ArrayLike, dimension: int, kappa: float) -> Array:
     """Return the exact Renyi privacy of one VMF draw under replace-one.
 
     Between the VMF distributions around two unit vectors x and x' the divergence of order a is
-    [log M(kappa |a x + (1 - a) x'|) - log M(kappa)] / (a - 1), M = M_K; it grows with the angle, so antipodal x and x'
+    [log M(kappa |a x + (1 - a) x'|) - log M(kappa)] / (a - 1), M = M_K. It grows with the angle, so antipodal x and x'
     are the worst and give [log M((2 a - 1) kappa) - log M(kappa)] / (a - 1). A zero gradient, released as a uniform
     direction, is a mixture of VMF distributions over x and costs no more (joint quasi-convexity). The result never
-    exceeds what the pure bound 2 kappa implies.
+    exceeds the one implied by the pure bound 2 kappa.
 
     Args:
         orders: above 1.
@@ -131,6 +131,11 @@ def rdp_to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
     """Return epsilon such that the Renyi guarantees imply (epsilon, delta)-DP; infinity if none does.
 
     The conversion is dp-accounting's (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Prop. 12).
+
+    Args:
+        orders: above 1.
+        rdp: Renyi privacy at these orders, of the same shape.
+        delta: in (0, 1).
     """
     from dp_accounting.rdp import compute_epsilon  # here, because the import takes a second
 

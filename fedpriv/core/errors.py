@@ -1,4 +1,4 @@
-"""The ways in which a command ends early."""
+"""The errors that end a command, each with its exit code."""
 
 import importlib
 import os
@@ -20,30 +20,30 @@ def cut(text: str, most: int = 60) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
-    """Return a list for an error line: the first names, each cut, and how many more there are."""
+    """Return a list for an error line: the first names, each shortened, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(cut(name) for name in names[:most]) + more
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere: Python would try once more at its end."""
+    """Discard the remaining output, which Python would otherwise try to write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class InputError(ValueError):
     """The user's input cannot be used: the command exits with 2 and prints this one line.
 
-    The line is ``where: key = given: allowed; hint``, without the parts that are not given; ``text`` is for what has no
-    key. What was given may hold anything: line breaks, or codes that a terminal obeys.
+    The line is ``where: key = given: allowed; hint``, without the parts that are empty; errors without a key use
+    ``text``. The given value may contain anything, such as line breaks or terminal control codes.
 
     Attributes:
-        text: what is wrong, in free words.
-        where: the file, or whatever else holds the input.
+        text: the error, in free words.
+        where: the file or other source of the input.
         key: the setting or argument; or the option, as ``--name``.
         given: its value; ``...``: the line does not show it.
-        allowed: what is allowed, or why this is not.
+        allowed: what is allowed, or why the value is not.
         hint: what to do instead.
-        paste: lines for a file of settings, which follow the one that says what is wrong.
+        paste: lines to paste into a settings file, printed after the error's line.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InputError(ValueError):
         super().__init__("\n".join(map(printable, [said, *paste.splitlines()])))
 
     def replaced(self, **changes: Any) -> Self:
-        """Return the same error with other parts, such as the name of the option that stands for a key."""
+        """Return the same error with other parts, such as the option's name in place of the key."""
         names = ("text", "where", "key", "given", "allowed", "hint", "paste")
         return type(self)(**{name: getattr(self, name) for name in names} | changes)
 
@@ -110,7 +110,7 @@ def optional(module: str, extra: str, user: str) -> Any:
 
 
 class RunFailedError(RuntimeError):
-    """A run started well and cannot go on: the command exits with 1 and prints this one line."""
+    """A run started and cannot continue: the command exits with 1 and prints this one line."""
 
 
 class RefusedError(RuntimeError):
@@ -122,12 +122,12 @@ class RunInterruptedError(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's text without line breaks, or its type where it has none."""
+    """Return an exception's text without line breaks, or its type if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a piece of a larger work failed, with its notes, in one line: our own errors speak for themselves."""
+    """Return why one part of a larger task failed, with its notes, in one line; our own errors without their type."""
     said = " ".join([str(error), *getattr(error, "__notes__", ())])
     # A file's name may hold bytes that are no text, which no record can have.
     text = " ".join(said.split()).encode(errors="backslashreplace").decode()

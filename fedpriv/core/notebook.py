@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder; ``Run("runs/x")`` opens an earlier one. A notebook shows its figures and pictures.
+    """A run's results; ``Run("runs/x")`` opens the folder of an earlier run. Notebooks show its figures and pictures.
 
     Attributes:
         path: of the folder.
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """What the run showed, as in summary.json.
+        """The run's results, as in summary.json.
 
         Raises:
             InputError: the run has not ended.
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """Proven for the worst client at ``summary.ledger.delta``; ``None``: nothing is proven."""
+        """The proven epsilon of the worst client at ``summary.ledger.delta``; ``None``: nothing is proven."""
         ledger = self.summary.ledger
         return None if ledger is None else ledger.epsilon
 
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def ledger(self) -> "DataFrame":
-        """What is proven: one row for clients that are alike, the worst first, as in ledger.json."""
+        """Proven guarantees: one row for clients with the same guarantee, the worst first, as in ledger.json."""
         return _frame(asdict(line) for line in RunFolder(self.path).final_ledger().clients)
 
     def attack(
@@ -96,10 +96,10 @@ class Run:
         quiet: bool = False,
         **settings: Any,
     ) -> "Run":
-        """Attack the observed uploads, as ``fedpriv attack DIR --attack NAME`` does, and return the run with it.
+        """Attack the observed uploads as ``fedpriv attack DIR --attack NAME`` does; return the run with the results.
 
         Args:
-            name: of an attack; ``None``: those of the run.
+            name: of an attack; ``None``: the run's attacks.
             victims: uploads to attack, such as ``"1-3"`` for round 1, client 3; none: all.
             out: write to a copy in this folder; ``None``: add to the run's folder.
             quiet: show warnings only.
@@ -120,14 +120,14 @@ class Run:
         return Run(path)
 
     def audit(self, *, quiet: bool = False, **options: Any) -> GrowingRecord:
-        """Infer membership, or what a language model remembers, as ``fedpriv audit DIR`` does.
+        """Infer membership, or measure a language model's memorisation, as ``fedpriv audit DIR`` does.
 
         Args:
             quiet: show warnings only.
             options: of the command, such as ``references=32``.
 
         Returns:
-            What was found, such as a ``Membership`` with ``attacks`` and ``epsilon_bound``.
+            The audit's results, such as a ``Membership`` with ``attacks`` and ``epsilon_bound``.
 
         Raises:
             InputError: an option is not known or not allowed.
@@ -157,12 +157,12 @@ def run(file: str | Path, *, out: str | Path | None = None, quiet: bool = False,
         file: an experiment file, or the folder of an interrupted run, which is finished.
         out: folder of the run; ``None``: runs/NAME-TIME.
         quiet: show warnings only.
-        settings: put over the file's: sections as dicts, such as ``mechanism={"name": "gaussian", "sigma": 1}``, or
+        settings: override the file's: sections as dicts, such as ``mechanism={"name": "gaussian", "sigma": 1}``, or
             keys, such as ``seed=3``.
 
     Raises:
         InputError: a setting is not allowed, or does not fit the data, the network or this machine.
-        RunFailedError: the run could not be finished, the folder tells why; or an attack exceeds what is proven.
+        RunFailedError: the run could not be finished (the folder says why), or an attack exceeds what is proven.
     """
     source = Path(file)
     if source.is_dir():

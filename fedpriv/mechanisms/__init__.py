@@ -1,6 +1,6 @@
-"""Privacy mechanisms, one file each: its settings, its release, what is proven about it, and its words for people.
+"""Privacy mechanisms, one file each: its settings, its release, its proof, and its descriptions.
 
-These files are read whenever an experiment is, so they import torch and scipy where they use them.
+Loading an experiment imports these files, so they import torch and scipy only where they use them.
 """
 
 from fedpriv.mechanisms.machinery.base import (

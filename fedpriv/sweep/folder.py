@@ -1,4 +1,4 @@
-"""The folder of a sweep: what is to be done, a run's folder for each trial, and the results.
+"""The folder of a sweep: its plan, a run's folder for each trial, and the results.
 
 ::
 
@@ -10,7 +10,7 @@
       results.parquet, results.csv
       report.html
 
-A trial is over when its record.json is there, which is written last and appears whole.
+A trial is finished once its record.json exists; it is written last, and atomically.
 """
 
 import json
@@ -45,11 +45,11 @@ _RECORD_FILE, _TRACEBACK_FILE = "record.json", "traceback.txt"
 
 
 class SweepFolder:
-    """The folder of one sweep; :meth:`prepare` makes it or takes it up again, :meth:`open` reads it.
+    """The folder of one sweep; :meth:`prepare` makes it or resumes it, :meth:`open` reads it.
 
     Attributes:
         path: the folder.
-        trials: where the runs' folders lie.
+        trials: the folder of the runs' folders.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,10 +58,10 @@ class SweepFolder:
 
     @staticmethod
     def prepare(path: Path, sweep: Sweep) -> "SweepFolder":
-        """Make the folder of a sweep, or return it as it was left.
+        """Make the folder of a sweep, or open it to resume the sweep.
 
         Raises:
-            InputError: it holds something else, or results of another sweep, or cannot be made.
+            InputError: it contains other files, or results of another sweep, or cannot be made.
             RunFailedError: the disk is full.
         """
         folder = SweepFolder(path)
@@ -82,7 +82,7 @@ class SweepFolder:
         """Return the folder of an earlier sweep.
 
         Raises:
-            InputError: it is not one.
+            InputError: it is not the folder of a sweep.
         """
         folder = SweepFolder(path)
         if not folder._plan.is_file():
@@ -100,12 +100,12 @@ class SweepFolder:
         return len(self._planned().trials)
 
     def command(self) -> str:
-        """The command that repeats the sweep, or goes on with it."""
+        """The command that repeats or resumes the sweep."""
         path = self.path / "command.txt"
         return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def write_command(self, text: str) -> None:
-        """Keep the command that repeats the sweep.
+        """Write the command that repeats the sweep.
 
         Raises:
             InputError: the folder cannot be written.
@@ -119,7 +119,7 @@ class SweepFolder:
         return self.trials / f"{number:04d}"
 
     def record(self, number: int) -> TrialRecord | None:
-        """The record of a trial; ``None``: it is not over.
+        """The record of a trial; ``None``: it is not finished.
 
         Raises:
             InputError: the file is damaged or cannot be read.
@@ -137,7 +137,7 @@ class SweepFolder:
         return record
 
     def records(self) -> list[TrialRecord]:
-        """The records of all trials that are over, in their order.
+        """The records of all finished trials, in their order.
 
         Raises:
             InputError: a file is damaged.
@@ -146,7 +146,7 @@ class SweepFolder:
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:
-        """Say that a trial is over.
+        """Write a trial's record, which marks it as finished.
 
         Raises:
             OSError: the record cannot be written.
@@ -157,7 +157,7 @@ class SweepFolder:
         write_whole(path / _RECORD_FILE, text.encode(), durable=True)
 
     def forget_record(self, number: int) -> None:
-        """Have a trial made again.
+        """Delete a trial's record, so that the trial runs again.
 
         Raises:
             InputError: the folder cannot be written.
@@ -171,7 +171,7 @@ class SweepFolder:
 
     @contextmanager
     def traceback_kept(self, number: int) -> Iterator[None]:
-        """An unexpected error leaves its traceback in the trial's folder: the record has one line of it."""
+        """Write the traceback of an unexpected error to the trial's folder: the record has one line of it."""
         try:
             yield
         except (InputError, RunFailedError, RunInterruptedError):
@@ -198,10 +198,10 @@ class SweepFolder:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Keep other processes from running the same sweep here; the operating system lets go when this one ends.
+        """Lock the folder against other processes; the operating system releases the lock when this one ends.
 
         Raises:
-            InputError: another one does, or the folder cannot be locked.
+            InputError: another process holds the lock, or the folder cannot be locked.
             RunFailedError: the disk is full.
         """
         with locked(self.path):
@@ -209,7 +209,7 @@ class SweepFolder:
             yield
 
     def trial_at_work(self, number: int) -> AbstractContextManager[None]:
-        """Wait until no worker of a killed sweep is left in the trial's folder, and keep others out of it."""
+        """Wait until no worker of a killed sweep uses the trial's folder, and lock it."""
         return locked(self.trial(number), file=self.trials / f".{number:04d}.lock", wait=True)
 
     def _planned(self) -> _Plan:

@@ -1,7 +1,7 @@
-"""One trial in one record: what was set, how good the model is, what is proven, and what attackers found.
+"""The record of one trial: its settings, the model's accuracy, the proven guarantees, and the attacks' results.
 
-Read from the files of a run's folder and nothing else, so that a run outside of any sweep has one too. ``None`` means
-that the run has no such figure.
+It is read from the files of a run's folder only, so that runs outside of sweeps have one, too. ``None`` means that the
+run has no such figure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ class ReconstructionPart(Part):
 
 
 class TrialRecord(GrowingRecord):
-    """One trial of a sweep, or one run on its own. What findings add stands beside these fields (:meth:`of`)."""
+    """One trial of a sweep, or one run on its own. Audits add their results to these fields (:meth:`of`)."""
 
     trial: int = Field(description="number of the trial, from 1")
     folder: str = Field(description="folder of the run, within the sweep's")
@@ -94,17 +94,17 @@ class TrialRecord(GrowingRecord):
         return self
 
     def of(self, kind: type[C]) -> C:
-        """Return what one finding adds."""
+        """Return the results that one audit adds."""
         return kind(**{key: getattr(self, key) for key in kind.model_fields})
 
     def lines(self) -> Iterator[Part]:
-        """Return what it has several lines of, such as the figures of each attack."""
+        """Yield the parts that have one line for each item, such as the figures of each attack."""
         for name in part_fields():
             yield from getattr(self, name)
 
     @property
     def alarms(self) -> tuple[tuple[str, str], ...]:
-        """What is refuted, and what shows it, for each finding that refutes what is claimed to be proven."""
+        """The refuted claim and the evidence, for each audit that refutes a proven guarantee."""
         added = [
             (f"{finding.refuted[0].lower()}{finding.refuted[1:]}", self.of(kind).alarm) for finding, kind in columned()
         ]
@@ -112,12 +112,12 @@ class TrialRecord(GrowingRecord):
 
     @property
     def failed(self) -> bool:
-        """Whether the trial did not come to its end."""
+        """Whether the trial ended early, with an error."""
         return self.status == FAILED
 
     @property
     def wrong(self) -> bool:
-        """Whether an attack shows that what is claimed to be proven is not true."""
+        """Whether an attack refutes a proven guarantee."""
         return bool(self.alarms)
 
     @property
@@ -128,7 +128,7 @@ class TrialRecord(GrowingRecord):
 
     @property
     def guesses(self) -> tuple[ReconstructionPart, ...]:
-        """What never saw an upload."""
+        """Guesses without any upload."""
         return tuple(result for result in self.reconstructions if result.upload == "none")
 
 
@@ -139,14 +139,14 @@ def read_record(
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
 ) -> TrialRecord:
-    """Condense the folder of a finished run.
+    """Return the record of a finished run.
 
     Args:
-        folder: the run's.
-        label: what the record calls it.
+        folder: of the run.
+        label: name of the trial in the record.
         trial: its number.
-        settings: what a sweep set.
-        seconds: wall time of the whole trial; unset: the run's.
+        settings: the sweep's settings for it.
+        seconds: wall time of the whole trial in seconds; ``None``: the run's.
 
     Raises:
         InputError: the run has no summary, or a file is damaged.

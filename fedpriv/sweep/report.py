@@ -45,7 +45,7 @@ class _Facet:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Write ``report.html`` into the folder of a sweep from the trials that are over, and return its path.
+    """Write ``report.html`` into the folder of a sweep from its finished trials, and return its path.
 
     Raises:
         InputError: it is not the folder of a sweep.
@@ -71,12 +71,12 @@ def write_comparison(
 
     Args:
         records: the trials.
-        path: of the file; it appears whole.
+        path: of the file; it is written atomically.
         reconstruction: attack to plot; empty: the strongest.
-        attacks: the same for findings: name -> attack.
+        attacks: the attack to plot for each audit: name of the audit -> attack.
         title: heading.
-        command: what repeats it; may be empty.
-        planned: trials that a sweep has; 0: as many as there are.
+        command: the command that repeats it; may be empty.
+        planned: the number of trials of the sweep; 0: as many as ``records``.
 
     Raises:
         InputError: no trial has such an attack.

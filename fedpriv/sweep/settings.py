@@ -1,4 +1,4 @@
-"""The sweep file: one base experiment, what varies, and with what each trial is run.
+"""The sweep file: a base experiment, the settings that vary, and the audits and resources of each trial.
 
 ::
 
@@ -12,7 +12,7 @@
     [grid.mechanism]                     # every value with every other one
     kappa = [5, 50, 500]
 
-    [[list.network]]                     # a named list is one axis: its entries are taken one at a time
+    [[list.network]]                     # a named list is one axis: each trial takes one of its entries
     model = { name = "mlp", hidden = [64] }
     [[list.network]]
     model = { name = "lenet" }
@@ -104,9 +104,9 @@ class Sweep:
     Attributes:
         name: names the folder.
         source: the file.
-        trials: what is to be run.
-        audit: how each trial's membership is attacked; ``None``: not.
-        resources: where trials run.
+        trials: all trials of the sweep.
+        audit: settings of each trial's membership inference; ``None``: there is none.
+        resources: CPUs, GPUs and workers of the trials.
     """
 
     name: str
@@ -116,9 +116,9 @@ class Sweep:
     resources: ResourcesConfig
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this sweep, as JSON types; results of another one are not mixed with it.
+        """Everything that identifies this sweep, as JSON types: a folder never mixes results of two sweeps.
 
-        Settings that have their default are left out, so that a key that a later version adds changes nothing.
+        Settings with their default value are left out, so that keys added in later versions change nothing.
         """
         trials = [
             {
@@ -145,12 +145,12 @@ def load_sweep(path: Path, scale: str = "") -> Sweep:
     """Read a sweep file and make its trials.
 
     Args:
-        path: the TOML file; a base file that it names lies relative to it.
-        scale: the name of one of its ``[scales]``; empty: the file as it is, or its key ``scale``.
+        path: the TOML file; the path of its base file is relative to it.
+        scale: the name of one of its ``[scales]``; empty: the file's key ``scale``, or the file as it is.
 
     Raises:
-        InputError: the file cannot be read; a key does not exist; there is nothing to vary; two trials are the same; or
-            some trials' settings contradict each other, which names all of these trials.
+        InputError: the file cannot be read; a key does not exist; nothing varies; two trials are the same; or
+            some trials have contradictory settings: the error names all of them.
     """
     tree = _scaled(_read(path), scale, str(path))
     file = validated(_file_kind() if "audit" in tree else _File, tree, str(path))

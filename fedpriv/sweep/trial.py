@@ -1,4 +1,4 @@
-"""One trial of a sweep: its settings, and what is done to its final model."""
+"""One trial of a sweep: its settings, and the audits of its final model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Trial:
 
     Attributes:
         number: from 1.
-        settings: what it has of the sweep's own: key of the experiment file -> value, in the order of the file.
+        settings: its values of the settings that vary: key of the experiment file -> value, in the order of the file.
         seed: of the experiment.
         experiment: resolved; the engine is inline.
     """
@@ -25,7 +25,7 @@ class Trial:
 
     @property
     def asked(self) -> dict[str, str]:
-        """What is measured of its final model, for people -> the key in sweep.json, or empty."""
+        """The audits of its final model: description -> key in sweep.json, or empty."""
         from fedpriv.core.finding import findings  # with torch, which reading settings need not wait for
 
         every = (finding.asked_of_trials(self.experiment) for finding in findings())

@@ -1,4 +1,4 @@
-"""The experiment: what one TOML file says, validated.
+"""The validated settings of an experiment file (TOML).
 
 Every key has a default, a description and a range. A wrong key or value raises
 :class:`fedpriv.core.errors.InputError` with a line that names the file, the key, what was given and what is allowed.

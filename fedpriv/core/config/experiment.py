@@ -32,7 +32,7 @@ from fedpriv.models import MODEL, ModelSettings, model_settings
 
 
 class Experiment(Extensible):
-    """One experiment, complete: the same object and machine give the same bytes."""
+    """The complete settings of one experiment; equal settings on the same machine give the same bytes."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         "experiment", description="names the run"
@@ -94,27 +94,27 @@ class Experiment(Extensible):
 
     @property
     def protects(self) -> bool:
-        """Whether noise stands between the clients' data and what leaves the run: on uploads, or on votes."""
+        """Whether noise is added to what leaves the run: to uploads, or to votes."""
         return self.mechanism.protects or algorithm_of(self).protects != ""
 
     @property
     def keeps_secret(self) -> bool:
-        """Whether the run has a secret: noise that must not be drawn again."""
+        """Whether the run's noise is secret: nobody can draw it again."""
         return self.noise == "secret" and self.draws_noise
 
     @property
     def draws_noise(self) -> bool:
-        """Whether what leaves a client has noise in it: an upload, a vote, or a label that was trained with."""
+        """Whether a client's output contains noise: an upload, a vote, or a label used in training."""
         return self.protects or self.prepares_data
 
     @property
     def rests_on_secret(self) -> bool:
-        """Whether the clients' training data follow from a secret: the examples of a batch, or their labels."""
+        """Whether a secret determines the clients' training data: the examples of a batch, or their labels."""
         return self.hides_batches or (self.keeps_secret and self.prepares_data)
 
     @property
     def hides_batches(self) -> bool:
-        """Whether the proof requires that the examples of a batch are secret."""
+        """Whether the proof requires that the choice of a batch's examples is secret."""
         return self.keeps_secret and self.mechanism.protects and self.training.sampling != "shuffled"
 
     @property
@@ -135,7 +135,7 @@ class Experiment(Extensible):
     def decisive(self) -> dict[str, Any]:
         """The settings that decide what clients release, without those of the machine that they are computed on.
 
-        Left out is how long a run goes on, who listens, and what is made of it afterwards.
+        The number of rounds, the adversary and evaluations afterwards are left out.
         """
         tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *SECTIONS})
         for section, keys in _INDECISIVE.items():

@@ -19,16 +19,15 @@ from fedpriv.models import MODEL
 def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read a TOML file and apply ``key=value`` overrides.
 
-    An override of one noise parameter (say mechanism.kappa) replaces the file's choice among those that exclude each
-    other (say mechanism.epsilon).
+    Noise parameters, such as mechanism.kappa and mechanism.epsilon, exclude each other: an override of one of them
+    replaces the file's.
 
     Args:
         path: the TOML file.
         overrides: such as ``"mechanism.epsilon=50"``; values are TOML, and a bare word is a string, also in a list.
 
     Raises:
-        InputError: the file cannot be read or parsed, is none of an experiment, or a key or value is not
-            allowed.
+        InputError: the file cannot be read or parsed, is not an experiment file, or a key or value is not allowed.
     """
     tree = read_toml(path)
     kind = kind_of_file(tree)
@@ -69,10 +68,9 @@ def kind_of_file(tree: Mapping[str, Any]) -> type[FileKind] | None:
 def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Read the resolved experiment in the folder of a run, as :func:`load_experiment` reads a file.
 
-    Up to version 0.2 the keys of all mechanisms and networks were written; those that the named one does not read are
-    left out.
-    Versions that knew no mechanism.adjacency accounted for normal noise on Poisson batches under zero-out. Their runs
-    keep it: calibrated noise must not change in the middle of a run, nor for those who attack it.
+    Versions up to 0.2 wrote the keys of all mechanisms and networks; keys that the run's own do not read are dropped.
+    Versions without mechanism.adjacency accounted for normal noise on Poisson batches under zero-out. Their runs
+    keep zero-out: calibrated noise must not change in the middle of a run, nor when the run is attacked later.
 
     Args:
         folder: of the run; config.toml is read.
@@ -120,17 +118,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], source: str) -> None:
     """Put values into the nested tables of an experiment file, in place.
 
-    One of the noise parameters that exclude each other replaces whichever the tables have. Another mechanism.name, or
-    model.name, takes over what the tables say of the old one and the new one reads, too, in the same sense.
+    Noise parameters exclude each other: a new one replaces the old one. With a new mechanism.name or model.name, the
+    keys that the old and the new one read with the same meaning are kept.
 
     Args:
         tree: the tables.
         values: pairs of a key's parts, such as ``("mechanism", "epsilon")``, and its value.
-        source: what gave the keys, put before them in an error.
+        source: where the keys come from, for error messages.
 
     Raises:
-        InputError: a part of a key is a value in the tables, not a section, or the tables' epsilon means something else
-            for the mechanism that is put in place.
+        InputError: a part of a key is a value in the tables, not a section, or the tables' epsilon has another meaning
+            for the new mechanism.
     """
     for choice in (MECHANISM, MODEL):
         section = tree.get(choice.section)

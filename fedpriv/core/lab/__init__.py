@@ -1,6 +1,6 @@
-"""One experiment from its settings to its summary: federate, account, attack, score, write down.
+"""Run one experiment from its settings to its summary: train, account, attack, score, write the files.
 
-Nothing here draws: whoever wants a report writes it (:mod:`fedpriv.core.report`).
+Reports are written separately (:mod:`fedpriv.core.report`).
 """
 
 from fedpriv.core.lab.attack_again import attack_command, attack_run

@@ -48,21 +48,21 @@ def attack_run(
 ) -> Summary:
     """Attack the observations of a run's folder, add the results, and return the new summary.
 
-    An attack with the settings of the run replaces its own earlier results; one with other settings is kept next to
-    them under a name that says so, such as ``iga,tv=0.001``.
+    An attack with the run's settings replaces its earlier results. With other settings, the results are added under a
+    name that contains these, such as ``iga,tv=0.001``.
 
     Args:
         path: the run's folder.
-        names: of attacks; none: those that the overrides are about, else those of the run.
+        names: of attacks; empty: the attacks that the overrides name, else the run's.
         victims: names of the observations to attack, such as 1-3 for round 1, client 3; none: all.
         overrides: ``key=value``: settings of the attacks, the device, the threads, or adversary.counterfactual.
         out: copy the folder there and leave the run as it is; ``None``: add to the run's folder.
-        command: what repeats this, for the report.
-        progress: told what happens.
+        command: the command that repeats the attack, for the report.
+        progress: receives the events.
 
     Raises:
-        InputError: the folder is not that of a run, heard nothing, or is damaged; an attack, victim or setting is not
-            known.
+        InputError: the folder is no run's, has no observations, or is damaged; or an attack, victim or setting is
+            unknown.
         RunFailedError: the results cannot be written.
     """
     source = RunFolder.open(path)

@@ -86,12 +86,12 @@ def start_run(
         path: the run's folder; made here, must not hold anything yet.
         command: the command that repeats the run, for the report.
         progress: told what happens.
-        engine: who runs the rounds; the one that the experiment names, unless given.
+        engine: runs the rounds; ``None``: the experiment's engine.
 
     Raises:
         InputError: the settings do not fit the data, the model or the machine; nothing was written.
-        RunFailedError: the run could not be finished, the folder tells why; or an attack exceeds a proven ceiling.
-        RunInterruptedError: Ctrl-C; the folder can be resumed.
+        RunFailedError: the run could not be finished (the folder says why), or an attack exceeds a proven ceiling.
+        RunInterruptedError: Ctrl-C; the run can be resumed.
     """
     secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
     world = build_world(experiment, secret)
@@ -109,7 +109,7 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     """Finish an interrupted run; its parameters, observations and ledger are those of an uninterrupted one.
 
     Raises:
-        InputError: the folder is not that of a run, or is damaged, or another process is writing it.
+        InputError: the folder is no run's, is damaged, or another process is writing it.
         RunFailedError: the run could not be finished.
     """
     folder = RunFolder.open(path)

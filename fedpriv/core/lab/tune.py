@@ -65,14 +65,14 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome of a rehearsal.
+    """The results of tuning an attack.
 
     Attributes:
         attack: the attack's name.
         keys: the tuned settings.
         trials: one for each combination of their values.
-        guess_mse: the median that the best guess without any upload reaches on the same images.
-        remarks: what a reader must know; may be empty.
+        guess_mse: the median MSE of the best guess without any upload, on the same images.
+        remarks: caveats; may be empty.
     """
 
     attack: str
@@ -117,20 +117,20 @@ class _Victim:
 def tune_attack(
     source: Path, name: str, grid: Sequence[str], victims: int, overrides: Sequence[str], progress: Progress
 ) -> Tuning:
-    """Try settings of an attack on uploads made of public images, and say which did best.
+    """Try settings of an attack on uploads computed from public images, and return the results of each.
 
     Args:
-        source: an experiment file, or the folder of a run; of a folder the parameters that the adversary heard first
-            are used, else those that training starts from.
+        source: an experiment file, or the folder of a run. From a folder, the first parameters that the adversary
+            observed are used; otherwise the initial ones.
         name: of the attack.
-        grid: such as ``tv=1e-5,1e-4``; none: the attack's tunable settings over seven orders of magnitude.
-        victims: uploads to make.
+        grid: such as ``tv=1e-5,1e-4``; empty: the attack's tunable settings over seven orders of magnitude.
+        victims: the number of uploads to compute.
         overrides: ``key=value`` for the experiment.
-        progress: told what happens.
+        progress: receives the events.
 
     Raises:
-        InputError: source, attack, key or value is not known; the threat model withholds public images or what the
-            attack needs; or there are too few public images.
+        InputError: source, attack, key or value is unknown; the threat model withholds public images or other knowledge
+            that the attack needs; or there are too few public images.
     """
     attack = known_attack(name)
     if attack.active():

@@ -1,6 +1,6 @@
 """The records in the files of a run, each declared once for writing and reading.
 
-:class:`fedpriv.core.runs.RunFolder` writes and reads the files; a sweep's own records are in
+:class:`fedpriv.core.runs.RunFolder` writes and reads the files; the records of sweeps are in
 :mod:`fedpriv.sweep.record`.
 """
 

@@ -147,24 +147,24 @@ _OF_NUMBERS = ("mse", "mse_normalised")
 
 @dataclass(frozen=True)
 class Score(Record):
-    """One line of scores.jsonl: one true image, and what one restart of one attack (or a guess) made of it.
+    """One line of scores.jsonl: one true image, and its reconstruction by one restart of one attack (or by a guess).
 
     Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
-    ``cells`` says what was read. Or one true sentence: the key is ``sentence``, there is no MSE either, and ``words``
-    says what was read.
+    ``cells`` scores the reconstruction. Or one true sentence: the key is ``sentence``, there is no MSE either, and
+    ``words`` scores the reconstruction.
 
     Attributes:
         round: the round.
         client: the client whose image it is.
         image: the number of the true image in its batch.
-        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        attack: the attack's name, with the settings that differ from the run's; or a guess's name.
         upload: protected or unprotected; none for a guess.
         restart: the restart's number.
-        chosen: whether the attack, by its own loss, offers this restart.
-        loss: the attack's own objective; ``None`` where not finite, and for guesses.
-        label: the label that this restart gives; ``None`` for guesses, and where it gives none.
-        true_label: the label.
-        label_correct: whether they agree; ``None`` without a label.
+        chosen: whether the attack chose this restart, by its own loss.
+        loss: the attack's loss; ``None`` where not finite, and for guesses.
+        label: the label inferred in this restart; ``None`` for guesses, and where none is inferred.
+        true_label: the true label.
+        label_correct: whether the two agree; ``None`` without an inferred label.
         mse: on the [0, 1] scale; ``None`` of a sentence.
         mse_normalised: on the scale of the network's input; likewise.
         psnr: in dB, at most 200; ``None`` of a row or a sentence.
@@ -172,21 +172,20 @@ class Score(Record):
         ssim_padded: as torchmetrics computes it; ``None``, and not in the file, without ``report.ssim = "padded"``.
         lpips: ``None`` where not computed; only chosen restarts and guesses have one.
         recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
-            instead of the former; of a sentence :attr:`SentenceScore.exact`, where no guess is.
-        note: what the attack said about its result; may be empty.
-        clients: how many clients' uploads were added up in the attacked one; 1: it is one client's.
-        rank: the place of the original among the candidates, by MSE to this picture: 1 means picked out; ties count
-            against. ``None`` where there are no candidates, and in files of versions without them.
-        candidates: how many images there were to pick from, the original among them.
-        chance: how often a guess picks the original out of these, at the most; ``None`` likewise.
-        picked: whether the image was picked out of a list that the adversary held: then nothing was reconstructed.
-        offered: from how many pictures the one that goes with this image is chosen, by its error, if the attack offers
-            as many as it may.
-        releases: in how many releases the image was used by the time of the upload; ``None`` where that is not known.
-        best: how often the best decision among the candidates is right (estimated); ``None`` where it was not computed.
-        draws: uploads from which that was estimated.
-        cells: of a row of a table; ``None``: it is something else.
-        words: of a sentence; ``None``: it is something else.
+            instead of the SSIM; of a sentence :attr:`SentenceScore.exact`, where no guess is exact.
+        note: the attack's note on its result; may be empty.
+        clients: how many clients' uploads the attacked one is the sum of; 1: it is one client's.
+        rank: rank of the original among the candidates, by MSE to this picture: 1 means identified; ties count against
+            the attack. ``None`` where there are no candidates, and in files of versions without them.
+        candidates: the number of candidates, with the original.
+        chance: the largest probability that a guess picks the original; ``None`` likewise.
+        picked: whether the image was picked from a list that the adversary held, and not reconstructed.
+        offered: the number of reconstructions from which the best match for this image may be chosen, by its error.
+        releases: the number of releases that used the image up to this upload; ``None``: unknown.
+        best: estimated success rate of the best decision among the candidates; ``None``: not computed.
+        draws: the number of uploads of that estimate.
+        cells: scores of a table's row; ``None``: it is something else.
+        words: scores of a sentence; ``None``: it is something else.
     """
 
     round: int
@@ -243,7 +242,7 @@ class Score(Record):
 
     @property
     def kind(self) -> str:
-        """What it is about: image, row or sentence."""
+        """The kind of example: image, row or sentence."""
         return "sentence" if self.words is not None else "row" if self.cells is not None else "image"
 
     @property
@@ -264,7 +263,7 @@ class Score(Record):
 
     @property
     def source(self) -> tuple[int, int | None]:
-        """The upload, or the sum of several, that the image came in."""
+        """The upload, or the sum of several, that contains the image."""
         return self.round, self.client if self.clients == 1 else None
 
 
@@ -304,25 +303,25 @@ class AttackResult(Record):
     """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
 
     Attributes:
-        attack: the attack's name, with the settings by which it differs from the run's; or a guess's name.
+        attack: the attack's name, with the settings that differ from the run's; or a guess's name.
         upload: protected, unprotected, or none for a guess.
-        victims: images attacked.
-        recovered: how many of them count as recovered.
-        success_ssim: the threshold for that.
+        victims: the number of attacked images.
+        recovered: the number of images that count as recovered.
+        success_ssim: the SSIM from which an image counts as recovered.
         mse: and the other scores: medians over the images.
         ssim_padded: likewise; ``None``, and not in the file, without ``report.ssim = "padded"``.
-        missing: images that others were tried on and this attack has nothing to show for; in no other figure.
-        identified: how many originals are picked out of the candidates; ``None`` where that was not tried.
-        candidates: among how many, at the least.
-        intervals: name of a figure -> low and high end: of the medians by bootstrap over uploads, of ``recovered`` and
-            ``identified``, as shares, after Wilson. A figure that has no interval (of a single upload) is left out.
+        missing: images for which other attacks have a result and this one has none; counted in no other figure.
+        identified: the number of originals picked out of the candidates; ``None``: not tried.
+        candidates: the smallest number of candidates.
+        intervals: name of a figure -> low and high end: medians by bootstrap over uploads, ``recovered`` and
+            ``identified`` as shares, after Wilson. Figures without an interval (of a single upload) are left out.
         confidence: nominal coverage of the intervals.
-        active: whether the clients had been sent parameters made for this attack: a worst case, not to be compared with
-            what a listener finds.
-        picked: whether the images were picked out of lists that the adversary held: then the errors say nothing, and
+        active: whether the clients had been sent parameters made for this attack: a worst case, not comparable with
+            passive attacks.
+        picked: whether the images were picked from lists that the adversary held: then the errors say nothing, and
             ``identified`` is the result.
-        rows: what was read of a table's rows, which have no PSNR, SSIM and LPIPS; ``None``: these are no rows.
-        sentences: what was read of sentences, which have no MSE either; ``None``: these are no sentences.
+        rows: scores of reconstructed table rows, which have no PSNR, SSIM and LPIPS; ``None``: these are no rows.
+        sentences: scores of reconstructed sentences, which have no MSE either; ``None``: these are no sentences.
     """
 
     attack: str

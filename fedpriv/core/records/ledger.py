@@ -19,13 +19,13 @@ class Guarantee(Record):
         adjacency: which two data sets must look alike, in words.
         sampling: how a step picks its examples, with the rate where it matters.
         participations: the most often one unit may have been used.
-        nominal_epsilon: the figure the mechanism's paper prints for one participation; no proof for the run. None where
-            there is none next to the proven one.
+        nominal_epsilon: the paper's figure for one participation, which proves nothing for the run. None where it has
+            no figure other than the proven one.
         pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
         epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
         delta: of that statement.
-        theorem: for each of the three figures (by its name) what it rests on, or why it is None.
-        notes: what a reader must know with the figures. Heuristics are labelled so.
+        theorem: for each of the three figures, by name: its theorem, or why it is None.
+        notes: conditions and caveats of the figures. Heuristics are labelled as such.
     """
 
     adjacency: str
@@ -40,23 +40,23 @@ class Guarantee(Record):
 
     @property
     def relation(self) -> Adjacency | None:
-        """The adjacency without its words."""
+        """The adjacency's name, without its description."""
         return Adjacency.of(self.adjacency)
 
     @property
     def replaces(self) -> bool:
-        """Whether it is about data that are replaced by any others, as measurements of membership are."""
+        """Whether neighbours differ by a replaced record, as in measurements of membership."""
         return self.relation is not None and self.relation.replaces
 
 
 @dataclass(frozen=True)
 class Ceiling(Record):
-    """What no attack can exceed.
+    """The largest probability of success that any attack can have.
 
     Attributes:
-        k0: the baseline: the best probability of success without having seen anything, in (0, 1).
+        k0: the baseline: the best probability of success without any observation, in (0, 1).
         gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
-        theorem: what that rests on, or why there is none.
+        theorem: the theorem of gamma, or why there is none.
     """
 
     k0: float
@@ -77,22 +77,22 @@ class _Client(Record):
 
 @dataclass(frozen=True)
 class LedgerLine(Guarantee, _Client):
-    """The line of clients that are alike, what is proven about each of them included.
+    """The guarantee of one client, or of several that have the same guarantee, examples and noise.
 
     Attributes:
-        client: the partition's number; of several clients the lowest.
-        count: how many clients these are.
+        client: the client's number; of several clients the lowest.
+        count: the number of clients.
         members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a line a client.
-        examples: n_k, how many examples the client holds.
-        noise: sigma, scale or kappa of its releases; noise that is calibrated may differ between clients. None without
+        examples: n_k, how many examples each client holds.
+        noise: sigma, scale or kappa of its releases; calibrated noise may differ between clients. None without
             a mechanism.
-        ceilings: what no attack on its uploads can exceed, by what is attacked: told (which of 100 images it is). With
-            sampled batches they are about an example that is chosen without regard to who took part. None for clients
-            that were never asked, of whom nothing can be attacked, and in runs of earlier versions. Earlier versions
-            had that of its label here, too: see :class:`LabelCeiling`.
+        ceilings: the largest success rate that any attack on its uploads can have: ``told`` is for picking an image out
+            of 100. With sampled batches it is about an example chosen independently of who took part. Empty for
+            clients that were never selected, and in runs of earlier versions; some of those also kept the ceiling
+            for labels here (:class:`LabelCeiling`).
 
     Raises:
-        ValueError: members are not ``count`` numbers, the lowest being ``client``.
+        ValueError: ``members`` are not ``count`` numbers, or ``client`` is not the lowest of them.
     """
 
     ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
@@ -103,11 +103,11 @@ class LedgerLine(Guarantee, _Client):
 
     @property
     def ranges(self) -> tuple[range, ...]:
-        """The clients of the line."""
+        """The numbers of the line's clients."""
         return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
 
     def of_all(self, clients: Sequence[int]) -> Self:
-        """Return the same line of several clients, which ascend."""
+        """Return the same line for several clients, given in ascending order."""
         return replace(self, client=clients[0], count=len(clients), members=members_text(clients))
 
     @classmethod
@@ -131,11 +131,7 @@ class LedgerLine(Guarantee, _Client):
 
     @property
     def badness(self) -> tuple[float, float, int, int]:
-        """Sorts lines, the worst first.
-
-        Worst is: no finite epsilon, then the largest epsilon, the largest pure epsilon, the most participations, and
-        the lowest client number.
-        """
+        """Sort key: no finite epsilon first, then the largest epsilon, pure epsilon, participations, lowest number."""
         return -_size(self.epsilon), -_size(self.pure_epsilon), -self.participations, self.client
 
 
@@ -257,13 +253,13 @@ class Ledger(Record):
         mechanism: its name.
         parameters: the mechanism's public parameters, plain values.
         clients: at least one line, worst first.
-        labels: what is proven about labels alone, where clients change them: a claim of its own, never added to the
-            clients'. ``None``: they do not.
-        releases: what was released of the data before the training.
-        views: where noise is on the sum of a round's uploads: what is proven against whom. None of them is added to
-            another: each is a statement about the whole run.
-        people: what is proven about persons over all clients that hold their records, worst first, where data.owner
-            says whose a record is.
+        labels: what is proven about labels alone, where clients change them; a separate claim, never added to the
+            clients'. ``None``: clients do not change labels.
+        releases: releases of the data before training.
+        views: where noise is added to the sum of a round's uploads: what is proven against each observer. Each is a
+            statement about the whole run; they are not added up.
+        people: what is proven about persons over all clients that hold their records, worst first; only where
+            data.owner names the person of each record.
     """
 
     unit: str

@@ -36,22 +36,22 @@ class RoundRecord(Record):
         round: the round's number, from 1.
         loss: mean cross entropy on the test data; ``None`` where the round was not evaluated.
         accuracy: share of the test data classified correctly, from 0 to 1; likewise.
-        clients: the clients asked.
+        clients: the selected clients.
         used: the clients whose uploads were aggregated.
         failures: the clients left out.
         seconds: wall time of the round, evaluation included.
         bytes_up: bytes of the uploads.
         bytes_down: bytes of the parameters sent out.
-        epsilon: proven for the worst client after this round, by the cheap accounting of a run that goes on; ``None``
-            where nothing is proven, and in folders of versions that did not write it.
-        crafted: the clients that were sent parameters of an active server's own making and replied; their uploads are
-            attacked and not aggregated.
-        noisy_accuracy: the accuracy with one draw of the forward pass's noise an image; ``None``, and not written,
-            where there is no such noise, or no evaluation.
-        evaluated: the number of test examples that these figures are of, 0 where the round was not evaluated; ``None``
-            in folders of versions that evaluated every round on all.
-        client_accuracy: of the federation's clients; ``None``, and not written, if nobody asks for it.
-        other_accuracy: of keys that take no part; likewise, and where all take part.
+        epsilon: proven for the worst client after this round, by the fast accounting used during a run; ``None`` where
+            nothing is proven, and in folders of versions that did not write it.
+        crafted: the clients that an active server sent crafted parameters and that replied; their uploads are attacked
+            and not aggregated.
+        noisy_accuracy: the accuracy with noise in the forward pass, one draw per image; ``None``, and not written,
+            without such noise or evaluation.
+        evaluated: the number of test examples of these figures, 0 where the round was not evaluated; ``None`` in
+            folders of versions that evaluated every round on all examples.
+        client_accuracy: accuracy on data of the federation's clients; ``None``, and not written, if not requested.
+        other_accuracy: accuracy on data of clients that take no part; likewise, and where all take part.
     """
 
     round: int

@@ -36,14 +36,13 @@ class ModelFacts(GrowingRecord):
 class Summary(GrowingRecord):
     """summary.json.
 
-    ``test_accuracy`` and ``test_loss`` are of ``evaluated_round``, the last round that was evaluated, on
-    ``evaluated_examples`` test examples; versions that did not write these evaluated every round on all.
-    ``settings`` is the digest of the settings that the figures are of (``RunFolder.settings_digest``); empty in
-    summaries of versions up to 0.2. ``seconds`` is the wall time of the last start, and ``attack_seconds`` that of each
-    attack in it, all uploads together (added up over Ray tasks). ``rates`` say how often attacks succeeded, between
-    guess and ceiling. ``refusals`` are those of the warnings that say what was not attacked, and why.
-    What was found of the run is there under keys of its own (:mod:`fedpriv.core.finding`): the model keeps keys that it
-    does not declare.
+    ``test_accuracy`` and ``test_loss`` are of ``evaluated_round``, the last evaluated round, on ``evaluated_examples``
+    test examples; versions without these keys evaluated every round on all examples. ``settings`` is the digest of the
+    settings behind the figures (``RunFolder.settings_digest``); empty in summaries of versions up to 0.2. ``seconds``
+    is the wall time from the last start to the end, and ``attack_seconds`` that of each attack on all uploads (summed
+    over Ray tasks). ``rates`` are success rates of attacks, with guess and ceiling. ``refusals`` are the warnings that
+    say what was not attacked, and why. Audits add their results under their own keys (:mod:`fedpriv.core.finding`):
+    keys that this class does not declare are kept.
     """
 
     name: str = ""
@@ -77,9 +76,9 @@ class Summary(GrowingRecord):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def with_found(self, records: Mapping[str, GrowingRecord | None]) -> "Summary":
-        """Return this with what was found, by key."""
+        """Return a copy with the results of audits, by key."""
         return self.model_copy(update=dict(records))
 
     def repeats(self, key: str) -> bool:
-        """Whether it has what was found under this key."""
+        """Whether it contains results under this key."""
         return getattr(self, key, None) is not None

@@ -94,7 +94,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of a run and return its path.
 
-    The file appears whole; the same folder gives the same bytes.
+    The file is written atomically; the same folder gives the same bytes.
 
     Raises:
         InputError: it is not the folder of a run, or one of its files is damaged.

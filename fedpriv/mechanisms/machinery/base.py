@@ -267,17 +267,17 @@ class MechanismSettings(Settings):
     """The section ``[mechanism]``; a mechanism is a subclass with a default ``name``, entered in ``MECHANISMS``.
 
     Attributes:
-        title: for people, in the middle of a sentence.
-        label: for people, in plots; empty: the name.
+        title: its name in the middle of a sentence.
+        label: its name in plots; empty: the name in the settings.
         summary: one line for help texts.
         colours: in plots, on light and on dark ground.
         marker: in plots, as matplotlib names it.
-        protects: whether an upload is anything but what training gives.
-        filters: whether it hides numbers without noise (:mod:`fedpriv.mechanisms.machinery.filters`): people take that
-            for privacy, so that it is said in red that nothing is proven.
+        protects: whether it changes what training uploads.
+        filters: whether it hides numbers without noise (:mod:`fedpriv.mechanisms.machinery.filters`): this is often
+            mistaken for privacy, so reports say in red that nothing is proven.
         on_gradients: whether it acts on gradients or updates; else on a model that a client trains alone
             (:mod:`fedpriv.mechanisms.machinery.model_noise`).
-        noise_at: where the noise is whole, and so whom one has to trust (:data:`NoiseAt`).
+        noise_at: where the full noise is added, which decides who must be trusted (:data:`NoiseAt`).
         parameter: the key that says how much noise there is, or ``None``: there is none, or its amount is an epsilon.
     """
 
@@ -300,27 +300,28 @@ class MechanismSettings(Settings):
 
     @classmethod
     def proof(cls) -> "type[Proof]":
-        """What is proven about it; a mechanism that says nothing has nothing proven."""
+        """The mechanism's proof; by default nothing is proven."""
         from fedpriv.accounting.proofs import NoProof
 
         return NoProof
 
     @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":
-        """Return what releases gradients.
+        """Return the object that releases gradients.
 
         Args:
-            redistribution: as :meth:`redistributed` has it.
+            redistribution: the result of :meth:`redistributed`.
 
         Raises:
-            ValueError: the noise is a target still, what is redistributed is missing, or numbers are out of range.
+            ValueError: the noise of a target is not calibrated yet, the redistribution is missing, or numbers are out
+                of range.
         """
 
     def require_noise_at(self, *places: NoiseAt) -> None:
-        """Refuse to release where nobody adds this mechanism's noise; whatever lets data out calls this first.
+        """Refuse to release data without this mechanism's noise; every code path that releases data calls this first.
 
         Args:
-            places: where noise is added to what is about to leave, before anybody else reads it.
+            places: where noise is added to the release before anybody else reads it.
 
         Raises:
             InputError: the noise is added elsewhere.
@@ -359,17 +360,17 @@ class MechanismSettings(Settings):
 
     @property
     def law(self) -> str | None:
-        """Which of several laws the noise has; ``None`` where there is one."""
+        """The noise distribution, if the mechanism has several; ``None``: it has one."""
         return None
 
     @property
     def target(self) -> Target | None:
-        """What the noise of a client's whole run is calibrated for; ``None`` where it is not."""
+        """The target that the noise of a client's whole run is calibrated to; ``None``: the noise is given."""
         return None
 
     @property
     def guess(self) -> float | None:
-        """How often a guess without any upload is right, for a target of a ceiling; ``None``: it has no ceiling."""
+        """The success rate of a guess without any upload, for a target ceiling; ``None``: there is no ceiling."""
         return None
 
     @property
@@ -379,20 +380,20 @@ class MechanismSettings(Settings):
 
     @property
     def variant(self) -> str | None:
-        """What tells settings of one mechanism apart in tables and plots; ``None``: nothing does."""
+        """Distinguishes settings of one mechanism in tables and plots; ``None``: nothing does."""
         return None
 
     def nominal_noise(self) -> float:
-        """Return the noise with which the mechanism's paper prints the epsilon that is set.
+        """Return the noise for which the mechanism's paper states the configured epsilon.
 
         Raises:
-            InputError: it is out of range.
+            InputError: epsilon is out of range.
             ValueError: the mechanism makes no noise.
         """
         raise InputError(f"mechanism.name = {self.name!r} makes no noise")
 
     def with_noise(self, noise: float) -> Self:
-        """Return these settings with the noise itself (sigma, scale, kappa) in place of any target.
+        """Return these settings with this noise (sigma, scale, kappa) in place of any target.
 
         Raises:
             ValueError: the mechanism makes no noise, or the number is out of range.
@@ -400,60 +401,60 @@ class MechanismSettings(Settings):
         raise InputError(f"mechanism.name = {self.name!r} makes no noise")
 
     def with_some_noise(self) -> Self:
-        """Return these settings with an arbitrary amount of noise, to ask what does not depend on it."""
+        """Return these settings with an arbitrary amount of noise, to read properties that do not depend on it."""
         return self if self.parameter is None else self.with_noise(1.0)
 
     @property
     def bound(self) -> float:
-        """The bound of an update's norm.
+        """The bound on the norm of an update.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no bound.
         """
         raise InputError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
 
     def shared_by(self, clients: int) -> Self:
-        """Return these settings as they are where so many clients are asked in a round.
+        """Return these settings for rounds with this number of clients.
 
         Raises:
-            ValueError: they are not for so many.
+            ValueError: they do not allow this number.
         """
         return self
 
     @property
     def least_in_sum(self) -> int:
-        """How many clients' shares are the whole noise on a sum; 0 where there are no shares."""
+        """The number of clients whose shares of noise add up to the whole noise on a sum; 0: there are no shares."""
         return 0
 
     def correlation(self, rounds: int, separation: int, participations: int) -> "Correlation | None":
-        """Return how the noise of rounds is correlated; ``None``: it is independent.
+        """Return how the noise of different rounds is correlated; ``None``: it is independent.
 
         Args:
-            rounds: of the run.
-            separation: the choice of clients takes a client in at most one of so many rounds in a row.
-            participations: it takes a client in so many rounds at most.
+            rounds: the number of rounds of the run.
+            separation: a client is selected at most once in this many consecutive rounds.
+            participations: a client is selected in at most this many rounds.
 
         Raises:
-            InputError: the settings do not fit that.
+            InputError: the settings do not allow these numbers.
         """
         return None
 
     def noise_on_mean(self, clients: int, divisor: float) -> float:
-        """Return the deviation of noise that :meth:`mechanism` leaves to others, on each coordinate of a round's mean.
+        """Return the standard deviation of the noise added outside :meth:`mechanism`, per coordinate of a round's mean.
 
         Args:
-            clients: whose uploads are in the sum.
+            clients: the number of clients whose uploads are in the sum.
             divisor: of the sum.
 
         Raises:
-            ValueError: the noise is added to a sum, and the mechanism does not say how much.
+            ValueError: the noise is added to a sum, and the mechanism does not define its amount.
         """
         if self.noise_at != "clients":
             raise InputError(f"mechanism.name = {self.name!r} does not say how much noise a sum gets (noise_on_mean)")
         return 0.0
 
     def dimensions(self, tensors: Sequence[int]) -> tuple[int, ...]:
-        """The numbers of coordinates of the parts of a gradient that get a draw of their own.
+        """Return the number of coordinates of each part of a gradient that gets its own draw.
 
         Args:
             tensors: the number of coordinates of each parameter tensor, in the model's order.
@@ -461,33 +462,33 @@ class MechanismSettings(Settings):
         return (sum(tensors),)
 
     def draws(self, tensors: Sequence[int]) -> int | None:
-        """How many draws one gradient gets; ``None`` where that is no choice of the settings."""
+        """Return the number of draws for one gradient; ``None``: the settings do not choose it."""
         return None
 
     def redistributed(self, parameters: "Vector", public: PublicModel) -> "Redistribution | None":
-        """Return how the noise is shared out over the coordinates; ``None``: the mechanism reads no shares.
+        """Return how the noise is distributed over the coordinates; ``None``: equally.
 
         Args:
             parameters: of the model, in its order.
-            public: asked for the network and public images where the shares follow from them.
+            public: returns the network and public images, from which the shares may be computed.
 
         Raises:
-            InputError: there are no such shares.
+            InputError: the shares cannot be computed.
         """
         return None
 
     @property
     def needs_redistribution(self) -> bool:
-        """Whether an adversary who knows the mechanism must be told :meth:`redistributed`, too."""
+        """Whether an adversary who knows the mechanism must also get the result of :meth:`redistributed`."""
         return False
 
     @classmethod
     def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:
-        """What of it is compared by ``fedpriv account compare``; nothing, where nothing is proven.
+        """Return the variants that ``fedpriv account compare`` compares; none where nothing is proven.
 
         Args:
-            whole: all coordinates as one block.
-            small: the same in small blocks.
+            whole: block sizes for one block of all coordinates.
+            small: block sizes for small blocks.
         """
         return ()
 
@@ -496,8 +497,9 @@ class NoisySettings(MechanismSettings):
     """Settings of a mechanism with one amount of noise, which is given or follows from an epsilon.
 
     Attributes:
-        nominal: what ``epsilon`` is, for people who account for releases without a run.
-        by_dimension: whether a proven figure depends on how many numbers a gradient has; ``fedpriv account`` asks then.
+        nominal: what ``epsilon`` means, for ``fedpriv account``.
+        by_dimension: whether the proven figures depend on the number of coordinates; then ``fedpriv account`` asks for
+            it.
     """
 
     parameter: ClassVar[str]
@@ -525,7 +527,7 @@ class NoisySettings(MechanismSettings):
 
     @classmethod
     def noise_keys(cls) -> tuple[str, ...]:
-        """These exclude each other: one of them says how much noise there is."""
+        """Return the keys that set the amount of noise; they exclude each other."""
         keys = ("epsilon", cls.parameter, "target_epsilon", "target_ceiling")
         return tuple(key for key in keys if cls.model_fields[key].annotation is not type(None))
 
@@ -546,10 +548,10 @@ class NoisySettings(MechanismSettings):
         raise InputError(f"{self.name} needs exactly one of {enumerated(keys, 'or')}; {what}")
 
     def given_noise(self) -> float:
-        """Return the noise itself.
+        """Return the given noise.
 
         Raises:
-            ValueError: a target is set.
+            ValueError: a target is set instead.
         """
         if self.noise is None:
             raise InputError(f"{self.name} needs {self.parameter} itself, not an epsilon")
@@ -577,23 +579,23 @@ class NoisySettings(MechanismSettings):
 
     @property
     def single_release(self) -> CalibrationName:
-        """From the nominal epsilon of one normal release to its noise."""
+        """The formula from the nominal epsilon of one normal release to its noise."""
         return "analytic"
 
     def nominal_noise(self) -> float:
-        """Return what the mechanism's paper says for epsilon."""
+        """Return the noise for which the mechanism's paper states the configured epsilon."""
         if self.epsilon is None:
             raise InputError(f"{self.name} has no nominal epsilon here")
         return self.proof().nominal_noise(self.epsilon, self.delta, self.single_release)
 
     def with_noise(self, noise: float) -> Self:
-        """Return these settings with the noise itself in place of any target."""
+        """Return these settings with this noise in place of any target."""
         unset = dict.fromkeys(self.noise_keys())
         return type(self).model_validate({**self.model_dump(), **unset, self.parameter: noise})
 
 
 def noise_keys() -> tuple[str, ...]:
-    """Every key that says how much noise some mechanism makes; settings have one of them at most."""
+    """Return the keys of all mechanisms that set the amount of noise; settings contain at most one of them."""
     return tuple(sorted({key for kind in MECHANISMS.values() for key in getattr(kind, "noise_keys", tuple)()}))
 
 
