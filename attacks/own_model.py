@@ -660,8 +660,8 @@ def reconstruct(
     except AttackRefused as error:
         raise InputError(f"attack {attack}: {error}") from None
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
-        text = "labels are read off the last layer as for random images, which this loss may not show; give labels"
-        warnings.warn(f"{text} = [...] where they are known", AttackWarning, stacklevel=2)
+        text = "labels are inferred from the last layer, which may fail with this loss; give labels = [...] if known"
+        warnings.warn(text, AttackWarning, stacklevel=2)
     for text in (*([mismatch.text] if mismatch else []), *misleading):
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
@@ -674,7 +674,7 @@ def reconstruct(
     reconstruction = campaign.found[0]
     clipped = "" if reconstruction.picked else bounds.touched(reconstruction.images)
     if clipped and value_range is None and {*public.mean} == {0.0} and {*public.std} == {1.0}:
-        advice = "which is assumed of the model's inputs; give value_range = (lowest, highest) if that is wrong"
+        advice = "the assumed range of the model's inputs; give value_range = (lowest, highest) if it is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
     return on_scale(reconstruction, bounds, clipped)
 

@@ -43,8 +43,8 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
 """Of the length of the client's upload: far above rounding (1e-12 and 1e-5), far below another network (above 0.05)."""
 
 RANDOM = (
-    "the network draws random numbers while clients train (such as dropout, stochastic depth or noise); the attacks "
-    "cannot know them and run without, so that what they recover counts and their failure is no evidence of privacy"
+    "the network draws random numbers while clients train (such as dropout, stochastic depth or noise); attacks cannot "
+    "know them and run without: their successes count, but their failure is no evidence of privacy"
 )
 
 

@@ -78,12 +78,12 @@ def _sentences(found: "Memorisation") -> list[str]:
             ranks = f"extrapolated by a skew-normal distribution; Kolmogorov-Smirnov p = {found.fit:.2g}"
         lines.append(
             f"Exposure is log2 of the number of secrets over the rank, from 0 to {found.bits:.1f} bits ({ranks}); "
-            f"{found.guess:.2f} is a guess. Secrets with 0 copies are in nobody's data."
+            f"a guess has {found.guess:.2f}. Secrets with 0 copies are in nobody's data."
         )
         lines.append(f"Proven: {found.theorem}.")
     lines.append(
         f"In {got.samples} texts the model wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens "
         f"that only the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} "
-        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven of texts."
+        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven about texts."
     )
     return lines

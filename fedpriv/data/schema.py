@@ -372,11 +372,11 @@ class Schema:
         for config in self.read:
             found = self.contents[config.name]
             if found.what:
-                lines.append(f"column {config.name!r} {found.what}, which is no feature: kind = 'ignore' leaves it out")
+                lines.append(f"column {config.name!r} {found.what}, not a feature: kind = 'ignore' leaves it out")
             if found.marks and not self._is_number(config):
                 lines.append(
-                    f"column {config.name!r} holds {found.marks[0]!r} as a value like others: data.table.empty can say "
-                    "that it means an empty cell"
+                    f"column {config.name!r} holds {found.marks[0]!r} as an ordinary value: if it means an empty cell, "
+                    "list it in data.table.empty"
                 )
         return tuple(lines)
 

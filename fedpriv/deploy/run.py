@@ -170,9 +170,7 @@ class _Outage:
         now = time.monotonic()
         if self.since is None:
             self.since = now
-            self.progress.warn(
-                f"the SuperLink, {record.server}, does not answer; asking again for {_OUTAGE_SECONDS:g} s"
-            )
+            self.progress.warn(f"the SuperLink, {record.server}, does not answer; retrying for {_OUTAGE_SECONDS:g} s")
         if now - self.since > _OUTAGE_SECONDS:
             raise RunFailedError(
                 f"the SuperLink, {record.server}, has not answered for {_OUTAGE_SECONDS:g} s; {_GO_ON}"

@@ -128,7 +128,7 @@ def diagnose(experiment: Experiment, dataset: Dataset, batch: int, progress: Pro
 
 def _acceptance(experiment: Experiment, dataset: Dataset, model: nn.Module, progress: Progress) -> Acceptance:
     mechanism = experiment.mechanism.name
-    progress.stage(f"trying whether it trains with mechanism {mechanism}: no example may reach another's gradient")
+    progress.stage(f"checking mechanism {mechanism}: no example may influence another's gradient")
     mixing = tuple(
         f"{group.name} ({group.kind})" for group in _grouped(model, dict.fromkeys(coupled_layers(model), ""))
     )
@@ -146,7 +146,7 @@ def _measured(
     """Add ways, exactness and cost."""
     inputs, labels = random_batch(dataset, max(batch, EXACT))
     try:
-        progress.stage("finding the way of each layer")
+        progress.stage("finding how each layer's gradients are computed")
         x, y = inputs[:batch], labels[:batch]
         with seeded_generators(0, x.device):
             gradients = per_example_gradients(model, LOSS, x, y, route=find_route(model, LOSS, x, y))

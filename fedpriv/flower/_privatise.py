@@ -50,8 +50,8 @@ from fedpriv.mechanisms import MechanismSettings
 
 _LOG = logging.getLogger("fedpriv")
 _MADE = (
-    "privatise: %d of %d rows of %s are copies of others, which training does not give: the server may have made these "
-    "parameters to read single records; what the ledger proves holds all the same"
+    "privatise: %d of %d rows of %s are copies of others, which training does not produce: the server may have crafted "
+    "these parameters to read single records; the ledger's proof still holds"
 )
 WEIGHT = "num-examples"
 """By what Flower's strategies weight replies."""
@@ -336,8 +336,9 @@ class Privatiser:
                 kept.append(name)
         if kept:
             _LOG.warning(
-                "privatise: %s stay at the client; a strategy that reads one of them fails. Keys that tell nothing of "
-                "the data leave by privatise.send, the key of weights by privatise.weight, records by privatise.pass",
+                "privatise: %s stay at the client; a strategy that reads one of them fails. Send keys that reveal "
+                "nothing about the data with privatise.send, the key of weights with privatise.weight, records with "
+                "privatise.pass",
                 ", ".join(kept),
             )
 
@@ -355,8 +356,8 @@ class Privatiser:
         _LOG.warning(text, f"{d:,}", noise, signal, drowned)
         if layout.statistics and self.settings.privatise.statistics is None:
             _LOG.warning(
-                "privatise: running statistics (%s) leave as they came and never move, so a network in eval() is far "
-                "off: release them with noise by [privatise.statistics], or take GroupNorm",
+                "privatise: running statistics (%s) are sent back unchanged, so the network is wrong in eval(): "
+                "release them with noise by [privatise.statistics], or use GroupNorm",
                 ", ".join(layout.statistics[:4]),
             )
 
@@ -381,13 +382,13 @@ def _watched(first: bool, before: Vector, layout: Layout) -> Iterator[None]:
     twice = [name for group in seen.tied for name in group[1:] if name in layout.trained]
     used = {*seen.trained, *statistics, *twice}
     idle = [name for name in layout.trained if seen.trained and name not in used]
-    text = "privatise: noise goes for nothing on %s, %s"
+    text = "privatise: noise is wasted on %s, %s"
     if idle:
         left = json.dumps([name for name in layout.trained if name not in idle])
-        told = f"which training did not move: privatise.trained = {left} leaves it out"
+        told = f"which training did not change: privatise.trained = {left} leaves it out"
         _LOG.warning(text, ", ".join(idle[:8]), told)
     if twice:
-        told = "which is another array once more: tap.model = 'package.module:Name' of the network shows which"
+        told = "a second copy of another array: tap.model = 'package.module:Name' of the network shows which"
         _LOG.warning(text, ", ".join(twice[:8]), told)
 
 

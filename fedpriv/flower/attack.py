@@ -252,7 +252,7 @@ def _attack(
     """Make one attack, and enter what came of it: a failure counts if the training was seen right, and only then."""
     what = f"{name} on {victim.observation.title}"
     if seconds <= 0:
-        found.refused.append(f"{what}: not made, since time was up: --seconds gives more.")
+        found.refused.append(f"{what}: not run, time was up: --seconds gives more.")
         return
     replay, attack = victim.replay, known_attack(name)
     if replay is not None and not replay.is_right and attack.simulates and victim.line is None:

@@ -56,7 +56,7 @@ def icl(
     print_sentences(_sentences(prompts))
     for leak in prompts.leaks:
         out.print(_leak_table(leak))
-    print_sentences([f"Not made: {text}." for text in prompts.refusals])
+    print_sentences([f"Not run: {text}." for text in prompts.refusals])
     print_line(f"Report: {path / 'report.html'}")
 
 
@@ -65,7 +65,7 @@ def _table(prompts: "Prompts") -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("answers", "noise", "right", "95 %"):
         table.add_column(heading, justify="left" if heading == "answers" else "right")
-    rows = [("the commonest label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
+    rows = [("most common label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
     for level in prompts.levels:
         name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"
         rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", share_words(level.accuracy)))
@@ -78,15 +78,13 @@ def _table(prompts: "Prompts") -> Table:
 
 
 def _sentences(prompts: "Prompts") -> list[str]:
-    what = (
-        "" if prompts.is_language_model else " This is no language model, and no figure here says anything about one."
-    )
+    what = "" if prompts.is_language_model else " This is not a language model: the figures say nothing about one."
     lines = [f"{prompts.model}; {prompts.examples:,} private examples, {prompts.queries:,} questions.{what}"]
     lines += prompts.masked
     if prompts.together is not None:
         lines.append(
-            f"* is what the run releases, at delta = {prompts.delta:g}. All rows with noise together prove epsilon "
-            f"{prompts.together:.4g}; the row without noise proves nothing."
+            f"* marks what the run releases, at delta = {prompts.delta:g}. All rows with noise together have epsilon "
+            f"{prompts.together:.4g}, proven; nothing is proven of the row without noise."
         )
     return lines
 

@@ -166,7 +166,7 @@ def _masked(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple[Pr
     texts, (noise,) = bench.texts, bench.noises
     summed = folder.counts(len(bench.questions), len(texts.labels))
     if summed is None:
-        progress.stage(f"{bench.settings.icl.clients} clients vote on {len(bench.questions)} texts, under masks")
+        progress.stage(f"{bench.settings.icl.clients} clients vote on {len(bench.questions)} texts, with masked counts")
         summed = noisy_counts(bench.classifier, [question.text for question in bench.questions], noise.sigma)
         folder.keep_counts(summed)
     said = np.array(summed.counts).argmax(axis=1)
@@ -220,7 +220,7 @@ def _generated(bench: _Bench, folder: PromptFolder, progress: Progress) -> tuple
     noises = bench.noises
     own, plain = (_written(bench, sigmas, progress) for sigmas in ([noise.sigma for noise in noises], None))
     folder.write_jsonl("synthetic.jsonl", [{"label": texts.labels[row.label], "text": row.text} for row in own])
-    progress.stage(f"asking about {len(bench.questions)} texts behind synthetic examples")
+    progress.stage(f"asking about {len(bench.questions)} texts with synthetic examples in the prompt")
     zero_shot = bench.right(bench.zero_shot())
     worst = max(noises, key=lambda noise: noise.sigma)
     results = _result(
@@ -262,7 +262,7 @@ def _attacked(bench: _Bench, progress: Progress) -> tuple[tuple[PromptLeak, ...]
     leaks, classifier, refusals = bench.settings.leaks, bench.classifier, []
     measured: list[PromptLeak] = []
     if leaks.pairs and bench.settings.icl.mode == "classify":
-        progress.stage(f"membership of 1-shot prompts, {leaks.pairs} pairs")
+        progress.stage(f"membership inference on 1-shot prompts, {leaks.pairs} pairs")
         measured.append(membership_leak(classifier, leaks, bench.noises))
     elif leaks.pairs:
         refusals.append("membership of a 1-shot prompt is about answers by vote (icl.mode = 'classify')")

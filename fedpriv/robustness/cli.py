@@ -116,12 +116,12 @@ def _sentences(robustness: "Robustness", norm: str) -> list[str]:
     from fedpriv.robustness.records import middle
 
     noise, voted = robustness.noise, robustness.voted
-    where = "on the input" if noise.place == "input" else "behind the first layer"
+    where = "on the input" if noise.place == "input" else "after the first layer"
     how = ", added to a model that was not trained with it" if noise.afterwards else ""
     best = robustness.curve(norm)
     lines = [
         f"Voted accuracy {share_words(voted)} on {robustness.examples} test examples; without noise "
-        f"{share_words(robustness.noiseless)}; no class is ahead on {robustness.abstained}.",
+        f"{share_words(robustness.noiseless)}; no class has a clear majority on {robustness.abstained}.",
         f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, inputs from 0 to 1). With confidence 95 % "
         f"the number of wrong certificates is at most {robustness.wrong_at_most} (alpha = {robustness.alpha:g} each).",
     ]
@@ -132,7 +132,7 @@ def _sentences(robustness: "Robustness", norm: str) -> list[str]:
             f"{share_words(best.shares[at])} of the examples."
         )
     if noise.epsilon is not None:
-        lines.append(f"robustness.epsilon = {noise.epsilon:g} names this noise; it is no privacy budget.")
+        lines.append(f"robustness.epsilon = {noise.epsilon:g} sets this noise; it is not a privacy budget.")
     return lines
 
 
@@ -264,8 +264,8 @@ def _evasion_sentences(evasion: "Evasion", robustness: "Robustness | None") -> l
     where = f"At {evasion.norm} {evasion.sizes[at]:g}"
     judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"
     first = (
-        f"Test examples: {evasion.victims}, of them {evasion.attacked} right unattacked, which were attacked; {judge} "
-        "for each attacked example."
+        f"Of {evasion.victims} test examples, the {evasion.attacked} that are right without an attack were attacked; "
+        f"{judge} for each."
     )
     at_most = f"at most {share_words(evasion.least[at])} are right under these attacks"
     if evasion.certified is None or robustness is None:

@@ -94,7 +94,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
         rows = _chosen_rows(world, certificates, config, progress)
         victims = _victims(world, target, rows, certificates, config)
         trials = _trials(world, target, len(victims.rows), config, robustness)
-        progress.stage(f"attacking {len(victims.rows)} of {len(rows)} images; the others are wrong already")
+        progress.stage(f"attacking {len(victims.rows)} of {len(rows)} images; the others are wrong without an attack")
         lines: list[EvasionAttempt] = []
         for number, trial in enumerate(trials, 1):
             lines += attempts(trial, target, victims)

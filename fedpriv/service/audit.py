@@ -79,14 +79,14 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         raise InputError(f"{service.method} claims nothing of its own that answers could refute; try fedpriv audit")
     experiment = folder.experiment()
     world = finished_world(folder, experiment)
-    progress.stage(f"training again with {replaced} replacements")
+    progress.stage(f"training again, with {replaced} examples replaced")
     with cpu_threads(experiment.engine.threads):
         if isinstance(policy, HeadPolicy):
             learnt = stored_network(folder.path / "service", world, policy, service)
             neighbours = _heads(world, policy, service, head_features(world, policy, learnt), replaced)
         else:
             neighbours = _networks(world, policy, replaced, progress)
-        progress.stage("playing the most different neighbours against each other")
+        progress.stage("distinguishing the two most different neighbours")
         audit = _judged(policy, service, neighbours)
     with writing(""):
         folder.write_json("service/audit.json", audit.model_dump(mode="json"))

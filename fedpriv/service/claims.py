@@ -13,8 +13,8 @@ from fedpriv.service.proof import with_run
 from fedpriv.service.settings import ServiceConfig
 
 REPRODUCIBLE = (
-    "noise = 'reproducible': it follows from the seed, and anyone who knows or guesses that subtracts it; what is "
-    "proven holds against everybody else"
+    "noise = 'reproducible': the noise follows from the seed, and anyone who knows or guesses the seed can subtract "
+    "it; the proof holds against everybody else"
 )
 
 

@@ -304,8 +304,9 @@ class AnswersAuditing(Audit["AnswersAudit"]):
 def _about_audit(audit: "AnswersAudit") -> list[str]:
     word = "proven" if audit.proven else "claimed, and not proven"
     lines = [
-        f"Of {audit.replaced} replaced examples one moved the model by {audit.moved:.3g} of the bound, and a logit by "
-        f"{audit.shifted:.3g} of its bound; {audit.above:.0%} moved one further. Measured, no guarantee."
+        f"Of {audit.replaced} replaced examples the worst moved the model by {audit.moved:.3g} of the bound, and a "
+        f"logit by {audit.shifted:.3g} of its bound; {audit.above:.0%} exceeded the logit's bound. Measured, no "
+        "guarantee."
     ]
     if audit.bound is not None and audit.claimed is not None:
         lines.append(

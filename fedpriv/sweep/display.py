@@ -149,7 +149,7 @@ def cost_sentences(kinds: Sequence[Kind], untimed: Sequence[str], cores: int) ->
     """Say what all trials take together, and what is not in it."""
     seconds, size = sum(kind.all.seconds for kind in kinds), sum(kind.all.size for kind in kinds)
     trials = sum(len(kind.trials) for kind in kinds)
-    beside = [f"Not in it: {', '.join(untimed)}."] if untimed else []
+    beside = [f"Not included: {', '.join(untimed)}."] if untimed else []
     taken = f"{trials} trial{'' if trials == 1 else 's'}: {_clock_text(seconds)} of CPU time"
     clock = f"with {cores} cores busy {_clock_text(seconds / cores)} by the clock"
     return [f"{taken}, {decimal(round(size))} on disk; {clock}.", *beside]

@@ -29,4 +29,4 @@ class Median(CoordinateRule):
     def warnings(self, clients: int) -> list[str]:
         if clients >= LEAST:
             return []
-        return [f"federation.aggregation = {self.name!r} of a round's {clients} uploads: one wrong upload upsets it"]
+        return [f"federation.aggregation = {self.name!r} of {clients} uploads a round: one wrong upload can set it"]

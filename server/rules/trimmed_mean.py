@@ -34,6 +34,6 @@ class TrimmedMean(CoordinateRule):
         if int(self.trim * clients) > 0:
             return []
         return [
-            f"federation.aggregation = {self.name!r} with trim = {self.trim:g} leaves out none of a round's {clients} "
-            "uploads: it is their mean, which one wrong upload upsets"
+            f"federation.aggregation = {self.name!r} with trim = {self.trim:g} removes none of a round's {clients} "
+            "uploads: it is their mean, which one wrong upload can set"
         ]

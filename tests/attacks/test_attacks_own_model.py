@@ -337,7 +337,7 @@ def attacked(name: str, dtype: torch.dtype, count: int, iterations: int) -> tupl
     return reconstruct(model, loss, upload, SHAPE, batch_size=count, **settings), images, labels
 
 
-@pytest.mark.filterwarnings("ignore:labels are read off the last layer")
+@pytest.mark.filterwarnings("ignore:labels are inferred from the last layer")
 @in_one_test(
     ("name", "dtype", "count"),
     [
@@ -360,7 +360,7 @@ def test_images_behind_weights(name: str) -> None:
 
 
 def test_labels_of_another_loss_are_told_to_be_rough() -> None:
-    with pytest.warns(AttackWarning, match="labels are read off the last layer as for random images"):
+    with pytest.warns(AttackWarning, match="labels are inferred from the last layer"):
         attacked("squared", torch.float32, 2, iterations=1)
 
 

@@ -248,7 +248,7 @@ def test_a_superlink_in_a_container_that_is_away_is_asked_again(
     assert [outage.status("7"), outage.status("7")] == [None, None]
     assert outage.status("7") == RunStatus("7", "running", "")
     assert len(told.texts) == 2
-    assert "does not answer; asking again" in told.texts[0]
+    assert "does not answer; retrying" in told.texts[0]
     assert told.texts[1] == "the SuperLink answers again"
     monkeypatch.setattr("fedpriv.deploy.run._OUTAGE_SECONDS", -1.0)
     with pytest.raises(RunFailedError, match=r"docker compose ps .* up --detach .* run --resume DIR"):

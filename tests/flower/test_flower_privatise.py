@@ -376,8 +376,8 @@ def test_noise_for_nothing_is_said_and_stays_without_a_setting(
     reply = arrays(app_of(tmp_path, trained)(question(start), context()))
     assert all((reply[name] != value).any() for name, value in start.items())
     left = '["out.weight", "table.weight"]'
-    assert f"on scale, body.weight, body.bias, which training did not move: privatise.trained = {left}" in caplog.text
-    assert "on table.weight, which is another array once more: tap.model" in caplog.text
+    assert f"on scale, body.weight, body.bias, which training did not change: privatise.trained = {left}" in caplog.text
+    assert "on table.weight, a second copy of another array: tap.model" in caplog.text
 
 
 @pytest.mark.parametrize(

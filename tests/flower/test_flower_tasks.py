@@ -193,7 +193,7 @@ def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
     told(home, "Rows", classes)
     folder = home / "runs" / "tap-1"
     summary = attack_tapped(folder, ["iga", "closed_form"], [], [], Silent(), seconds=-1.0)
-    assert sum("not made, since time was up" in text for text in summary.verdict) == 2
+    assert sum("not run, time was up" in text for text in summary.verdict) == 2
     assert json.loads((folder / "attacks.json").read_text())["verdict"] == list(summary.verdict)
 
 

@@ -67,7 +67,7 @@ def test_clients_are_shards_and_protected_as_a_whole(run: RunFolder, tmp_path: P
     # sqrt(2 Q) / mu of (1, 1e-5): 5.276 sqrt(Q) votes.
     assert service.scale == pytest.approx(5.276 * 2, rel=1e-4)
     reproducible, little = heard
-    assert "it follows from the seed" in reproducible
+    assert "the noise follows from the seed" in reproducible
     assert "noise of 10.6 votes on 2 voters leaves little of their answers" in little
     answers = served.ask(world.dataset.x_test[:3])
     assert answers.probabilities is None and served.asked == 3

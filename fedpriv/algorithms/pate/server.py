@@ -56,7 +56,7 @@ def run_knowledge(clients: Clients, world: World, folder: RunFolder, progress: P
         keep_poll(folder, poll)
     answers = answers_of(world, poll)
     write_answers(folder, answers)
-    progress.stage(f"teaching the student with {sum(answer.answered for answer in answers)} answers")
+    progress.stage(f"training the student on {sum(answer.answered for answer in answers)} answers")
     student = _student(world, answers)
     loss, accuracy = evaluate(world, student)
     knowledge = _knowledge(world, poll, answers, accuracy)

@@ -116,7 +116,7 @@ def _copies(world: World) -> list[str]:
     copies = f"{each:,.0f}" if each >= 10 else f"{each:.2g}"
     return [
         f"data.partition = 'overlapping': {len(world.sizes)} clients hold {copies} copies of each of {examples} "
-        "examples on average; what is proven is about one client's copy"
+        "examples on average; the proof covers one client's copy"
     ]
 
 

@@ -132,7 +132,7 @@ def _resume(folder: RunFolder, progress: Progress) -> Summary:
 def _resuming(folder: RunFolder) -> str:
     summary = folder.summary()
     if summary is not None and summary.status == COMPLETED:
-        return f"{folder.path} is finished: no round is missing; its attacks and its report are made again"
+        return f"{folder.path} is complete: running its attacks and writing its report again"
     return f"resuming {folder.path}"
 
 
@@ -178,7 +178,7 @@ class _Run:
             self._end_early("failed", str(failure))
             raise failure from None
         except KeyboardInterrupt:
-            progress.stage("interrupted: writing the ledger, the summary and the report of what there is")
+            progress.stage("interrupted: writing the ledger, the summary and the report so far")
             reason = f"interrupted; finish it with: {folder.to_resume}"
             self._end_early("interrupted", reason)
             raise RunInterruptedError(reason) from None

@@ -134,9 +134,7 @@ def tune_attack(
     """
     attack = known_attack(name)
     if attack.active():
-        raise InputError(
-            f"{name} is an active attack: its settings decide what clients are sent; there is none to tune"
-        )
+        raise InputError(f"{name} is an active attack: its settings decide what clients receive, and cannot be tuned")
     experiment = load_run(source, overrides) if source.is_dir() else load_experiment(source, overrides)
     refuse_texts(experiment, f"tuning {name}")
     refusal = threat_model(experiment.adversary).refusal(f"tuning {name}", (*attack.needs, Access.PUBLIC_DATA))
@@ -155,7 +153,7 @@ def tune_attack(
             raise InputError(f"attack {name}: {mismatch.text}")
         rehearsed = _rehearse(world, before, victims)
         public = guesses(unit_scale(world.dataset.x_test), columns=world.dataset.columns)
-        progress.stage(f"tuning {name} on {len(rehearsed)} uploads made of public images: {len(configs)} settings")
+        progress.stage(f"tuning {name} on {len(rehearsed)} uploads of public images: {len(configs)} settings")
         trials = tuple(_trial(world, attack, config, list(values), rehearsed, public, progress) for config in configs)
         guess = _guess_mse(rehearsed, public, world)
     tuning = Tuning(name, tuple(values), trials, guess, ())
@@ -307,8 +305,8 @@ def _remarks(tuning: Tuning) -> tuple[str, ...]:
     lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
     if not tuning.beats_guess:
         return (
-            f"{lines[0]} No setting does better: with this mechanism and so many iterations the attack finds nothing "
-            "that the weights could bring out.",
+            f"{lines[0]} No setting does better: with this mechanism and number of iterations the attack recovers "
+            "nothing, whatever its weights.",
         )
     tried = zip(*(trial.values for trial in tuning.trials), strict=True)
     for key, value, values in zip(tuning.keys, best.values, tried, strict=True):

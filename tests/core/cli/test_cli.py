@@ -70,7 +70,7 @@ def test_a_run_ends_with_its_result_in_words_and_the_report(here: Path) -> None:
     assert again.returncode == 0, again.stderr
     again = fedpriv("run", "--resume", "out", cwd=here)
     assert (again.returncode, again.stdout) == (0, done.stdout)
-    assert "out is finished: no round is missing" in again.stderr
+    assert "out is complete: running its attacks" in again.stderr
 
 
 def test_json_is_all_that_json_prints(here: Path) -> None:
