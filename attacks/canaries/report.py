@@ -28,10 +28,10 @@ class CanaryFinding(RecordFinding[CanaryAudit]):
         bound, surer, proven = found.epsilon_bound, found.surer_bound, found.proven_epsilon
         facts = [
             ("Measured", f"ε is at least {figure(bound.epsilon, 3)}, with {percent(bound.confidence, 0)} confidence"),
-            ("Surer", f"ε is at least {figure(surer.epsilon, 3)}, with {percent(surer.confidence)} confidence"),
+            ("More surely", f"ε is at least {figure(surer.epsilon, 3)}, with {percent(surer.confidence)} confidence"),
             ("Proven", "nothing" if proven is None else f"ε is at most {figure(proven)}"),
             ("Adjacency", found.adjacency or "none"),
             ("At δ", figure(bound.delta)),
-            ("Rests on", f"{count(bound.trials)} canaries of {count(found.clients)} clients, {bound.method}"),
+            ("Based on", f"{count(bound.trials)} canaries of {count(found.clients)} clients, {bound.method}"),
         ]
         return Section("canaries", "Canaries", {"found": found, "facts_of": facts})

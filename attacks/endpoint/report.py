@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
 
 _ADVERSARIES: Mapping[str, str] = {
-    "participant": "The adversary is a client, or anyone else who has the model, and may ask its endpoint, too.",
-    "student-holder": "The adversary has the student and the answers that it learnt from, and never saw a vote.",
-    "user": "The adversary may ask the endpoint, and has nothing else of the model.",
-    "curious-endpoint": "The adversary runs the endpoint, and reads what people ask it.",
+    "participant": "The adversary has the model, as every client does, and can query its endpoint.",
+    "student-holder": "The adversary has the student and the answers that it was trained on, and never saw a vote.",
+    "user": "The adversary can query the endpoint, and does not have the model.",
+    "curious-endpoint": "The adversary runs the endpoint, and reads its users' queries.",
 }
 
 

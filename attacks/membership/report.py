@@ -26,10 +26,7 @@ _BOUND = (
     "A lower bound by canaries, with 95 % confidence for each trial alone. Above the proven figure it would be an "
     "error."
 )
-_AREA = (
-    "the same attack for all trials. An AUC of 0.5 is that of a guess; this attack not succeeding is no proof of "
-    "privacy."
-)
+_AREA = "the same attack for all trials. A guess has an AUC of 0.5; if the attack fails, that is no proof of privacy."
 # Three inks and as many kinds of line tell nine curves apart.
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
@@ -119,9 +116,9 @@ class MembershipFinding(RecordFinding[Membership]):
             ("TPR", f"{percent(strongest.tpr_at_1_percent)} at a false positive rate of 1 %"),
             ("measured", f"ε is at least {figure(found.epsilon_bound.epsilon, 3)}"),
         ]
-        remark = "A guess has 0.5. The strongest of several attacks, which flatters it a little."
+        remark = "A guess has 0.5. The best of several attacks, which is slightly optimistic for it."
         if found.figure.exceeded:
-            remark = "More is shown than the ledger claims to be proven: see below."
+            remark = "The measured ε exceeds the ε that the ledger claims to be proven: see below."
         leaks = area.measured.low is not None and area.measured.low > GUESS
         return (
             Tile(
@@ -165,7 +162,7 @@ class MembershipFinding(RecordFinding[Membership]):
             tuple(_area_of(trial, chosen) for trial in trials),
             tuple(f"{max(own):.3f}" if own else "" for own in areas),
             most=1.0,
-            meaning=("Membership", f"Plotted is {chosen}, {_AREA}" if chosen else "No trial was audited."),
+            meaning=("Membership", f"The plots show {chosen}, {_AREA}" if chosen else "No trial was audited."),
             axis="AUC of membership inference (0.5: a guess)",
             guess=GUESS,
             name="Accuracy and membership inference",
@@ -200,7 +197,7 @@ def _proven(found: Membership, view: RunView) -> str:
         return f"ε is at most {figure(found.proven_epsilon)}"
     if not view.experiment.protects:
         return "nothing: there is no mechanism"
-    return f"nothing that compares: {found.proven_adjacency or 'no adjacency is named'}"
+    return f"nothing comparable: {found.proven_adjacency or 'no adjacency is named'}"
 
 
 def roc_plot(attacks: Sequence[MembershipAttack]) -> "Plot | None":

@@ -68,7 +68,7 @@ def _facts(extraction: ExtractedTexts) -> list[tuple[str, str]]:
         ),
         ("Texts with such a sequence", f"{count(extraction.with_found)} of {count(extraction.samples)}"),
         (
-            "Of those that the membership rank puts first",
+            "Of the texts with the best membership rank",
             f"{count(extraction.ranked_found)} of {count(extraction.ranked)}",
         ),
         ("Proven", "nothing: texts are not drawn at random, as canaries are"),
@@ -112,7 +112,7 @@ def _plot(found: Memorisation) -> "Plot":
     return plot(
         build,
         f"Exposure of each canary and the mean by copies, in bits of {decimal(found.bits, 1)} at most. {said}. Dotted: "
-        f"a guess, {decimal(found.guess, 2)}. Short orange lines: what is proven of the mean.",
+        f"a guess, {decimal(found.guess, 2)}. Short orange lines: the proven bound on the mean.",
     )
 
 

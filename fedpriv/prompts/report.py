@@ -41,7 +41,7 @@ def _rows(folder: PromptFolder) -> list[tuple[str, str, str, str, str]]:
     """(answers, noise, right, interval, proven) of each row, from a guess to what nothing protects."""
     prompts = folder.prompts()
     rows = [
-        ("Guess: the commonest label", "", percent(prompts.majority), "", "needs no example"),
+        ("Guess: the most common label", "", percent(prompts.majority), "", "needs no example"),
         ("Guess: the model without examples", "", *_shares(prompts.zero_shot), "needs no example"),
     ]
     for level in prompts.levels:

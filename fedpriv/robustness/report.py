@@ -168,9 +168,9 @@ def evasion_title(name: str) -> str:
 
 def _noise(noise: NoiseFacts) -> str:
     """Return how much noise there is and where."""
-    where = "on the input" if noise.place == "input" else "behind the first layer"
+    where = "on the input" if noise.place == "input" else "after the first layer"
     shared = "" if noise.redistribution == "uniform" else f", r: {noise.redistribution}"
-    when = ", not there in training" if noise.afterwards else ""
+    when = ", not used in training" if noise.afterwards else ""
     return f"σ = {figure(noise.sigma)} in {NORMS[noise.norm]}, {where}{shared}{when}"
 
 
@@ -181,10 +181,13 @@ def robustness_facts(robustness: Robustness) -> list[tuple[str, str]]:
         ("Examples certified", count(robustness.examples)),
         ("Right by vote", _share(robustness.voted)),
         ("Right without noise", _share(robustness.noiseless)),
-        ("No class ahead", count(robustness.abstained)),
-        ("Votes an example", f"{count(robustness.selection)} to choose, {count(robustness.votes)} fresh ones to prove"),
+        ("No clear majority", count(robustness.abstained)),
+        (
+            "Votes per example",
+            f"{count(robustness.selection)} to choose, {count(robustness.votes)} fresh ones to prove",
+        ),
         ("Each may be wrong", f"with probability {figure(robustness.alpha)}"),
-        ("Wrong in all", f"at most {count(robustness.wrong_at_most)}, with 95 % confidence"),
+        ("Wrong in total", f"at most {count(robustness.wrong_at_most)}, with 95 % confidence"),
         ("Largest radius", ", ".join(f"{NORMS[norm]} {figure(robustness.reach.of(norm), 3)}" for norm in NORMS)),
         ("Time", duration(robustness.seconds)),
     ]
@@ -199,16 +202,16 @@ def robustness_notes(robustness: Robustness, evasion: Evasion | None) -> list[st
         notes.append(
             f"No certificate reaches beyond {norm} {figure(robustness.reach.of(evasion.norm), 3)} here: that is the "
             f"radius of an example that all {count(robustness.votes)} votes agree on. At {norm} "
-            f"{figure(beyond[0])} and above nothing can be proven with this noise and so many votes. "
-            "Certified accuracy that is claimed at such sizes comes from a bound that does not hold."
+            f"{figure(beyond[0])} and above nothing can be proven with this noise and number of votes. "
+            "Claims of certified accuracy at such sizes rely on a bound that does not hold."
         )
     if robustness.noise.epsilon is not None:
         notes.append(
-            f"robustness.epsilon = {figure(robustness.noise.epsilon)} names a noise level, as in PixelDP. It is no "
+            f"robustness.epsilon = {figure(robustness.noise.epsilon)} sets a noise level, as in PixelDP. It is not a "
             "privacy budget, and has nothing to do with the ε of the ledger."
         )
     notes.append(
-        "The theorems are about real numbers, and the network computes with rounded ones. They also take for granted "
+        "The theorems are about real numbers, and the network computes with rounded ones. They also assume "
         "that the attacker does not know the draws of the noise."
     )
     return notes

@@ -46,10 +46,10 @@ def _facts(endpoint: ServiceView) -> list[Fact]:
     service, guarantee = endpoint.service, endpoint.service.guarantee
     facts = [
         ("Answers used", _used(endpoint)),
-        ("Proven of all planned answers", _proven(guarantee)),
+        ("Proven for all planned answers", _proven(guarantee)),
     ]
     if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
-        facts.append(("Claimed of one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
+        facts.append(("Claimed for one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
     if endpoint.referee is not None:
         referee = endpoint.referee
         facts.append(("Right on test images, exact scores", _share(referee.accuracy)))
@@ -67,7 +67,8 @@ def _facts(endpoint: ServiceView) -> list[Fact]:
         facts.append(
             (
                 "Features",
-                f"the network of {service.learnt.run} before its last layer, {_proven(service.learnt.guarantee)} of it",
+                f"the network of {service.learnt.run} before its last layer; proven: "
+                f"{_proven(service.learnt.guarantee)}",
             )
         )
     if service.scale:
@@ -81,7 +82,7 @@ def _notes(endpoint: ServiceView) -> list[str]:
     notes = [f"Adjacency: {guarantee.adjacency}.", f"Epsilon: {guarantee.theorem['epsilon']}."]
     notes += [f"{note[:1].upper()}{note[1:]}." for note in guarantee.notes]
     if endpoint.audit is not None:
-        notes.append("How far models moved when one example was replaced is measured, and no guarantee.")
+        notes.append("How far models moved when one example was replaced is measured, not guaranteed.")
     return notes
 
 
@@ -97,7 +98,7 @@ def answers_plot(endpoint: ServiceView) -> "Plot | None":
         return None
     exact = referee.accuracy.value
     said = (
-        f"Right answers, where epsilon {figure(epsilon)} is for all answers together, by how many they are, under each "
+        f"Share of right answers by the number of answers that epsilon {figure(epsilon)} covers together, for each "
         f"policy with the same model; exact scores are right in {percent(exact)}"
     )
     curves = [(curve.policy, curve.points) for curve in referee.curves]
@@ -172,7 +173,7 @@ class ServedFinding(Finding[ServiceView]):
 
     name: ClassVar[str] = "service"
     rank: ClassVar[int] = 60
-    refuted: ClassVar[str] = "What is claimed of the answers is not proven"
+    refuted: ClassVar[str] = "What is claimed about the answers is not proven"
     columns: ClassVar[type[Columns] | None] = ServedColumns
     files: ClassVar[tuple[str, ...]] = ("service/service.json", "service/audit.json")
 

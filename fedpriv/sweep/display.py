@@ -80,7 +80,7 @@ class SweepDisplay(SweepProgress):
     def headline(self) -> str:
         """What is done and the time left."""
         failed = sum(record.failed for record in self._ended)
-        parts = [f"{len(self._ended)} of {self._total} trials over"]
+        parts = [f"{len(self._ended)} of {self._total} trials finished"]
         parts += [f"{failed} failed"] if failed else []
         parts += [f"{len(self._running)} running"] if self._running else []
         left = self.seconds_left()

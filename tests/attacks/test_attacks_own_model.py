@@ -628,7 +628,7 @@ def test_a_row_of_a_table_needs_its_range(attack: str) -> None:
 @pytest.mark.parametrize("attack", ["dlg", "closed_form", "iga", "map"])
 def test_clipping_to_a_range_that_was_assumed_is_a_warning(attack: str) -> None:
     model, row, gradients = table_row()
-    with pytest.warns(AttackWarning, match=r"values lie on a bound of \[0, 1\], which is assumed"):
+    with pytest.warns(AttackWarning, match=r"values lie on a bound of \[0, 1\], the assumed range"):
         few: dict[str, Any] = {} if attack == "closed_form" else {"iterations": 60}
         found = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), attack=attack, **few)
     assert float((found.images.flatten(1) - row).square().mean()) > 0.1

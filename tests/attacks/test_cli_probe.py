@@ -74,7 +74,7 @@ def test_answers_and_bounds_are_said_in_words(here: Path) -> None:
     assert first[0] == second[0] == said
     assert second[-2:] == ["This replaces the earlier results in probe.json: mi-face.", "Report: run/report.html"]
     assert not any("replaces" in line for line in first)
-    assert "Each figure stands between" not in (here / "run" / "report.html").read_text()
+    assert "Each figure lies between" not in (here / "run" / "report.html").read_text()
 
 
 def bounded(epsilon: float) -> Probe:

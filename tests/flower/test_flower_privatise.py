@@ -436,7 +436,9 @@ def test_running_statistics_are_said_or_released_with_a_ledger_of_their_own(
     mean, variance = reply[names[1]], reply[names[2]]
     moves = released or not named
     assert (mean != 0).any() is np.bool_(moves) and (variance >= 0).all() and (variance != 1).any() is np.bool_(moves)
-    assert ("running statistics (bn.running_mean, bn.running_var) leave as" in caplog.text) is (named and not released)
+    assert ("running statistics (bn.running_mean, bn.running_var) are sent back" in caplog.text) is (
+        named and not released
+    )
     if released and named:
         own_line = json.loads((tmp_path / "privacy" / "client-3-statistics.json").read_text())
         assert (own_line["noise"], own_line["participations"]) == (3.0, 1)

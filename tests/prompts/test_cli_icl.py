@@ -108,7 +108,7 @@ def test_what_is_private_is_for_its_owner(done: Path) -> None:
 def test_the_report_has_guess_measured_and_proven(done: Path) -> None:
     page = (done / "report.html").read_text()
     assert re.search(r'<h2 id="prompts">Prompts</h2>', page)
-    for words in ("Not a language model", "Guess: the commonest label", "nothing proven", "No attack exceeds", "ε 8"):
+    for words in ("Not a language model", "Guess: the most common label", "nothing proven", "No attack exceeds", "ε 8"):
         assert words in page
     # Nobody is a client here, and a bullet that nothing is proven would refer to nothing.
     for words in ("<script", "client", ">Client", "Nothing proven", ">nothing proven."):
@@ -311,7 +311,7 @@ def test_synthetic_examples_are_written_and_serve(texts: Path, call: Call, tmp_p
                 f"data.root={STORIES.parent}"]  # fmt: skip
     overrides = [word for setting in settings for word in ("--set", setting)]
     code, out, _ = call("icl", texts, *overrides, "--out", tmp_path / "written", "--quiet")
-    assert (code, "Not made: membership" in out) == (0, True)
+    assert (code, "Not run: membership" in out) == (0, True)
     written = [json.loads(line) for line in (tmp_path / "written" / "synthetic.jsonl").read_text().splitlines()]
     assert [one["label"] for one in written] == ["no", "yes"]
     ledger = json.loads((tmp_path / "written" / "ledger.json").read_text())

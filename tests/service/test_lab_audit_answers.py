@@ -52,7 +52,7 @@ def test_proven_answers_are_not_refuted(run: RunFolder, tmp_path: Path, method: 
     assert found == audit_of(folder.path)
     refuse_exceeded(found.figures)
     page = render_page(load_view(folder.path))
-    assert "0 of 5" in page and "Right answers by how many epsilon has to last for" in page
+    assert "0 of 5" in page and "Share of right answers by the number of answers" in page
     assert "Models moved, measured over bound" in page and "is not proven" not in page
 
 
@@ -78,8 +78,8 @@ def test_the_published_method_is_refuted_and_told_in_red(run: RunFolder, tmp_pat
     assert found.bound is not None and found.bound.epsilon >= 4
     assert found.recovered is not None and found.recovered > 0.5
     page = render_page(load_view(folder.path))
-    assert "What is claimed of the answers is not proven" in page
-    assert "Proven of all planned answers</dt><dd>nothing" in page
+    assert "What is claimed about the answers is not proven" in page
+    assert "Proven for all planned answers</dt><dd>nothing" in page
     assert "(nominal)" in page
 
 

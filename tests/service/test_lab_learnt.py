@@ -162,7 +162,7 @@ def test_both_figures_are_added(run: RunFolder, private: RunFolder, tmp_path: Pa
         assert alone is not None and alone.epsilon == pytest.approx(2.0, rel=1e-6)
         assert (service.learnt.guarantee.epsilon, service.learnt.run) == (worst.epsilon, wanted.policy.learnt)
     page = render_page(load_view(tmp_path / "two"))
-    assert "before its last layer" in page and "where epsilon 2 is for all answers together" in page
+    assert "before its last layer" in page and "that epsilon 2 covers together" in page
 
 
 def test_probes_count_the_other_run_too(run: RunFolder, private: RunFolder, tmp_path: Path) -> None:

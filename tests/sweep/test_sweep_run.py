@@ -320,7 +320,7 @@ def test_the_time_left_follows_from_the_trials_so_far(tmp_path: Path) -> None:
     display.started(asked.trials[3])
     # Two at once: one has run for 10 of about 10 seconds, one is new, two wait.
     assert display.seconds_left() == pytest.approx((0 + 10 + 2 * 10) / 2)
-    assert display.headline() == "2 of 6 trials over, 2 running, about 0:15 left"
+    assert display.headline() == "2 of 6 trials finished, 2 running, about 0:15 left"
 
 
 def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
@@ -517,7 +517,7 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
     assert "test_accuracy," in (tmp_path / "sweeps" / "small" / "trials" / "0002" / "metrics.csv").read_text()
     assert code == 0 and "Report: sweeps/small/report.html" in out
-    assert "3 of 3 trials over" in shown
+    assert "3 of 3 trials finished" in shown
     code, out, _ = fedpriv("compare", "sweeps/small", "sweeps/small/trials/0001", "--json")
     assert code == 0 and (tmp_path / "comparison.html").is_file()
     assert [trial["trial"] for trial in json.loads(out)["trials"]] == [1, 2, 3, 4]
@@ -532,7 +532,7 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     assert "Epsilon of the chosen trial" in fedpriv("compare", *noisy, "--private-selection")[1]
     (tmp_path / "sweeps" / "small" / "trials" / "0002" / "record.json").unlink()
     assert fedpriv("report", "sweeps/small")[0] == 0
-    assert "2 of 3 trials over" in (tmp_path / "sweeps" / "small" / "report.html").read_text()
+    assert "2 of 3 trials finished" in (tmp_path / "sweeps" / "small" / "report.html").read_text()
     (tmp_path / "sweeps" / "small" / "report.html").unlink()
     assert fedpriv("report", "sweeps/small")[:2] == (0, "Report: sweeps/small/report.html\n")
     assert fedpriv("sweep", "sweep.toml", "--list")[1].startswith("1: mechanism.name=none, seed=1\n2: ")

@@ -70,20 +70,19 @@ def _notes(survey: LabelSurvey) -> list[str]:
     notes = []
     if survey.shares:
         notes.append(
-            "± is a standard error. An estimate has no bias and may lie below 0: of a rare class little is left under "
-            "so much noise."
+            "± is a standard error. Estimates are unbiased and may be below 0: this much noise hides rare classes."
         )
     else:
         notes.append(
-            "No shares were estimated: behind a mechanism, and where clients vote, counts would be a second release of "
+            "No shares were estimated: with a mechanism, or where clients vote, counts would be a second release of "
             "each example, which the first claim does not cover."
         )
     limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_FEATURES)
     notes.append(
-        "Measured is the likeliest label behind each changed one, named by somebody who knows how frequent classes "
-        "are: the best rule, which by chance may lie a little above its limit, within the interval. The limit is for "
-        "anyone who knows that and nothing else of an example. Somebody who has the features knows more: from a guess "
-        f"that is right that often, the changed label leads to at most {limits}."
+        "Measured is the best rule: it knows the class frequencies and guesses the likeliest true label for each "
+        "changed one. By chance it may be a little above its limit, within the interval. The limit holds for anyone who knows "
+        "only the class frequencies. A party that also has the features starts from a better guess, and the changed "
+        f"label raises its success rate to at most {limits}."
     )
     return notes
 
@@ -135,8 +134,8 @@ class LabelsFinding(Finding[LabelSurvey]):
         ceiling = "which agrees within its interval with the ceiling," if above else "the ceiling"
         return (
             f"{proven}. The true label, from the changed one: a guess {told.guess:.1%}, measured {measured}, {ceiling} "
-            f"{told.ceiling:.1%} for anyone who knows no more of an example than how frequent classes are; somebody "
-            f"who already names 90% of labels from the features can reach {most_told(found.epsilon, 0.9):.1%}.",
+            f"{told.ceiling:.1%} for anyone who knows only the class frequencies; a party that already guesses 90% of "
+            f"labels from the features can reach {most_told(found.epsilon, 0.9):.1%}.",
         )
 
     @override

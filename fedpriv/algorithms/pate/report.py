@@ -47,20 +47,20 @@ def _facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str
 def _notes(knowledge: Knowledge) -> list[str]:
     """Return what a reader has to know beside the figures."""
     notes = [
-        "What is claimed is about all data of one client: anyone who sees the answers and the student, and knows all "
-        "others' data, hardly learns which data this one has."
+        "The claim protects all data of one client: a party that sees the answers and the student, and knows all other "
+        "clients' data, hardly learns anything about this client's data."
     ]
     if knowledge.noise_at == "server":
-        notes.append("The server, and anyone who reads the messages, sees votes without noise: it has to be trusted.")
+        notes.append("The server, and anyone who reads the messages, sees votes without noise and must be trusted.")
     if knowledge.budget is not None and knowledge.spent is not None and knowledge.aggregator == "confident":
         notes.append(
-            "The budget is the claim: how many questions are answered depends on the votes, so what was spent may be "
-            "claimed only because asking stops before a budget that was fixed beforehand."
+            "The claim is the budget: the number of answered questions depends on the votes, so the claim holds only "
+            "because queries stop before a budget that was fixed beforehand."
         )
     if knowledge.sanitised is not None:
         notes.append(
-            "The sanitised figure estimates what the answers cost on these very votes. It has noise on it, so that it "
-            "may be shown, and lies above the true figure or below it. The ledger counts that it was shown."
+            "The sanitised figure estimates the cost of the answers on these votes. It has noise, so that it may be "
+            "shown, and may be above or below the true figure. The ledger includes the cost of showing it."
         )
     return notes
 

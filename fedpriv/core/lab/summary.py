@@ -226,12 +226,12 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
     if experiment.hears_masked and protected is not None:
         return [
             f"From masked uploads (secure aggregation) the eavesdropper recovers {protected}; "
-            "what their sum tells is another question: adversary.threat_model = 'secure-aggregation'."
+            "adversary.threat_model = 'secure-aggregation' attacks their sum."
         ]
     if bare is None and protected is not None:
         return [
             f"With {mechanism} the eavesdropper recovers {protected}; without "
-            "adversary.counterfactual it is not known whether that is the mechanism's merit."
+            "adversary.counterfactual it is not known whether the mechanism is the reason."
         ]
     if bare is None or protected is None:
         return [
@@ -257,7 +257,7 @@ def _active(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         return [f"The active server ({name}) could not attack any upload, so nothing is said about that worst case."]
     parts = [f"{part} {kinds[kind]}" for kind, part in results.items()]
     sentences = [
-        f"Worst case, not eavesdropping: an active server that sends clients parameters of its own making ({name}) "
+        f"Worst case, not eavesdropping: an active server that sends clients crafted parameters ({name}) "
         f"recovers {', '.join(parts)}."
     ]
     bare = results.get("unprotected")
@@ -318,7 +318,7 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
     if unattacked:
         uploads = "1 observed upload" if unattacked == 1 else f"{unattacked} observed uploads"
         sentences.append(
-            f"{uploads} could not be attacked: missed where victims are picked out, and no part of the other figures; "
+            f"{uploads} could not be attacked: missed where victims are picked out, and in no other figure; "
             "the warnings say why."
         )
     return sentences

@@ -38,7 +38,9 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
         axes.set_ylim(0, 1)
         if classes:
             uneven = commonest > _CLEARLY / classes
-            height, words = (commonest, "the commonest class") if uneven else (1 / classes, f"guessing among {classes}")
+            height, words = (
+                (commonest, "the most common class") if uneven else (1 / classes, f"guessing among {classes}")
+            )
             level(axes, height, words, theme)
         return drawing
 

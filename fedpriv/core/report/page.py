@@ -215,7 +215,7 @@ class _Training:
         used, asked = sum(len(record.used) for record in trained), sum(len(record.clients) for record in trained)
         return [
             ("Rounds", f"{numbers.count(len(trained))} of {numbers.count(self.view.experiment.federation.rounds)}"),
-            ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} asked for"),
+            ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} requested"),
             ("Sent up", numbers.bytes_text(sent)),
             ("Sent down", numbers.bytes_text(received)),
             ("Time in rounds", numbers.duration(sum(record.seconds for record in trained))),

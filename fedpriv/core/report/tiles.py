@@ -20,7 +20,7 @@ WEAK = (
     "this run shows nothing about it."
 )
 
-ACTIVE = "The server sent these clients parameters of its own making. No eavesdropper can do that."
+ACTIVE = "The server sent these clients crafted parameters. No eavesdropper can do that."
 
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
@@ -195,7 +195,7 @@ def _told(view: View) -> list[Tile]:
     conditions.append(("ceiling", "none" if rate.ceiling is None else f"{percent(rate.ceiling)}: no attack exceeds it"))
     title = f"{rate.success[0].upper()}{rate.success[1:]} with {view.experiment.mechanism.title}"
     tile = _counted(title, Recovered(rate.hits, rate.images), "")
-    remark = "More than is claimed to be possible: the implementation or the proof is wrong." if rate.exceeded else ""
+    remark = "Above the proven ceiling: the implementation or the proof is wrong." if rate.exceeded else ""
     return [replace(tile, conditions=tuple(conditions), remark=remark, alarm=rate.interval[0] > rate.chance)]
 
 
@@ -215,11 +215,11 @@ def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> T
     how = "from masked uploads" if masked else f"with {view.experiment.mechanism.title}"
     title = f"{_those(view)} recovered {how}"
     if result is not None and masked:
-        return _counted(title, result, "What the sum of the uploads tells is another question.")
+        return _counted(title, result, "The sum of the uploads may still leak.")
     if result is None:
         return Tile(title, "not known", words=True, remark="No protected upload was attacked.")
     if bare is None:
-        return _counted(title, result, "Not comparable: nobody tried the same uploads without protection.")
+        return _counted(title, result, "Not comparable: the same uploads were not attacked without protection.")
     if bare.images == 0:
         return _counted(title, result, "Says nothing about the mechanism: see the weak attack without protection.")
     return _counted(title, result, "By these attacks on these uploads; a stronger attack may recover more.")

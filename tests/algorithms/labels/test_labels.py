@@ -151,7 +151,7 @@ def test_words_about_a_measured_rate_above_the_ceiling() -> None:
         texts.append(text)
     assert "49.0%), which agrees within its interval with the ceiling, 45.1% for anyone who" in texts[0]
     assert "49.0%), the ceiling 45.1% for anyone who" in texts[1]
-    assert texts[1].endswith("somebody who already names 90% of labels from the features can reach 98.5%.")
+    assert texts[1].endswith("a party that already guesses 90% of labels from the features can reach 98.5%.")
 
 
 def test_the_smallest_epsilon_has_a_finite_survey() -> None:

@@ -155,7 +155,7 @@ def test_a_run_whose_clients_are_protected_is_audited_by_its_command(tmp_path: P
     assert f"Epsilon is at least {found.epsilon_bound.epsilon:.3g} with confidence 0.95" in said
     assert f"proven: at most {found.proven_epsilon:.4g} (delta = 1e-05" in said
     assert "40 canaries of 40 clients; one run, independent scores" in said
-    assert "What the noise lets through" in (folder.path / "report.html").read_text()
+    assert "Audit of the noise with canaries" in (folder.path / "report.html").read_text()
     assert json.loads((folder.path / "summary.json").read_text())["canaries"]["clients"] == 40
 
     ledger = folder.path / "ledger.json"

@@ -317,6 +317,6 @@ def test_a_wrong_ceiling_ends_with_1_and_everything_is_written(tmp_path: Path, m
     folder = RunFolder(tmp_path / "run")
     assert folder.final_summary().status == "completed"
     assert folder.ledger() is not None
-    assert "More than is claimed to be possible" in write_report(folder.path).read_text()
+    assert "Above the proven ceiling" in write_report(folder.path).read_text()
     with pytest.raises(RunFailedError, match="the implementation or the proof is wrong"):
         attack_run(folder.path, ["candidate"], (), (), None, "", Silent())

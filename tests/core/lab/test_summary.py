@@ -134,7 +134,7 @@ def test_labels_that_leak_are_told() -> None:
     [
         (settings(attacks=[]), [], "No attack on uploads was run"),
         (settings(), [], "No upload could be attacked"),
-        (settings(counterfactual=False), [line(0, "iga", "protected", False)], "not known whether that is the mech"),
+        (settings(counterfactual=False), [line(0, "iga", "protected", False)], "not known whether the mech"),
     ],
 )
 def test_what_was_not_tried_is_not_claimed(experiment: Experiment, scores: list[Score], expected: str) -> None:

@@ -208,7 +208,7 @@ def test_trials_are_traced_to_their_folders() -> None:
 
 def test_the_page_of_an_unfinished_sweep_says_so() -> None:
     records = synthetic(3)
-    assert "3 of 1,000 trials over, 0 failed" in render_comparison(records, CHOSEN, "t", planned=1000)
+    assert "3 of 1,000 trials finished, 0 failed" in render_comparison(records, CHOSEN, "t", planned=1000)
     for planned in (0, 3):
         assert "3 trials, 0 failed" in render_comparison(records, CHOSEN, "t", planned=planned)
 

@@ -51,7 +51,7 @@ def test_the_commonest_class_is_the_level_where_it_is_clearly_above_chance() -> 
     rounds = course((2.3, 0.1), (1.0, 0.753))
     uneven, even = accuracy_plot(rounds, 2, 0.76), accuracy_plot(rounds, 2, 0.55)
     assert uneven is not None and even is not None
-    assert "the commonest class" in texts(uneven.light) and "guessing among 2" in texts(even.light)
+    assert "the most common class" in texts(uneven.light) and "guessing among 2" in texts(even.light)
     plain = accuracy_plot(rounds, 2)
     assert plain is not None and plain.light == even.light
 

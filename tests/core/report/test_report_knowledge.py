@@ -51,7 +51,7 @@ def test_a_data_dependent_figure_is_called_an_estimate(make_run: MakeRun) -> Non
     root = parse(render_page(load_view(voted(make_run(), sanitised=1.87))))
     text = root.section("knowledge").text
     assert "about ε 1.87: an estimate, no bound" in text
-    assert "above the true figure or below it" in text
+    assert "above or below the true figure" in text
 
 
 def test_a_run_without_votes_has_no_such_section(make_run: MakeRun) -> None:

@@ -77,7 +77,7 @@ def test_a_bound_above_the_proof_is_an_error_in_red(make_run: MakeRun) -> None:
     assert "ε of at least 3.6" in error.text and "claimed: at most 3.5" in error.text
     assert root.section("membership").find("dd", "error")
     tile = next(one for one in root.find("section", "tile") if "Membership" in one.text)
-    assert "More is shown than the ledger claims" in tile.text
+    assert "exceeds the ε that the ledger claims" in tile.text
     equal = parse(render_page(load_view(audited(make_run(), bound=3.5, proven=3.5))))
     assert not equal.find("div", "error")
 
@@ -90,7 +90,7 @@ def test_an_attack_that_cannot_be_told_from_guessing_is_no_alarm(make_run: MakeR
 
 @pytest.mark.parametrize(
     ("mechanism", "said"),
-    [("none", "nothing: there is no mechanism"), ("gaussian", "nothing that compares: replace-one")],
+    [("none", "nothing: there is no mechanism"), ("gaussian", "nothing comparable: replace-one")],
 )
 def test_what_is_not_proven_is_said(make_run: MakeRun, mechanism: str, said: str) -> None:
     section = parse(render_page(load_view(audited(make_run(mechanism=mechanism), proven=None)))).section("membership")

@@ -458,7 +458,7 @@ def test_clients_that_stopped_are_told_with_their_last_round(make_run: MakeRun) 
 
 def test_a_target_that_nobody_reached_is_told(make_run: MakeRun) -> None:
     root = report(make_run(target=500.0))
-    assert "No client came that far." in root.section("ledger").text
+    assert "No client reached it." in root.section("ledger").text
     assert "Stopped after round" not in root.text
     assert "federation.target_epsilon )" not in report(make_run()).section("ledger").text
 
@@ -607,7 +607,7 @@ def test_colour_pictures_of_any_shape_are_shown(make_run: MakeRun) -> None:
 GONE: list[tuple[tuple[str, ...], list[str]]] = [
     (("summary.json",), ["This run is not finished", "No verdict was written"]),
     (("ledger.json",), ["This folder has no ledger yet"]),
-    (("referee/partition.json",), ["The folder does not say how the data are shared"]),
+    (("referee/partition.json",), ["The folder does not say which client holds which data"]),
     (("metrics.jsonl",), ["No round was evaluated, so there are no curves", "No round was finished"]),
     (("reconstructions",), ["There are no pictures", "this folder has no scores"]),
     (("reconstructions/scores.jsonl",), ["this folder has no scores", "Scores n/a"]),

@@ -185,7 +185,7 @@ def test_the_sandwich_stands_in_sentence_table_and_tiles(make_run: MakeRun) -> N
     # Margins of 1, 0.8, 0.5, 0.25, 0.25 and 0 times the radius.
     assert rows(bounds)[0][-7:] == ["60.0%", "30.0%", "10.0%", "0.36", "70.0%", "40.0%", "0.045"]
     assert [row[-7] for row in rows(bounds)] == ["60.0%", "50.0%", "30.0%", "0.0%", "0.0%", "0.0%"]
-    assert "at most 1, with 95 % confidence" in section.text and "σ = 0.5 in ℓ₂, behind the first layer" in section.text
+    assert "at most 1, with 95 % confidence" in section.text and "σ = 0.5 in ℓ₂, after the first layer" in section.text
     certified, attacked = tile(root, "Certified at ℓ₂ 0.5"), tile(root, "Right under attack at ℓ₂ 0.35")
     assert "30.0%" in certified.text and "80.0% by vote" in certified.text and "at most 1 of 10" in certified.text
     assert "60.0%" in attacked.text and "50.0% proven and 80.0% unattacked" in attacked.text
@@ -255,7 +255,7 @@ def test_sizes_beyond_the_reach_and_what_epsilon_names(make_run: MakeRun) -> Non
     text = page(probe(certify(make_run(), epsilon=2.5), sizes=(0.3, 0.95, 1.5))).section("robustness").text
     assert "No certificate reaches beyond ℓ₂ 0.95 here" in text
     assert "At ℓ₂ 0.95 and above nothing can be proven" in text
-    assert "robustness.epsilon = 2.5 names a noise level, as in PixelDP. It is no privacy budget" in text
+    assert "robustness.epsilon = 2.5 sets a noise level, as in PixelDP. It is not a privacy budget" in text
     assert "no privacy budget" not in page(certify(make_run())).section("robustness").text
 
 
