@@ -80,9 +80,10 @@ def _notes(survey: LabelSurvey) -> list[str]:
     limits = ", ".join(f"{percent(most_told(survey.epsilon, k0))} from {percent(k0)}" for k0 in _FROM_FEATURES)
     notes.append(
         "Measured is the best rule: it knows the class frequencies and guesses the likeliest true label for each "
-        "changed one. By chance it may be a little above its limit, within the interval. The limit holds for anyone who "
-        "knows only the class frequencies. A party that also has the features starts from a better guess, and the changed "
-        f"label raises its success rate to at most {limits}."
+        "changed one. By chance it may be a little above its limit, within the interval. The limit holds for anyone "
+        "who knows only the class frequencies. A party that also has the features starts from a better guess, and the "
+        "changed label raises its success rate to "
+        f"at most {limits}."
     )
     return notes
 

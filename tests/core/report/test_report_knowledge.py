@@ -41,7 +41,7 @@ def test_what_was_asked_and_learnt_is_shown(make_run: MakeRun) -> None:
     text = root.section("knowledge").text
     for words in ("3 of 4 voted", "9 test images", "3, 2 answered", "50.0%", "75.0% of the other 20", "ε 2.5", "ε 3"):
         assert words in text
-    assert "has to be trusted" in text
+    assert "must be trusted" in text
     assert "budget is the claim" in text
     assert "anitised" not in text
     assert tile(root, "Questions answered by vote").text.count("2")

@@ -444,7 +444,7 @@ def test_clients_that_stopped_are_told_with_their_last_round(make_run: MakeRun) 
     folder = make_run(target=8.0, stops=((3, 11), (0, 0)), clients=4, finished=17, reason="used up", failures=())
     root = report(folder)
     section = root.section("ledger")
-    assert "would take its ε above 8 ( federation.target_epsilon )" in section.text
+    assert "would raise its ε above 8 ( federation.target_epsilon )" in section.text
     assert "2 of 4 clients stopped" in section.text
     table = section.find("table")[-1]
     assert table.find("th")[9].text == "Stopped after round"
