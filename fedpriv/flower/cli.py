@@ -97,7 +97,7 @@ def _print(found: "Audit") -> None:
 
 
 def _proven(claim: "Claim") -> str:
-    return f"{claim.proves}: weaker than it says" if claim.falls_short else claim.proves
+    return f"{claim.proves}: less than it says" if claim.falls_short else claim.proves
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

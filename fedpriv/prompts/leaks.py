@@ -62,9 +62,9 @@ def membership_leak(classifier: Classifier, config: LeaksConfig, noises: Sequenc
         title="Membership of a 1-shot prompt (AUC)",
         figures=tuple(figures),
         sentences=(
-            f"{config.pairs} examples in a prompt and as many others, all asked about once. A guess has 0.5.",
-            "With votes the example is in one of the prompts for certain; in the run's own answers nobody knows who "
-            "was drawn, so the ceiling here is that of one answer without that secrecy.",
+            f"{config.pairs} examples in a prompt and as many others, each queried once. A guess has 0.5.",
+            "With votes the example is certainly in one of the prompts. In the run's own answers the drawn examples "
+            "are secret; the ceiling here is for one answer without that secrecy.",
         ),
     )
 

@@ -374,7 +374,7 @@ def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
     assert "LocalDpMod, against the server and all who read uploads; replace-one" in said
     assert "2 releases as one of mu = 4.67" in said and "against the server nothing is proven" in said
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "weaker than it says" in page and "Originals above" in page
+    assert "less than it says" in page and "Originals above" in page
     refused = CliRunner().invoke(command_line, ["report", str(tmp_path / "out")])
     assert "it has no config.toml; the command that made it wrote its report.html" in str(refused.exception)
 

@@ -79,8 +79,8 @@ class AttributeInference(ModelAttack):
             else "Yeom et al. 2018, total variation",
         )
         sentence = (
-            f"{endpoint.asked} questions: of members {figures[0].measured.value:.1%} of the hidden features are right, "
-            f"of others {figures[1].measured.value:.1%}; the prior alone has {figures[0].guess:.1%}."
+            f"{endpoint.asked} questions: for members {figures[0].measured.value:.1%} of the hidden features are "
+            f"right, for others {figures[1].measured.value:.1%}; the prior alone has {figures[0].guess:.1%}."
         )
         result = ProbeResult(self.name, "", self.surface, endpoint.asked, (*figures, advantage), sentences=(sentence,))
         return (ProbeOutcome(result),)

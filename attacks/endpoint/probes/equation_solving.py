@@ -58,7 +58,7 @@ class EquationSolving(ModelAttack):
         error = solution.error(affine_scores(referee.truth, scene.shape))
         last = Figure("error of the numbers", Interval(error, None, None), theorem=_PERFECT, unit="number")
         sentence = (
-            f"{endpoint.asked} answers, of {needed} that exact ones would take, give all {scene.classes * needed} "
+            f"{endpoint.asked} answers (of exact ones {needed} are enough) give all {scene.classes * needed} "
             f"numbers with an error of {error:.1e} of the largest."
         )
         result = ProbeResult(

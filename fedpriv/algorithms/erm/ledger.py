@@ -56,7 +56,7 @@ def _length_of_rows(world: World) -> tuple[str, ...]:
         return ()
     return (
         "erm.clip_norm is unset: it is the median length of test rows, which are rows of data.path, and no epsilon "
-        "counts it; set erm.clip_norm, or of a CSV file a public data.table.test_path",
+        "covers it; set erm.clip_norm, or of a CSV file a public data.table.test_path",
     )
 
 

@@ -54,7 +54,7 @@ def _notes(knowledge: Knowledge) -> list[str]:
         notes.append("The server, and anyone who reads the messages, sees votes without noise and must be trusted.")
     if knowledge.budget is not None and knowledge.spent is not None and knowledge.aggregator == "confident":
         notes.append(
-            "The claim is the budget: the number of answered questions depends on the votes, so the claim holds only "
+            "The budget is the claim: the number of answered questions depends on the votes, so the claim holds only "
             "because queries stop before a budget that was fixed beforehand."
         )
     if knowledge.sanitised is not None:

@@ -48,7 +48,7 @@ def _masked(experiment: Experiment) -> list[str]:
         return []
     return [
         f"federation.secure_aggregation: under adversary.threat_model = {adversary.threat_model!r} each upload is "
-        "heard masked; their sum is attacked under 'secure-aggregation'"
+        "observed masked; their sum is attacked under 'secure-aggregation'"
     ]
 
 

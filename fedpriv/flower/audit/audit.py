@@ -88,7 +88,7 @@ def _warnings(run: Simulated, answers: Sequence[Answer]) -> Iterator[str]:
     yield from dict.fromkeys(text for answer in answers for text in _undone(answer))
     wrapped = [layer.wraps for layer in run.layers if "ClientSide" in layer.wraps]
     if wrapped and not {"fixedclipping_mod", "adaptiveclipping_mod"} & set(run.mods):
-        yield f"{wrapped[0]} is there, and no client has the mod that clips for it"
+        yield f"{wrapped[0]} is used, but no client has the mod that clips for it"
     noised = [mod for mod in run.mods if mod in NOISING]
     if noised and any(layer.wraps for layer in run.layers):
         yield f"noise is added by {noised[0]} at the client and by the server's wrapper: each claim holds by itself"

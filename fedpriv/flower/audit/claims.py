@@ -97,7 +97,7 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
             f"{2 * own[CLIPPING_NORM]:g}; at epsilon {said:g} delta is {gaussian_delta(said, first):.3g} an answer"
         )
     if said > 1:
-        notes.append("its formula for the noise is proven for epsilon below 1 alone")
+        notes.append("its formula for the noise is proven only for epsilon below 1")
     proven = not kept and math.isfinite(epsilon)
     yield Claim(
         what="LocalDpMod",
@@ -163,7 +163,7 @@ def _privatise(_: ByClient, out: Path) -> Iterator[Claim]:
             delta=line.delta,
             releases=line.participations,
             theorem=line.theorem["epsilon"],
-            notes=(*line.notes, "counted is this run; the client's own ledger counts all runs"),
+            notes=(*line.notes, "this counts one run; the client's own ledger counts all runs"),
         )
 
 
@@ -174,7 +174,7 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
     summed = max(sum(bool(answer.replied) and answer.stage == _SUMMED for answer in own) for own in by_client.values())
     yield _nothing(
         "secaggplus_mod",
-        "the server learns a sum alone",
+        "the server learns only a sum",
         summed,
         "masks cancel in the sum, which holds no noise",
         f"sums of up to {len(by_client)} clients; metrics and configs leave in clear",
@@ -207,11 +207,11 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
     engines = sum(1 for answer in by_client[worst] if answer.engines)
     notes = [f"{sum(each.steps for each in own)} steps of client {worst} in {engines} answers"]
     if largest is not None and epsilon is not None and engines > 1 and epsilon > largest * _SLACK:
-        notes.append("each answer makes an engine anew, which knows of its own steps alone")
+        notes.append("each answer creates a new engine, which counts only its own steps")
     uniform = any(not each.poisson for each in own)
     if uniform:
-        notes.append("batches are not drawn by Poisson sampling, which its accountant takes them to be")
-    notes.append("covered are the parameters that its optimiser moved; metrics and other arrays are not")
+        notes.append("batches are not drawn by Poisson sampling, which its accountant assumes")
+    notes.append("only the parameters that its optimiser changed are covered, not metrics and other arrays")
     yield Claim(
         what="Opacus",
         says="nothing: the app asks no engine"
@@ -351,7 +351,7 @@ def _equal_weights(multiplier: float, rounds: int, delta: float) -> float:
 def _unproven(layer: StrategyLayer, inner: StrategyLayer, rounds: Sequence[Round]) -> str:
     """Why no theorem holds of a wrapper; empty: one does."""
     if layer.overrides:
-        return f"{layer.name} has {', '.join(layer.overrides)} of its own, of which no theorem is known here"
+        return f"{layer.name} has {', '.join(layer.overrides)} of its own, for which no theorem is known here"
     if not inner.averages:
         return f"{inner.name} does more than average, and how far one client moves its result is not known here"
     if not rounds:
@@ -380,7 +380,7 @@ def _server_notes(
         )
     if any(len(set(each.weights.values())) > 1 for each in rounds):
         yield (
-            "weights are what clients say, which nothing bounds: a client of nearly all examples moves the mean by C; "
+            "clients state their weights, which nothing bounds: a client with nearly all examples moves the mean by C; "
             "an accountant refuses unequal weights, and a metric that is 1 for all as weighted_by_key makes them equal"
         )
     if fewest and fewest != clients:
@@ -412,7 +412,7 @@ def _replaced(distances: Sequence[float], delta: float) -> Iterator[str]:
 def _uncovered(layer: StrategyLayer) -> Iterator[str]:
     yield "aggregated metrics are not covered"
     if "ServerSide" in layer.wraps:
-        yield "against the server nothing is proven: it has each update as it left"
+        yield "against the server nothing is proven: it sees each update as it was sent"
 
 
 def _clipped(each: Round) -> float:

@@ -75,7 +75,7 @@ def _of_arrays(answer: Answer, name: str, values: dict[str, Any]) -> Iterator[tu
     update = answer.trains and any(_shapes(values) == _shapes(record) for record in sent)
     outer = _noising(answer)
     if name in answer.echoed:
-        yield "", _Row(kind, "", "constant", "it leaves as it came")
+        yield "", _Row(kind, "", "constant", "it is sent back unchanged")
     elif any(name in action.lets_out for action in answer.actions):
         yield "", _Row(kind, "", "raw data" if not update else "uncovered", "privatise.pass lets it out")
     elif any("uint8" in value or "object" in value for value in values.values()):
@@ -83,7 +83,7 @@ def _of_arrays(answer: Answer, name: str, values: dict[str, Any]) -> Iterator[tu
     elif outer is not None and outer.mod == "privatise":
         yield "", _Row(kind, "privatise", "covered", "clipped and noised, and counted in a ledger")
     elif not update:
-        yield "", _Row(kind, "", "raw data", "no update of what was sent")
+        yield "", _Row(kind, "", "raw data", "not an update of what the server sent")
     else:
         yield from _of_update(answer, kind, values, outer)
 
@@ -94,7 +94,7 @@ def _of_update(
     """An update; what noise leaves out has a line of its own."""
     statistics = [key for key in values if key.rpartition(".")[2] in STATISTICS]
     if answer.stage:
-        yield "", _Row(kind, "secaggplus_mod", "masked", "the server has the sum alone")
+        yield "", _Row(kind, "secaggplus_mod", "masked", "the server sees only the sum")
     elif outer is not None:
         yield "", _Row(kind, outer.mod, "covered", "clipped and noised at the client")
         if outer.kept:
@@ -119,7 +119,7 @@ def _unnoised(answer: Answer) -> str:
     if changed:
         return f"{changed[-1]} changed it; whether that is noise is not known"
     clipped = [action.mod for action in answer.actions if action.norm and (action.left or 0.0) < 0.999 * action.norm]
-    return f"clipped by {clipped[-1]}, without noise" if clipped else "an update as training made it"
+    return f"clipped by {clipped[-1]}, without noise" if clipped else "an unchanged update of training"
 
 
 def _noising(answer: Answer) -> ModAction | None:

@@ -342,7 +342,7 @@ def test_masked_uploads_are_heard_and_say_nothing(tmp_path: Path) -> None:
     )
     recovered = [sum(attack.recovered for attack in one.attacks if attack.upload != "none") for one in (plain, masked)]
     assert recovered == [2, 0]
-    assert any("heard masked" in text for text in masked.warnings)
+    assert any("observed masked" in text for text in masked.warnings)
     assert any("From masked uploads" in text for text in masked.verdict)
     for path in list_observations(tmp_path / "masked" / "observations"):
         heard = np.concatenate([value.numpy().ravel() for value in read_observation(path).upload.values()])
