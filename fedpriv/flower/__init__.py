@@ -1,4 +1,4 @@
-"""Mods for any Flower app: record what leaves its clients, or apply a mechanism to it.
+"""Mods for any Flower app: record its clients' replies, or apply a mechanism to them.
 
 >>> from fedpriv.flower import privatise, tap
 >>> app = ClientApp(mods=[tap(__file__), privatise(__file__)])  # doctest: +SKIP

@@ -63,22 +63,22 @@ _SIGNS = {"weights": 1.0, "update": 1.0, "negated update": -1.0, "gradient": 1.0
 def privatise(near: str | Path) -> Mod:
     """Return a mod that clips and noises the update in each reply to a training message, and keeps a ledger.
 
-    What leaves the client is the parameters that it was sent plus one release of the mechanism: all floating-point
-    arrays but running statistics, or those that ``privatise.trained`` names, as one vector. All others leave as they
-    came; metrics and configs stay at the client but those that ``privatise.send`` names, and num-examples is 1, so that
-    all clients weigh alike. Messages other than those to train are refused, unless ``privatise.pass`` names their type;
-    then nothing covers what is replied.
+    A client replies with the parameters that it received plus one release of the mechanism: one vector of all
+    floating-point arrays except running statistics, or of those that ``privatise.trained`` names. Other arrays are sent
+    back unchanged. Metrics and configs stay at the client, except those that ``privatise.send`` names. num-examples is
+    1, so that all clients have equal weights. Messages other than those to train are refused, unless ``privatise.pass``
+    names their type; then nothing covers the reply.
 
-    An app that raises, whatever it is, or returns something that does not fit or is not finite, has an update of zero:
-    whether it does may depend on its data. The client's own log and ledger say so. What is wrong whatever the data are,
-    such as the name of a record, raises. Signals (Ctrl-C) still end the process.
+    If the app raises any exception, or its reply does not fit or is not finite, the update is zero, because failures
+    may depend on the data; the client's own log and ledger record it. Errors that cannot depend on the data, such as a
+    wrong record name, are raised. Signals (Ctrl-C) still end the process.
 
     Args:
-        near: a file of settings (.toml); or the ``__file__`` of the app's module, in whose folder, or one above it,
-            fedpriv.toml is.
+        near: a settings file (.toml); or the ``__file__`` of the app's module: fedpriv.toml is in its folder or in one
+            above it.
 
     Raises:
-        InputError: the settings are missing or wrong, name no mechanism, or one whose noise no client adds.
+        InputError: the settings are missing or wrong, or name no mechanism whose noise is added at clients.
     """
     settings = read_settings(near)
     if not settings.mechanism.protects:

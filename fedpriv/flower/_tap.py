@@ -63,16 +63,15 @@ _LIKE: Mapping[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam", "ad
 def tap(near: str | Path) -> Mod:
     """Return a mod that writes down messages and replies, and passes every one on as it is.
 
-    Of each client's first ``tap.rounds`` messages of each type it writes all that whoever reads the message and its
-    reply has: arrays, metrics, configs, bytes. Where a gradient attack fits a reply it writes an observation, too, with
-    what is public: batch size, steps, learning rate, as the settings say or as PyTorch was seen to do. Where
-    ``tap.keep_images`` is set, what the client trained on lies beside it, to score attacks.
+    For each client's first ``tap.rounds`` messages of each type it writes the whole content of the message and its
+    reply: arrays, metrics, configs, bytes. If a gradient attack fits the reply, it also writes an observation with the
+    public settings: batch size, steps, learning rate, from the settings file or as observed in PyTorch. With
+    ``tap.keep_images`` it also writes the client's training images, to score attacks.
 
-    A reply that cannot be written is passed on all the same; the client's log says why.
+    A reply that cannot be written is still passed on; the client's log says why.
 
     Args:
-        near: as of :func:`~fedpriv.flower.privatise`; without any fedpriv.toml all settings have their
-            defaults.
+        near: as for :func:`~fedpriv.flower.privatise`; without a fedpriv.toml all settings have their defaults.
 
     Raises:
         InputError: the settings are wrong.

@@ -31,7 +31,7 @@ def test_a_table_in_80_columns(here: Path) -> None:
     assert lines[0].split() == ["right", "at", "linf", "0.05", "0.3"]
     assert [line.split()[0] for line in lines[1:5]] == ["unattacked", "pgd", "fgsm", "every"]
     assert max(len(line) for line in lines[:5]) <= 80
-    assert "one vote for each attacked example" in done.stdout
+    assert "one vote for each" in done.stdout
     assert "nothing is proven (fedpriv certify)." in done.stdout
     assert lines[-2:] == ["Attempts: run/robustness/attacks.jsonl", "Report: run/report.html"]
     assert "Right under attack at ℓ∞ 0.05" in (here / "run" / "report.html").read_text()
@@ -105,7 +105,7 @@ def sentences(broken: int, norm: str = "l2", reach: float = 0.9) -> list[str]:
 
 def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
     first, between, beyond = sentences(0)
-    assert "of them 50 right unattacked" in first
+    assert "the 50 that are right without an attack" in first
     assert between == (
         "At l2 0.5, 50.0% (40.0% to 60.0%) are proven and at most 50.0% (40.0% to 60.0%) are right under these "
         "attacks: the truth lies between."

@@ -225,7 +225,7 @@ def test_people_and_programs_read_the_same(texts: Path, call: Call, tmp_path: Pa
     small = ("--set", "icl.queries=10", "--set", "icl.compare=[]", "--set", "leaks.pairs=0", "--set", "seed=9")
     code, out, _ = call("icl", texts, *small, "--out", tmp_path / "a", "--quiet")
     assert code == 0
-    assert out.count("no language model") == 1
+    assert out.count("not a language model") == 1
     code, out, _ = call("icl", texts, *small, "--out", tmp_path / "b", "--json", "--set", "icl.unit=client",
                         "--set", "icl.clients=40", "--set", "icl.prompts=1")  # fmt: skip
     assert (code, json.loads(out)["queries"]) == (0, 10)
