@@ -461,7 +461,7 @@ def whole_numbers(model: nn.Module, shape: tuple[int, int, int]) -> str | None:
     name, layer = tables[0]
     return (
         f"layer {name or 'the model'} ({type(layer).__name__}) takes whole numbers, such as tokens; "
-        "the attacks move the values of images little by little, which such an input does not allow"
+        "the attacks change the values of images in small steps, which such an input does not allow"
     )
 
 
@@ -490,9 +490,9 @@ def _about_layers(model: nn.Module, attacks: Sequence[str]) -> list[str]:
     smooth = [name for name in attacks if name in ATTACKS and ATTACKS[name].smooth]
     if kinked and smooth:
         kind = type(model.get_submodule(kinked[0])).__name__
-        made = "is made" if len(smooth) == 1 else "are made"
+        made = "assumes" if len(smooth) == 1 else "assume"
         lines.append(
-            f"layer {kinked[0]} ({kind}) has a second derivative of zero; {' and '.join(smooth)} {made} for smooth "
+            f"layer {kinked[0]} ({kind}) has a second derivative of zero; {' and '.join(smooth)} {made} smooth "
             "activations such as sigmoid and may fail for that reason alone"
         )
     return lines
@@ -643,7 +643,7 @@ def _refuse_strangers(victims: Sequence[Victim]) -> None:
         if victim.client != first.client:
             raise AttackRefused(f"uploads of clients {first.client} and {victim.client} are not of one batch")
         if victim.model != first.model:
-            raise AttackRefused(f"{where}: the uploads came about in different ways (batch, steps, or mechanism)")
+            raise AttackRefused(f"{where}: the uploads were computed in different ways (batch, steps, or mechanism)")
 
 
 def _average(victims: Sequence[Victim]) -> Victim:

@@ -66,7 +66,7 @@ def tap(near: str | Path) -> Mod:
     For each client's first ``tap.rounds`` messages of each type it writes the whole content of the message and its
     reply: arrays, metrics, configs, bytes. If a gradient attack fits the reply, it also writes an observation with the
     public settings: batch size, steps, learning rate, from the settings file or as observed in PyTorch. With
-    ``tap.keep_images`` it also writes the client's training images, to score attacks.
+    ``tap.keep_images`` it also writes the client's training examples, to score attacks.
 
     A reply that cannot be written is still passed on; the client's log says why.
 

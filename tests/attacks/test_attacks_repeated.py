@@ -212,7 +212,7 @@ def test_what_is_not_of_one_batch_is_refused() -> None:
     with pytest.raises(AttackRefused, match="clients 0 and 1 are not of one batch"):
         joined(model, (here[0], there[0]))
     other = replace(here[1], settings=replace(here[1].settings, mechanism={"name": "none"}))
-    with pytest.raises(AttackRefused, match="came about in different ways"):
+    with pytest.raises(AttackRefused, match="were computed in different ways"):
         joined(model, (here[0], other))
     with pytest.raises(AttackRefused, match="other labels are known"):
         joined(model, (replace(here[0], labels=(3,)), replace(here[1], labels=(4,))))
