@@ -22,7 +22,7 @@ _ADVERSARIES: Mapping[str, str] = {
     "participant": "The adversary has the model, as every client does, and can query its endpoint.",
     "student-holder": "The adversary has the student and the answers that it was trained on, and never saw a vote.",
     "user": "The adversary can query the endpoint, and does not have the model.",
-    "curious-endpoint": "The adversary runs the endpoint, and reads its users' queries.",
+    "curious-endpoint": "The adversary runs the endpoint, and reads all queries.",
 }
 
 
