@@ -16,7 +16,7 @@ class SitesFinding(RecordFinding[Sites]):
     """What uploads say of clients as a whole."""
 
     name: ClassVar[str] = "sites"
-    rank: ClassVar[int] = 30
+    rank: ClassVar[int] = 35
     record: ClassVar[type[Sites]] = Sites
 
     @override

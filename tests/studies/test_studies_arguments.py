@@ -30,7 +30,7 @@ def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[st
     places |= {name: ["a"] for name in one}
     package, _, name = study.partition(".")
     given = ["a"] if study == "studies.trust" else places.get(name, [])
-    given += ["--python", "python3"] if name == "inversion" else []
+    given += {"inversion": ["--python", "python3"], "inversion_time": ["--environment", "a"]}.get(name, [])
     assert "unrecognized arguments: --frobnicate" in refused(name, [*given, "--frobnicate"], capsys, package)
 
 
