@@ -101,7 +101,7 @@ LISTENERS = {
             "anyone who gets the model of every round and no upload, as every client does",
             (
                 "the parameters sent to the clients before the round",
-                "by what the server moved them: the mean of the round's uploads, with all noise that is on it",
+                "how the server changed them: the mean of the round's uploads, with all noise that is on it",
             ),
             (),
             (*_SINGLE, "which clients took part, where a secret draws them"),
