@@ -32,10 +32,10 @@ HOME = Path(fedpriv.__file__).parents[1]
 ROOMS = ("fedpriv", "clients", "server", "attacks", "benchmarks")
 # Modules that unpickle, or run what they read.
 FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "shelve"}
-# The name of an exception, which torch.load raises.
-ALLOWED = {("attacks/metrics.py", "pickle")}
 # Pickles messages of its own, to measure them.
 MEASURED = "benchmarks/scale.py"
+# The other one has the name of an exception, which torch.load raises.
+ALLOWED = {("attacks/metrics.py", "pickle"), (MEASURED, "pickle")}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
@@ -64,13 +64,11 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, dict[str, object]]]:
 def test_the_source_unpickles_nothing() -> None:
     seen = set()
     for name, tree in sources():
-        if name == MEASURED:
-            continue
         assert not {module.partition(".")[0] for module in imported(tree)} & FORBIDDEN, name
         if "pickle" in imported(tree):
             assert (name, "pickle") in ALLOWED, name
         for function, constants in calls(tree):
-            assert not function.startswith("pickle."), name
+            assert not function.startswith("pickle.") or name == MEASURED, name
             if function == "torch.load":
                 assert constants.get("weights_only") is True, name
             if function in ("np.load", "numpy.load"):

@@ -128,6 +128,8 @@ def audit_canaries(folder: RunFolder, count: int, progress: Progress) -> CanaryA
         InputError: the run has no noise that clients add to gradients or updates.
         RunFailedError: the bound is above what is proven; it is written before that is said.
     """
+    if count < 2:
+        raise InputError(key="--canaries", given=count, allowed="a number from 2")
     summary, experiment, ledger = completed_summary(folder), folder.experiment(), folder.ledger()
     _check(folder, experiment)
     if ledger is None:

@@ -26,12 +26,12 @@ class CanariesAudit(Audit["CanaryAudit"]):
 
     canaries: Annotated[
         int,
-        typer.Option("--canaries", metavar="N", min=0, help="Audit the noise alone: N gradients made to be found."),
+        typer.Option("--canaries", metavar="N", help="Audit the noise alone: N gradients made to be found."),
     ] = 0
 
     @override
     def suits(self, run: "RunFolder") -> bool:
-        return self.canaries > 0
+        return self.canaries != 0
 
     @override
     def made(self, run: "RunFolder", progress: "Progress") -> "CanaryAudit":

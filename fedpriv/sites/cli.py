@@ -24,7 +24,7 @@ class SitesAudit(Audit["Sites"]):
     """What uploads say of clients as a whole."""
 
     name: ClassVar[str] = "sites"
-    rank: ClassVar[int] = 30
+    rank: ClassVar[int] = 35
 
     sites: Annotated[
         int,
