@@ -186,5 +186,5 @@ def test_a_run_without_noise_of_the_clients_is_refused_in_one_line(
 
 def test_one_canary_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     for count in (-1, 1):
-        with pytest.raises(InputError, match=f"--canaries {count}: a number from 2|--canaries = {count}"):
+        with pytest.raises(InputError, match=f"--canaries {count}: a number from 2"):
             audit_canaries(RunFolder(tmp_path), count, Silent())
