@@ -211,22 +211,25 @@ def _least_noise(
 def _search(epsilon: Callable[[float], float], target: float, private: float, exposed: float) -> float:
     """Return a point whose epsilon is at most the target, and within the tolerance of it or next to a jump."""
     reached, step, limit = epsilon(private), _FIRST_STEP, exposed
+    aim = target * (1 - _TOLERANCE / 2)
     # Outwards until the target lies between: epsilon goes about with the reciprocal of the noise, or its square.
-    while True:
-        step = max(_FIRST_STEP, math.log(target / reached)) if reached > 0 else 2 * step
+    while reached < target * (1 - _TOLERANCE):
+        step = max(_FIRST_STEP, math.log(aim / reached)) if reached > 0 else 2 * step
         point = private + math.copysign(min(step, abs(limit - private)), limit - private)
         figure = epsilon(point)
         if point == limit or figure > target:
             exposed, refused = point, figure
             break
         private, reached = point, figure
+    else:
+        return private
     for attempt in range(_HALVINGS):
         middle = (private + exposed) / 2
         if reached >= target * (1 - _TOLERANCE) or middle in (private, exposed):
             break
-        if attempt % 3 != 2 and reached > 0 and refused < _NEARLY_STRAIGHT * reached:
-            # log epsilon against log noise is nearly straight: aim a little below the target
-            share = math.log(target * (1 - _TOLERANCE / 2) / reached) / math.log(refused / reached)
+        if attempt % 4 != 3 and reached > 0 and refused < _NEARLY_STRAIGHT * reached:
+            # log epsilon against log noise is nearly straight
+            share = math.log(aim / reached) / math.log(refused / reached)
             middle = private + share * (exposed - private)
         figure = epsilon(middle)
         if figure <= target:

@@ -197,9 +197,7 @@ class LossDistribution:
 
     def composed_with(self, other: "LossDistribution") -> "LossDistribution":
         """Return the loss of this release and another one, on the same grid."""
-        from scipy.signal import fftconvolve
-
-        masses = np.maximum(fftconvolve(self.masses, other.masses), 0.0)
+        masses = np.maximum(_convolved(self.masses, other.masses), 0.0)
         infinite = self.infinite + other.infinite
         return LossDistribution(self.interval, self.lowest + other.lowest, masses, infinite)
 
@@ -211,12 +209,10 @@ class LossDistribution:
     @cached_property
     def deltas(self) -> Array:
         """(N,) delta at an epsilon of each loss."""
-        from scipy.signal import lfilter
-
         # delta at a loss: what lies above it counts for 1 - exp(-interval), and exp(-interval) of the next delta.
         beyond = np.append(self._tails[1:] - self.infinite, 0.0)
         gains = -math.expm1(-self.interval) * np.maximum(beyond[::-1], 0.0)
-        return np.asarray(self.infinite + lfilter([1.0], [1.0, -math.exp(-self.interval)], gains)[::-1], np.float64)
+        return np.asarray(self.infinite + _recurrence(gains, math.exp(-self.interval))[::-1], np.float64)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon, at least 0, at which delta is at most this; infinity if none is."""
@@ -234,6 +230,23 @@ class LossDistribution:
     def _tails(self) -> Array:
         """(N,) the probability of at least each loss."""
         return np.asarray(np.cumsum(self.masses[::-1])[::-1] + self.infinite, np.float64)
+
+
+# scipy.signal has both of these, and takes longer to import than an account takes to compute.
+
+
+def _convolved(left: Array, right: Array) -> Array:
+    count = left.size + right.size - 1
+    size = scipy.fft.next_fast_len(count, real=True)
+    spectrum = scipy.fft.rfft(left, size) * scipy.fft.rfft(right, size)
+    return np.asarray(scipy.fft.irfft(spectrum, size)[:count], np.float64)
+
+
+def _recurrence(gains: Array, factor: float) -> Array:
+    """x_i = gains_i + factor x_(i - 1): a system with ones on its diagonal and -factor below it."""
+    bands = np.empty((2, gains.size), order="F")
+    bands[0], bands[1] = 1.0, -factor
+    return np.asarray(scipy.linalg.blas.dtbsv(1, bands, gains, lower=1, diag=1), np.float64)
 
 
 def _tilted_epsilon(laws: list[tuple[LossDistribution, int]], delta: float) -> float:

@@ -1,10 +1,12 @@
 """The Renyi divergence of the directional mechanism against integrals over circles and spheres and closed forms."""
 
 import itertools
+import math
 
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.rdp import compute_epsilon
 from scipy import integrate, stats
 from vmf_exact import exact_log_mgf
 
@@ -177,6 +179,14 @@ def test_pure_rdp_is_below_both_simple_bounds(epsilon):
 def test_conversion_of_a_gaussian_is_above_its_exact_epsilon_and_not_far(delta, mu):
     converted, exact = rdp_to_epsilon(ORDERS, gaussian_rdp(ORDERS, 1 / mu), delta), gaussian_epsilon(delta, mu)
     assert exact <= converted <= 1.25 * exact + 0.01 * mu
+
+
+@in_one_test("delta", [1e-2, 1e-5, 1e-12])
+@in_one_test("divergence", [0.0, 1e-12, 1e-3, 1.0, 100.0, 1e9, math.inf])
+def test_the_conversion_is_that_of_dp_accounting(delta, divergence):
+    for rdp in (np.full(ORDERS.shape, divergence), divergence * ORDERS):
+        theirs, _ = compute_epsilon(ORDERS, rdp, delta)
+        assert rdp_to_epsilon(ORDERS, rdp, delta) == pytest.approx(theirs, rel=1e-13)
 
 
 def test_orders_reach_far_and_near():
