@@ -92,10 +92,11 @@ def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Calla
             ["mechanism.name=vmf"],
             "vmf needs exactly one of epsilon, kappa, target_epsilon or target_ceiling; none is set",
         ),
+        (VMF, ["mechanism.sigma=1"], 'read it, but "vmf" reads unit, delta'),
         (
-            VMF,
-            ["mechanism.sigma=1"],
-            'read it, but "vmf" reads unit, delta',
+            "",
+            ["mechanism.name=distributed", "mechanism.sigma=1", "mechanism.target_ceiling=0.1"],
+            "noise on a sum; allowed with gaussian, hgm, laplace or vmf",
         ),
         (
             "",

@@ -67,6 +67,8 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
             words = f"{allowed_words(detail)}, such as {_example(given, key, section)}"
         case "none_required":
             words = (place.field and place.field.description) or "not set"
+            owners = _owners(key.rpartition(".")[2], _kinds(section))
+            words += f"; allowed with {enumerated(owners, 'or')}" if owners else ""
         case "string_pattern_mismatch":
             words = "letters, digits, dots, hyphens and underscores are allowed, a letter or digit first"
         case _:
@@ -132,16 +134,27 @@ def _literals(annotation: Any) -> tuple[str, ...]:
     return tuple(name for part in get_args(annotation) for name in _literals(part))
 
 
+def _kinds(section: type[BaseModel]) -> Mapping[str, type[BaseModel]]:
+    """All mechanisms, or networks, by name, where the section is one of them."""
+    return next((choice.registry for choice in (MECHANISM, MODEL) if section in choice.registry.values()), {})
+
+
+def _owners(key: str, kinds: Mapping[str, type[BaseModel]]) -> list[str]:
+    """The names of those that have the key and do not keep it unset."""
+    fields = {name: kind.model_fields.get(key) for name, kind in kinds.items()}
+    return [name for name, field in fields.items() if field is not None and field.annotation is not type(None)]
+
+
 def _other(key: str, section: type[BaseModel], head: str) -> str:
     """Whose key it is, where another mechanism or network has it; ``head``: the section's name with a dot."""
-    kinds = next((choice.registry for choice in (MECHANISM, MODEL) if section in choice.registry.values()), None)
-    if kinds is None:
+    kinds = _kinds(section)
+    if not kinds:
         return ""
     name = section.model_fields["name"].default
     own = list(section.model_fields)
     every = {each: None for kind in kinds.values() for each in kind.model_fields}
     meant = key if key in every else next(iter(difflib.get_close_matches(key, every, n=1)), "")
-    owners = [other for other, kind in kinds.items() if meant in kind.model_fields]
+    owners = _owners(meant, kinds)
     if not owners or meant in own:
         return ""
     known = ", ".join(each for each in own if each != "name")
