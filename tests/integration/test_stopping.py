@@ -124,6 +124,19 @@ def test_clients_stop_before_a_ceiling(tmp_path: Path) -> None:
     assert "the ceiling of attacks on it above" in " ".join(page.split())
 
 
+def test_a_target_ceiling_is_named_without_attacks(tmp_path: Path) -> None:
+    noise = {"name": "gaussian", "target_ceiling": 0.3, "candidates": 10}
+    summary = start_run(experiment(mechanism=noise, federation={"rounds": 1}), tmp_path / "run", "", Silent())
+    ledger = read(tmp_path / "run", "ledger.json")["clients"]
+    assert isinstance(ledger, list)
+    assert all(line["ceilings"]["target"]["k0"] == 0.1 for line in ledger)
+    highest = max(line["ceilings"]["target"]["gamma"] for line in ledger)
+    assert 0.298 < highest <= 0.3
+    said = f"no attack picks an example out of candidates in more than {highest:.2%} of cases, where a guess without"
+    page = " ".join(write_report(tmp_path / "run").read_text().split())
+    assert said in " ".join(summary.verdict) and said in page
+
+
 def test_the_terminal_says_who_stops_in_80_columns(tmp_path: Path) -> None:
     console = Console(record=True, width=80, force_terminal=False, file=io.StringIO())
     with Display(console) as display:

@@ -17,6 +17,7 @@ from fedpriv.algorithms.rounds.ledger_views import views
 from fedpriv.attacks.observation import OTHERS
 from fedpriv.core.asked_log import released_rounds, replay, rounds_by_client
 from fedpriv.core.budget import Budget
+from fedpriv.core.config import Experiment
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Asked, DataRelease, LabelCeiling, Person, members_text
 from fedpriv.core.runs import RunFolder
@@ -61,13 +62,14 @@ def run_ledger(
     # Kinds differ in more than what they release, and some clients take a second.
     proven = cache(partial(_proven, world))
     kinds = _kinds(world, folder.asked(), noise_of)
+    guesses = {"told": 1 / (OTHERS + 1), **_target_guess(world.experiment)}
     lines = [
         LedgerLine.of(
             client=clients[0],
             examples=kind.examples,
             guarantee=proven(kind.release),
             noise=kind.noise,
-            ceilings={"told": _ceiling(kind.release, 1 / (OTHERS + 1), bounds)} if kind.asked else {},
+            ceilings={name: _ceiling(kind.release, k0, bounds) for name, k0 in guesses.items() if kind.asked},
         ).of_all(sorted(clients))
         for kind, clients in kinds.items()
     ]
@@ -82,6 +84,14 @@ def run_ledger(
     parameters = {**parameters, **(asdict(pattern) if pattern else {}), **noise, **(more or {})}
     shown, people = views(world, ledger.worst), _people(world, kinds)
     return replace(ledger, parameters=parameters, releases=_releases(world), views=shown, people=people)
+
+
+def _target_guess(experiment: Experiment) -> dict[str, float]:
+    """The guess of the target ceiling that the noise or the end of the run follows from, if there is one."""
+    target, guess = experiment.mechanism.target, experiment.mechanism.guess
+    calibrated = target is not None and target.guess is not None
+    stops = experiment.federation.target_ceiling is not None
+    return {"target": guess} if guess is not None and (calibrated or stops) else {}
 
 
 def _people(world: World, kinds: Mapping[_ClientKind, Sequence[int]]) -> tuple[Person, ...]:

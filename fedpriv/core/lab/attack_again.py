@@ -246,6 +246,7 @@ def write_attacked(
 ) -> Summary:
     """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it."""
     _append_command(folder, command)
+    ledger = folder.ledger()
     ending = Ending(
         experiment,
         earlier.status,
@@ -256,7 +257,8 @@ def write_attacked(
         earlier.stops,
         all_found(folder),
         is_next=earlier.data.task == "next",
-        people=ledger.people if (ledger := folder.ledger()) is not None else (),
+        people=() if ledger is None else ledger.people,
+        ceiling=None if ledger is None else ledger.ceiling,
         rounds=folder.rounds(),
     )
     changes = {

@@ -237,6 +237,7 @@ class _Run:
             algorithm_of(experiment).about_accuracy(world, tested),
             is_next=world.dataset.is_next,
             people=ledger.people,
+            ceiling=ledger.ceiling,
             rounds=records,
         )
         summary = Summary(

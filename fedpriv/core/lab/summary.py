@@ -26,6 +26,7 @@ from fedpriv.core.names import NOTHING_PROVEN
 from fedpriv.core.records import (
     COMPLETED,
     AttackResult,
+    Ceiling,
     Guarantee,
     LeakageRate,
     Person,
@@ -74,6 +75,7 @@ class Ending:
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
     is_next: bool = False  # whether the next token is predicted
     people: Sequence[Person] = ()  # what is proven about persons over all clients, the worst first
+    ceiling: Ceiling | None = None  # for the guess of a target ceiling, of the worst client
     rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
 
     @cached_property
@@ -106,6 +108,7 @@ def verdict(ending: Ending) -> tuple[str, ...]:
         sentences += [_utility(ending, last), *ending.about_accuracy]
     if ending.worst is not None:
         sentences += _proof(experiment, ending.worst)
+        sentences += _of_ceiling(experiment, ending.ceiling)
         sentences += _of_people(ending.people)
     sentences += _of_findings(ending.found, leads=False)
     if not experiment.adversary.attacks and not algorithm_of(experiment).protects:
@@ -416,6 +419,16 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if worst.epsilon < _WEAK_EPSILON:
         return [sentence + "."]
     return [sentence + ".", "An epsilon this large guarantees almost nothing; rely on the measurement."]
+
+
+def _of_ceiling(experiment: Experiment, ceiling: Ceiling | None) -> list[str]:
+    if ceiling is None or ceiling.gamma is None:
+        return []
+    unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
+    return [
+        f"Ceiling for the whole run: no attack picks {unit} out of candidates in more than {ceiling.gamma:.2%} of "
+        f"cases, where a guess without any upload is right in {ceiling.k0:.2%} (worst client)."
+    ]
 
 
 def _of_people(people: Sequence[Person]) -> list[str]:

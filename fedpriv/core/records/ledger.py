@@ -87,9 +87,10 @@ class LedgerLine(Guarantee, _Client):
         noise: sigma, scale or kappa of its releases; calibrated noise may differ between clients. None without
             a mechanism.
         ceilings: the largest success rate that any attack on its uploads can have: ``told`` is for picking an image out
-            of 100. With sampled batches it is about an example chosen independently of who took part. Empty for
-            clients that were never selected, and in runs of earlier versions; some of those also kept the ceiling
-            for labels here (:class:`LabelCeiling`).
+            of 100, ``target`` is for the guess of a target ceiling, where the settings have one. With sampled batches
+            they are about an example chosen independently of who took part. Empty for clients that were never selected,
+            and in runs of earlier versions; some of those also kept the ceiling for labels here
+            (:class:`LabelCeiling`).
 
     Raises:
         ValueError: ``members`` are not ``count`` numbers, or ``client`` is not the lowest of them.
@@ -288,6 +289,12 @@ class Ledger(Record):
     def worst(self) -> LedgerLine:
         """The line whose figures are the run's."""
         return self.clients[0]
+
+    @property
+    def ceiling(self) -> Ceiling | None:
+        """The highest of the clients' ceilings for the guess of a target ceiling; ``None``: there is no such target."""
+        found = [line.ceilings["target"] for line in self.clients if "target" in line.ceilings]
+        return max(found, key=lambda each: _size(each.gamma), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
