@@ -160,21 +160,22 @@ def play_mechanism(game: MechanismGame, noise: float = 1.0) -> Verdict:
 
 
 def play_passes(game: MechanismGame, noise: float = 1.0) -> Verdict:
-    """Play passes of balls in bins with directional noise in one block, of a victim and another example."""
+    """Play passes of balls in bins, of a victim and another example: directional noise in one block, or Laplace."""
     plans = {side: game.plan(game.copies, seed=seed, noise=noise) for seed, side in enumerate(("left", "right"))}
     streams = {side: _passes(game, plans[side], sign) for side, sign in (("left", 1.0), ("right", -1.0))}
     victim = np.array([value for part in game.victim for value in part])
-    kappa = float(str(game.mechanism["kappa"])) / noise
+    u, key = victim / np.linalg.norm(victim), str(MECHANISMS[str(game.mechanism["name"])].parameter)
+    amount, likelihood = float(str(game.mechanism[key])), _laplace if game.additive else _directional
 
     def draw(side: str, runs: int) -> Scores:
         sums = np.array([next(streams[side]) for _ in range(runs)])
-        return {"likelihood": _likelihood(sums, victim / np.linalg.norm(victim), kappa)}
+        return {"likelihood": likelihood(sums, u, amount * noise if game.additive else amount / noise)}
 
     return play(draw, claims(game.plan(1), range(1, game.batch + 1)), game.runs)
 
 
 def _passes(game: MechanismGame, plan: Plan, sign: float) -> Iterator[NDArray[np.float64]]:
-    """What the steps of a pass release, (T, K), in units of a draw's length."""
+    """What the steps of a pass release, (T, K)."""
     secret, rows = Secret.of_seed(plan.seed), torch.tensor([[sign * v for v in game.victim[0]], *game.others])
     pools: dict[tuple[int, ...], Iterator[NDArray[np.float64]]] = {}
 
@@ -188,7 +189,15 @@ def _passes(game: MechanismGame, plan: Plan, sign: float) -> Iterator[NDArray[np
         yield np.stack([next(pools.setdefault(batch, pool(batch))) for batch in batches])
 
 
-def _likelihood(sums: NDArray[np.float64], u: NDArray[np.float64], kappa: float) -> NDArray[np.float64]:
+def _laplace(sums: NDArray[np.float64], u: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """The same of (n, T, K) sums with Laplace noise; the victim has one coordinate that is not zero."""
+    along = sums @ u / CLIP_NORM
+    left, right = (np.exp((np.abs(along) - np.abs(along - sign)) / scale).sum(axis=1) for sign in (1, -1))
+    ratios: NDArray[np.float64] = np.log(left / right)
+    return ratios
+
+
+def _directional(sums: NDArray[np.float64], u: NDArray[np.float64], kappa: float) -> NDArray[np.float64]:
     """How much likelier passes are with the victim along u than opposite: logs; (n, T, K) sums of two directions.
 
     Of two directions with the sum s the first is s / 2 plus any vector of length sqrt(1 - |s|^2 / 4) across s. The mean

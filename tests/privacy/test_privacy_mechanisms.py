@@ -78,14 +78,19 @@ def test_too_little_noise_is_found_out(name: str) -> None:
 
 # Two examples are the fewest: the ledger counts one draw a step, and a step has as many as there may be examples in it.
 # With two, half the noise tells as much as 0.7 of it would in a single draw.
-PASSES = MechanismGame(vmf(6.0, "size:30"), ((1.0,) + (0.0,) * 29,), ((0.0,) * 30,), 4_000, 1_000, allocated=True)
+PASSES = {
+    "vmf": MechanismGame(vmf(6.0, "size:30"), ((1.0,) + (0.0,) * 29,), ((0.0,) * 30,), 4_000, 1_000, allocated=True),
+    "laplace": MechanismGame({"name": "laplace", "scale": 0.7}, ((1.0,),), ((0.0,),), 4_000, 4_000, allocated=True),
+}
 
 
-def test_no_pass_of_balls_in_bins_tells_more_than_the_ledger_says() -> None:
-    verdict = play_passes(PASSES)
+@pytest.mark.parametrize("name", PASSES)
+def test_no_pass_of_balls_in_bins_tells_more_than_the_ledger_says(name: str) -> None:
+    verdict = play_passes(PASSES[name])
     assert not verdict.violation, str(verdict)
 
 
-def test_half_the_directional_noise_of_balls_in_bins_is_found_out() -> None:
-    verdict = play_passes(PASSES, noise=0.5)
+@pytest.mark.parametrize("name", PASSES)
+def test_half_the_noise_of_balls_in_bins_is_found_out(name: str) -> None:
+    verdict = play_passes(PASSES[name], noise=0.5)
     assert verdict.violation, str(verdict)
