@@ -113,6 +113,7 @@ class PublicSettings:
     mechanism: dict[str, Any]  # its settings with the noise itself, dumped; none where it is withheld
     clients: Count = 1  # whose uploads are averaged; their steps and examples are then means
     columns: tuple[ColumnSpec, ...] = ()  # of the table whose rows the examples are; empty: these are images
+    draws: Annotated[int, Field(ge=0, strict=True)] = 0  # in each release at least, with balls in bins
     text: TextFormat | None = None  # of texts, whose shape is (1, 1, T); None: these are images or rows
 
     def __post_init__(self) -> None:
@@ -213,9 +214,9 @@ def write_observation(folder: Path, observation: Observation) -> Path:
 
 
 def _plain(settings: PublicSettings) -> dict[str, Any]:
-    """As they are written; those of images have the bytes that they had before there were tables and texts."""
+    """As they are written; what is empty for most uploads is left out."""
     tree = asdict(settings)
-    return {key: value for key, value in tree.items() if key not in ("columns", "text") or value}
+    return {key: value for key, value in tree.items() if key not in ("columns", "draws", "text") or value}
 
 
 def in_order(names: Iterable[str]) -> list[str]:

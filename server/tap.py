@@ -79,6 +79,7 @@ def _observation(
             client_examples=round(fmean(known.client_examples for known in settings)),
             mechanism=_mechanism(world, threat, round_number, uploads, settings[0]) if mechanism_known else _UNKNOWN,
             clients=len(uploads),
+            draws=settings[0].draws if mechanism_known else 0,
         ),
         redistribution=plans[0].redistribution if mechanism_known else None,
         labels=_labels(world, round_number, uploads) if Access.LABELS in threat.grants else None,
@@ -129,5 +130,6 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         client_examples=plan.sampling.examples,
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
         columns=dataset.columns,
+        draws=plan.least_draws,
         text=None if texts is None else TextFormat(texts.tokenizer.size, texts.task, texts.packed),
     )

@@ -208,7 +208,7 @@ class UploadModel:
         )
         steps = training.equal_steps if fedavg and config.unit == "example" else 1.0
         return UploadModel(
-            mechanism=config.mechanism(redistribution),
+            mechanism=config.mechanism(redistribution).padded(settings.draws),
             unit=config.unit,
             step=training.length if fedavg else 1.0,
             signed=upload_sign(settings.algorithm),

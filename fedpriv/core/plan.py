@@ -29,7 +29,7 @@ from fedpriv.core.config.rules import correlation_of, noise_places
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
-from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector, zeros_like
+from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import Mechanism, NoiseAt, Target
 from fedpriv.mechanisms.machinery.quantisation import NoiseShare
@@ -82,8 +82,6 @@ class Plan:
     def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
         """Privatise the batches of one step of M clients that do as this one does, (M, *shape)."""
         self._check_sizes(gradients)
-        if self._reserved:
-            raise ValueError("batches of balls-in-bins are released one at a time")
         return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
 
     def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
@@ -94,8 +92,7 @@ class Plan:
     def norm_bound(self, tail: float) -> float:
         """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
         whole = self.config.unit == "update"
-        most = max(self.sampling.most(tail / 2), self._reserved)
-        examples, divisor = (1, 1) if whole else (most, self.sampling.batch_size)
+        examples, divisor = (1, 1) if whole else (self.sampling.most(tail / 2), self.sampling.batch_size)
         return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
@@ -183,10 +180,9 @@ class Plan:
         return self.config.unit == "update" or not self.config.on_gradients
 
     @property
-    def _reserved(self) -> int:
+    def least_draws(self) -> int:
         """How many draws a step of balls-in-bins has, whoever is in it, where each example gets a draw of its own."""
-        allocated = self.sampling.kind == "balls-in-bins" and not self.is_whole
-        return self.sampling.most(PADDING_TAIL) if allocated and self._mechanism.draws_each else 0
+        return self._mechanism.least_draws
 
     def _patterned(self, last_round: int) -> int:
         """In how many rounds up to this one a unit may be; an example is also in one step of a pass at most."""
@@ -197,12 +193,7 @@ class Plan:
 
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         self._check_sizes(gradients)
-        released = self._mechanism.release(gradients, divisor, noise)
-        if (padding := self._reserved - gradients.examples) <= 0:
-            return released
-        # A gradient of zero gets a uniform direction: nothing shows how many examples there are.
-        more = self._mechanism.release(zeros_like(gradients, padding), divisor, noise)
-        return {name: value + more[name] for name, value in released.items()}
+        return self._mechanism.release(gradients, divisor, noise)
 
     def _check_sizes(self, gradients: GradientOperator) -> None:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
@@ -211,7 +202,10 @@ class Plan:
 
     @cached_property
     def _mechanism(self) -> Mechanism:
-        return self.config.mechanism(self.redistribution)
+        mechanism = self.config.mechanism(self.redistribution)
+        if self.sampling.kind != "balls-in-bins" or self.is_whole:
+            return mechanism
+        return mechanism.padded(self.sampling.most(PADDING_TAIL))
 
 
 def participants(

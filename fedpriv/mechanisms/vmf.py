@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -128,11 +128,11 @@ class VmfMechanism(BlockMechanism):
 
     name: ClassVar[str] = "vmf"
     asks_often: ClassVar[bool] = True
-    draws_each: ClassVar[bool] = True
 
     kappa: float  # concentration, from 0 (a uniform direction: no signal) to 1e7
     blocks: str = "whole"  # one draw for whole, a tensor (layer), or D coordinates (size:D)
     scale: float = 1.0  # the length of each block's draw, above 0
+    least_draws: int = 0  # in each release: what it lacks of them are uniform directions
 
     def __post_init__(self) -> None:
         if not 0 <= self.kappa <= MOST_KAPPA:
@@ -142,11 +142,15 @@ class VmfMechanism(BlockMechanism):
             raise InputError(key="scale", given=self.scale, allowed="it is a finite number above 0")
 
     @override
+    def padded(self, draws: int) -> Self:
+        return replace(self, least_draws=draws)
+
+    @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
         from fedpriv.gradients.numerics import reaches
         from fedpriv.mechanisms.machinery.vmf_sampling import draw_sums
 
-        if block_length(self.blocks) is not None:
+        if block_length(self.blocks) is not None or self.least_draws:
             return super().release_each(gradients, batch_size, noises)
         check_batch_size(batch_size)
         finite = reaches(gradients.magnitudes())
@@ -158,18 +162,23 @@ class VmfMechanism(BlockMechanism):
         return released
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
+        from fedpriv.gradients import zeros_like
         from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
         from fedpriv.mechanisms.machinery.vmf_sampling import draw_sum
 
-        rng = noise.numpy()
-        scale, names = self.scale / batch_size, tuple(gradients.shapes)
-        if block_length(self.blocks) is not None:
-            runs = block_runs(self.blocks, [shape.numel() for shape in gradients.shapes.values()])
-            return draw_block_sums(gradients, self.kappa, scale, runs, noise, rng)
+        rng, scale = noise.numpy(), self.scale / batch_size
+        padding = max(0, self.least_draws - gradients.examples)
         released: Vector = {}
-        for block in (names,) if self.blocks == "whole" else [(name,) for name in names]:
-            released |= draw_sum(gradients, self.kappa, scale, block, noise, rng)
-        return released
+        if block_length(self.blocks) is None:
+            for block in self.directions(tuple(gradients.shapes)):
+                released |= draw_sum(gradients, self.kappa, scale, block, noise, rng, padding)
+            return released
+        runs = block_runs(self.blocks, [shape.numel() for shape in gradients.shapes.values()])
+        released = draw_block_sums(gradients, self.kappa, scale, runs, noise, rng)
+        if not padding:
+            return released
+        more = draw_block_sums(zeros_like(gradients, padding), self.kappa, scale, runs, noise, rng)
+        return {name: value + more[name] for name, value in released.items()}
 
     def expected(self, gradient: Vector) -> Vector:
         """Return scale * A_K(kappa) * g / |g| per block, zero for a block that is zero; differentiable."""
@@ -184,14 +193,20 @@ class VmfMechanism(BlockMechanism):
 
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:
         """Return the length of ``examples`` draws that all point in one direction; nothing exceeds it."""
-        return examples * self.scale * math.sqrt(len(block_sizes(self.blocks, tensors))) / batch_size
+        return (
+            max(examples, self.least_draws)
+            * self.scale
+            * math.sqrt(len(block_sizes(self.blocks, tensors)))
+            / batch_size
+        )
 
     @override
     def noise(self, tensors: Sequence[int], examples: int, divisor: float) -> Noise:
         from fedpriv.mechanisms.machinery.law import Noise
 
         runs = block_runs(self.blocks, tensors)
-        variances = [examples * (self.scale / divisor) ** 2 * self._across(size) for _, size in runs]
+        padding, squared = max(0, self.least_draws - examples), (self.scale / divisor) ** 2
+        variances = [squared * (examples * self._across(size) + padding / size) for _, size in runs]
         return Noise(tuple(count * size for count, size in runs), tuple(variances))
 
     @override
@@ -210,7 +225,7 @@ class VmfMechanism(BlockMechanism):
         lengths = np.sqrt(np.diagonal(grams, axis1=1, axis2=2))
         if self.kappa == 0:  # nothing is expected
             return np.zeros((len(grams), len(sources), grams.shape[1]))
-        if block_length(self.blocks) is not None or not np.all(lengths > 0):
+        if block_length(self.blocks) is not None or self.least_draws > 1 or not np.all(lengths > 0):
             return None
         # The mean of a draw is shorter than the draw, by the mean cosine.
         drawn = lengths.mean(axis=1) / [self._length(size) / self.scale for size in dimensions]

@@ -138,7 +138,7 @@ def test_holds_only_what_the_threat_model_allows(tmp_path: Path) -> None:
     path = write_observation(tmp_path, observation())
     about = json.loads(path.with_suffix(".json").read_text())
     assert set(about) == {"round", "client", "order", "settings"}
-    written = {field.name for field in fields(PublicSettings)} - {"columns", "text"}  # which images have none of
+    written = {field.name for field in fields(PublicSettings)} - {"columns", "draws", "text"}  # images have none
     assert set(about["settings"]) == written
     allowed = {
         "model", "shape", "classes", "mean", "std", "algorithm", "batch_size", "local_steps", "learning_rate",

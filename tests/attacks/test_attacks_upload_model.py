@@ -11,9 +11,12 @@ from torch import nn
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackRefused, refusal
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, UploadModel, prepare_victims
-from fedpriv.gradients import Vector
+from fedpriv.core.config import Experiment
+from fedpriv.core.plan import plan_client
+from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
 from tests.cases import in_one_test
+from tests.noise import stream
 
 CPU = torch.device("cpu")
 
@@ -156,3 +159,15 @@ def test_expected_uploads(mechanism: dict[str, object], unit: str, algorithm: st
             upload = built.expected(change)
         for name, value in model.gradient(upload).items():
             torch.testing.assert_close(expected[name][row], value, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_is_part_of_the_noise() -> None:
+    """Of balls in bins the model's variance is that of the plan's releases: 90,000 numbers, six deviations."""
+    tree = {"training": {"batch_size": 2, "sampling": "balls-in-bins"}, "mechanism": {"name": "vmf", "kappa": 1.0}}
+    plan = plan_client(Experiment.model_validate(tree), 0, 6, [300])
+    batch, noise = DenseGradients({"w": torch.ones(2, 300)}), stream(7)
+    released = torch.stack([plan.release_gradient(batch, noise)["w"] for _ in range(300)]).double()
+    told = settings(batch_size=2, client_examples=6, mechanism=plan.config.model_dump(mode="json", exclude_none=True))
+    modelled = UploadModel.of(replace(told, draws=plan.least_draws)).noise([300]).variances[0]
+    assert plan.least_draws == 6
+    assert float((released - released.mean(dim=0)).square().mean()) == pytest.approx(modelled, rel=6 * (2 / 9e4) ** 0.5)

@@ -35,11 +35,11 @@ from tests.noise import stream
 ALARM = 1e-4
 
 
-def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int) -> Floats:
+def ours(rows: Floats, kappa: float, count: int, dtype: torch.dtype, seed: int, draws: int = 0) -> Floats:
     operator = DenseGradients(
         {"a": torch.tensor(rows[:, :1], dtype=dtype), "b": torch.tensor(rows[:, 1:], dtype=dtype)}
     )
-    mechanism, generator = VmfMechanism(kappa), stream(seed)
+    mechanism, generator = VmfMechanism(kappa).padded(draws), stream(seed)
     releases = (mechanism.release(operator, 1, generator) for _ in range(count))
     return np.stack([torch.cat(list(one.values())).double().numpy() for one in releases])
 
@@ -63,8 +63,7 @@ def test_agrees_with_adding_up(case: str, examples: int, dimension: int) -> None
 # may be shorter. Groups whose directions depend on each other are cut further.
 CUT = [
     *((1, "independent", 12, 200), (1, "all-zero", 3, 4)),
-    *((2, "independent", 7, 6), (2, "close", 6, 40)),
-    *((3, "zeros", 4, 5), (3, "plane", 9, 3)),
+    *((2, "independent", 7, 6), (3, "plane", 9, 3)),
 ]
 
 
@@ -78,16 +77,36 @@ def test_groups_agree_with_adding_up(
     assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 64), expected) > ALARM
 
 
+# In one group that spans all of the space; in several, which are cut further where they depend; gradients of zero.
+PADDED = [
+    *((16, "independent", 5, 3), (16, "all-zero", 3, 4)),
+    *((2, "independent", 5, 6), (2, "close", 6, 40), (3, "zeros", 4, 5)),
+]
+
+
+@pytest.mark.parametrize(("size", "case", "examples", "dimension"), PADDED)
+def test_padding_adds_uniform_directions(
+    case: str, examples: int, dimension: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gradients of zero do; a batch that has the draws already gets no more."""
+    monkeypatch.setattr("fedpriv.mechanisms.machinery.vmf_sampling.group_size", lambda gradients, block: size)
+    rows, count = gradients(case, examples, dimension), 150
+    padded = np.concatenate([rows, np.zeros((3, dimension))])
+    expected = draw_sums(padded, 4.0, 10 * count, np.random.default_rng(65))
+    assert smallest_pvalue(rows, ours(rows, 4.0, count, torch.float32, 66, examples + 3), expected) > ALARM
+    unpadded = ours(rows, 4.0, 1, torch.float32, 67)
+    assert np.array_equal(ours(rows, 4.0, 1, torch.float32, 67, examples), unpadded)
+
+
 def test_batches_are_cut_where_pairs_are_dear() -> None:
-    """LeNet's batch into small groups; an MLP's inner products are cheap."""
+    """LeNet's batch into small groups, of one size where the batch allows it; an MLP's inner products are cheap."""
+    shape, loss = (3, 32, 32), partial(functional.cross_entropy, reduction="none")
     sizes = {}
-    for name, shape in (("lenet", (3, 32, 32)), ("mlp", (3, 32, 32))):
+    for name, examples in (("lenet", 64), ("lenet", 65), ("mlp", 64)):
         model = build_model(model_settings({"name": name}), shape, 10, seed=0)
-        loss = partial(functional.cross_entropy, reduction="none")
-        batch = per_example_gradients(model, loss, torch.randn(4, *shape), torch.arange(4))
-        sizes[name] = group_size(batch, None)
-    assert sizes["lenet"] == 16
-    assert sizes["mlp"] >= 256
+        batch = per_example_gradients(model, loss, torch.randn(examples, *shape), torch.arange(examples) % 10)
+        sizes[name, examples] = group_size(batch, None)
+    assert sizes == {("lenet", 64): 16, ("lenet", 65): 13, ("mlp", 64): 64}
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

@@ -34,9 +34,16 @@ class Mechanism(ABC):
     name: ClassVar[str]  # as in the settings
     protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
     at_once: ClassVar[bool] = False  # whether it does the same to every number, so that models are released together
-    draws_each: ClassVar[bool] = False  # whether each example gets a draw of its own, also one whose gradient is zero
+    least_draws: int = 0  # in each release, where each example gets a draw of its own; see :meth:`padded`
     constrains: ClassVar[bool] = False  # whether a release says of some numbers only between which values they lay
     asks_often: ClassVar[bool] = False  # whether more is asked of gradients than norms and a sum: more of them is kept
+
+    def padded(self, draws: int) -> Self:
+        """Return this mechanism with at least so many draws in each release, where each example gets one of its own.
+
+        Then nothing shows how many examples there are. Where noise does not depend on them it is the same mechanism.
+        """
+        return self
 
     def release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         """Return one noisy mean gradient.

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,12 @@ def draw_uniform_cosines(dimension: int, count: int, rng: np.random.Generator) -
     if dimension == 1:
         return np.where(rng.random(count) < 0.5, 1.0, -1.0)
     return _uniform(dimension, count, rng).cosine
+
+
+def draw_uniform_length(dimension: int, count: int, rng: np.random.Generator) -> float:
+    """Draw the length of the sum of so many uniform directions in R^dimension; its own direction is uniform, too."""
+    turns = draw_uniform_cosines(dimension, max(0, count - 1), rng)
+    return float(_walk(np.ones((1, count)), turns[None])[0])
 
 
 def wood_parameter(kappa: float, dimension: int) -> float:
@@ -219,7 +226,7 @@ def draw_small_each(
 # With S the inner products of the directions, F such that Q = (mu_1 .. mu_B) F has orthonormal columns that span U, and
 # Q^T h from the inner products of h with the gradients, all of it is one combination of gradients plus a multiple of h.
 # A zero gradient has no direction: its draw is uniform, t_i = 0, a_i = 1, and its p_i is not made orthogonal to
-# anything.
+# anything. So it is with padding: the sum of uniform directions is one of them times its length, which is then a_i.
 #
 # Where inner products are expensive a batch is cut into groups: sums of different examples are independent, so their
 # sum is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
@@ -240,6 +247,8 @@ TILT = 1e-2
 # time: each coordinate of its normal vector, and the rest.
 NORMAL_PRODUCTS = 100
 GROUP_PRODUCTS = 500_000
+# A last group that is smaller than the others is worked on by itself.
+REST_PRODUCTS = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -296,33 +305,36 @@ def draw_sum(
     block: Block | None,
     noise: NoiseStream,
     rng: np.random.Generator,
+    padding: int = 0,
 ) -> Vector:
     """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa), uniform where rounding lost g_i.
 
-    The K-sized vectors are in the gradients' type and on their device, the small work is in float64 on the CPU.
+    ``padding``: so many uniform directions are in the sum, too. The K-sized vectors are in the gradients' type and on
+    their device, the small work is in float64 on the CPU.
     """
-    if gradients.examples > 1 and not gradients.magnitudes(block).any():
-        return _uniform_sum(gradients, scale, block, noise, rng)
-    parts = cut_groups(gradients, block)
-    return _added(_draw_groups(part, groups, kappa, scale, block, noise, rng) for part, groups in parts)
-
-
-def _uniform_sum(
-    gradients: GradientOperator, scale: float, block: Block | None, noise: NoiseStream, rng: np.random.Generator
-) -> Vector:
-    """Draw ``scale`` times the sum of as many uniform directions: its own is uniform, whatever its length."""
-    dimension, examples = gradients.dimension(block), gradients.examples
-    turns = draw_uniform_cosines(dimension, max(0, examples - 1), rng)
-    length = float(_walk(np.ones((1, examples)), turns[None])[0])
-    numbers = standard_normal(dimension, noise, gradients.dtype, gradients.device)
-    return gradients.vector(numbers.mul_(scale * length / float(row_norms(numbers[None]))), block)
+    draws, dimension = gradients.examples + padding, gradients.dimension(block)
+    if draws > 1 and not gradients.magnitudes(block).any():
+        numbers = standard_normal(dimension, noise, gradients.dtype, gradients.device)
+        length = draw_uniform_length(dimension, draws, rng)
+        return gradients.vector(numbers.mul_(scale * length / float(row_norms(numbers[None]))), block)
+    added, parts = draw_uniform_length(dimension, padding, rng), cut_groups(gradients, block)
+    lengths = [added] + [0.0] * (len(parts) - 1)
+    drawn = zip(parts, lengths, strict=True)
+    return _added(_draw_groups(*part, kappa, scale, block, noise, rng, length) for part, length in drawn)
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:
-    """Return the size of groups, a power of 2, with which sums take least: b^2 products and a normal vector each."""
-    each = NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS
+    """Return the size of groups with which sums take least: b^2 products and a normal vector each."""
     pair = max(1, gradients.pair_products(block, precise=False))
-    return 1 << max(0, round(math.log2(each / pair) / 2))
+    return _cheapest_size(gradients.examples, NORMAL_PRODUCTS * gradients.dimension(block) + GROUP_PRODUCTS, pair)
+
+
+@lru_cache(maxsize=1024)
+def _cheapest_size(examples: int, each: int, pair: int) -> int:
+    sizes = np.arange(1, max(1, examples) + 1)
+    groups, rest = np.divmod(float(examples), sizes)
+    products = groups * (each + pair * sizes**2.0) + (rest > 0) * (each + REST_PRODUCTS + pair * rest**2)
+    return int(sizes[np.argmin(products)])
 
 
 def cut_groups(gradients: GradientOperator, block: Block | None) -> list[tuple[GradientOperator, int]]:
@@ -355,23 +367,29 @@ def _draw_groups(
     block: Block | None,
     noise: NoiseStream,
     rng: np.random.Generator,
+    added: float = 0.0,
 ) -> Vector:
-    """Draw the sum of the draws of groups of one size; the other arguments as for :func:`draw_sum`."""
+    """Draw the sum of the draws of groups of one size, and of ``added`` times a uniform direction."""
     size, spanned = gradients.examples // groups, directions_of(gradients, groups, block)
     if spanned is None:
         step = size if groups > 1 else 1
         each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
-        return _added(_draw_groups(group, 1, kappa, scale, block, noise, rng) for group in each)
+        lengths = chain([added], repeat(0.0))
+        drawn = zip(each, lengths)  # noqa: B905 (the lengths have no end)
+        return _added(_draw_groups(part, 1, kappa, scale, block, noise, rng, length) for part, length in drawn)
     directions, basis = spanned
-    dimension, small = gradients.dimension(block), basis.rank * gradients.examples
-    drawn = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
-    normal = drawn[:small].cpu().double().view(groups, basis.rank, size)
-    draws = draw_small(kappa, dimension, basis.rank, (groups, size), rng)
-    parts = made_parts(basis, directions.scales > 0, normal, draws)
+    columns = size + (added > 0)
+    dimension, small = gradients.dimension(block), groups * basis.rank * columns
+    numbers = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
+    normal = numbers[:small].cpu().double().view(groups, basis.rank, columns)
+    draws = draw_small(kappa, dimension, basis.rank, (groups, columns), rng)
+    uniform = torch.zeros(groups, columns - size, dtype=torch.float64)
+    uniform[:1] = added
+    parts = made_parts(basis, directions.scales > 0, normal, draws, uniform)
     coefficients = parts.along + times(basis.combination, parts.inside)
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
-    outside = made_outside(directions, basis, drawn[small:].view(groups, dimension))
+    outside = made_outside(directions, basis, numbers[small:].view(groups, dimension))
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
     total = gradients.vector(numbers, block)
@@ -445,15 +463,23 @@ def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
     return (grams * scales[:, :, None]).mul_(scales[:, None])
 
 
-def made_parts(basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws) -> Parts:
-    """Make the parts of all sums of what was drawn; ``normal`` (G, r, b) is overwritten."""
+def made_parts(
+    basis: Basis, present: Tensor, normal: Tensor, draws: SmallDraws, uniform: Tensor | None = None
+) -> Parts:
+    """Make the parts of all sums of what was drawn; ``normal`` (G, r, b + m) is overwritten.
+
+    The last m draws, if any, are uniform directions of lengths ``uniform`` (G, m).
+    """
     cosine, sine, outside = (torch.from_numpy(values) for values in draws[:3])
-    along = torch.where(present, cosine, 0.0)
-    sines = torch.where(present, sine, 1.0)
+    size = present.shape[1]
+    along = torch.where(present, cosine[:, :size], 0.0)
+    sines = torch.where(present, sine[:, :size], 1.0)
+    sines = sines if uniform is None else torch.cat([sines, uniform], dim=1)
 
     # The coordinates of a gradient without a direction are zeros.
-    own = (normal * basis.coordinates).sum(dim=1, keepdim=True)
-    normal.addcmul_(own, basis.coordinates, value=-1)
+    turned = normal[:, :, :size]
+    own = (turned * basis.coordinates).sum(dim=1, keepdim=True)
+    turned.addcmul_(own, basis.coordinates, value=-1)
     squared = torch.linalg.vector_norm(normal, dim=1).square() + outside
     # In one dimension nothing is orthogonal to a direction: the sine is 0, and so may be the length that divides it.
     shares = torch.where(sines > 0, sines / squared.sqrt(), 0.0)
