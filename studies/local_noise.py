@@ -27,11 +27,12 @@ def features(pooled: bool) -> Floats:
     images = load_digits().images / 16 - 0.3
     images = images.reshape(-1, 4, 2, 4, 2).mean((2, 4)) if pooled else images
     flat = images.reshape(len(images), -1)
-    rows: Floats = np.c_[flat, np.ones(len(flat))][_order()]
+    rows: Floats = np.c_[flat, np.ones(len(flat))][order()]
     return rows
 
 
-def _order() -> NDArray[np.int64]:
+def order() -> NDArray[np.int64]:
+    """Return the order of the digits: the first ``TRAINED`` are trained on."""
     return np.random.default_rng(0).permutation(len(load_digits().target))
 
 
@@ -39,7 +40,7 @@ def accuracy(
     rows: Floats, clients: int, sigma: float, rounds: int, seed: int, momentum: float, rate: float, averaged: bool
 ) -> float:
     """Return the share of test digits that are right after all rounds."""
-    stream, labels = np.random.default_rng(seed), load_digits().target[_order()]
+    stream, labels = np.random.default_rng(seed), load_digits().target[order()]
     drawn = stream.integers(0, TRAINED, clients * SHARE)
     chosen = (np.arange(TRAINED) if clients * SHARE == TRAINED else drawn).reshape(clients, SHARE)
     given, wanted = rows[chosen], np.eye(CLASSES)[labels[chosen]]

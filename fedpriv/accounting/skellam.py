@@ -26,6 +26,9 @@ LEVELS = 1 << 16
 SHARED_SIGMA = NoiseParameter("sigma", "standard deviation of the noise on the sum, over clip_norm", 1e-2, 1024.0, 1e-2)
 """The most noise stays far below 2^31 in a sum with shares of 1,000 clients."""
 
+DELTA_PART = 1e-6
+"""The part of delta that is left to clients whose noisy numbers may be clipped (:mod:`fedpriv.flower.secure_sum`)."""
+
 _RETRY = 1e-4  # beta: the chance that an update is rounded anew, at most
 _ORDERS = np.array([*range(2, 257), *(2**k for k in range(9, 21))], dtype=np.float64)
 
@@ -99,7 +102,8 @@ class SkellamProof(Proof):
             f"sensitivity {l2 / LEVELS:.6g} clip_norm after conditional rounding (Kairouz, Liu and Steinke 2021), "
             f"Renyi accounting{RENYI_TO_EPSILON}"
         )
-        return [Claim(rdp_to_epsilon(_ORDERS, rdp, float(self.release.delta)), theorem)]
+        delta = (1 - DELTA_PART) * float(self.release.delta)
+        return [Claim(rdp_to_epsilon(_ORDERS, rdp, delta), theorem)]
 
     @override
     def notes(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,11 @@ from fedpriv.flower.arrays import (
 )
 from fedpriv.flower.folder import Tapped, built, imported
 from fedpriv.flower.ledger import AnswerLedger, Layout, read_layout
+from fedpriv.flower.secure_sum import ASSUMED, check_claim, check_protocol, protocol_of, share_of
 from fedpriv.flower.watch import ReleasedUpdate, names_in, note_release, releasing, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
+from fedpriv.mechanisms.machinery.base import NoiseAt
 
 _LOG = logging.getLogger("fedpriv")
 _MADE = (
@@ -67,7 +69,8 @@ def privatise(near: str | Path) -> Mod:
     floating-point arrays except running statistics, or of those that ``privatise.trained`` names. Other arrays are sent
     back unchanged. Metrics and configs stay at the client, except those that ``privatise.send`` names. num-examples is
     1, so that all clients have equal weights. Messages other than those to train are refused, unless ``privatise.pass``
-    names their type; then nothing covers the reply.
+    names their type; then nothing covers the reply. The mechanism ``distributed`` adds a share of the noise on a sum,
+    and answers inside ``secaggplus_mod`` only.
 
     If the app raises any exception, or its reply does not fit or is not finite, the update is zero, because failures
     may depend on the data; the client's own log and ledger record it. Errors that cannot depend on the data, such as a
@@ -78,7 +81,7 @@ def privatise(near: str | Path) -> Mod:
             above it.
 
     Raises:
-        InputError: the settings are missing or wrong, or name no mechanism whose noise is added at clients.
+        InputError: the settings are missing or wrong, or name no mechanism whose noise clients add.
     """
     settings = read_settings(near)
     if not settings.mechanism.protects:
@@ -124,11 +127,16 @@ class Privatiser:
         before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
         for name, (copies, rows) in copied_rows(before).items():
             _LOG.warning(_MADE, copies, rows, name)
-        ledger = self._ledger(client_of(context), before, layout)
+        protocol = protocol_of(context) if self.settings.mechanism.noise_at == "sum" else None
+        ledger = self._ledger(client_of(context), before, layout, "clients" if protocol is None else "sum")
+        if protocol is not None:
+            check_protocol(protocol, ledger.plan, before, (*layout.trained, *layout.copies), own.reply)
         line = ledger.charge(context.run_id, round_of(message))
         first = line.participations == 1
         if first:
             self._forecast(ledger.plan, before, layout)
+        if protocol is not None:
+            check_claim(line)
 
         def answered() -> _Answer:
             with _watched(first, before, layout):
@@ -139,7 +147,8 @@ class Privatiser:
         if answer is None:
             _LOG.error("client %d: the app failed; its update counts as zero", line.client)
             ledger.note_failure(line)
-        release = ledger.plan.release_update(
+        released_update = ledger.plan.release_update if protocol is None else partial(share_of, ledger.plan)
+        release = released_update(
             answer.update if answer else _zeros(before, layout.trained), self._noise(line).stream("noise")
         )
         if own.statistics is not None and layout.statistics:
@@ -147,8 +156,12 @@ class Privatiser:
             release |= self._released(own.statistics, change, "statistics", context, message)
         released = ReleasedUpdate(ledger.plan.config, line, own.reply)
         note_release(released)
-        arrays = self._reply_arrays(before, release, layout)
-        content = self._content(reply_record, arrays, answer.sent if answer else RecordDict())
+        if protocol is None:
+            arrays = self._reply_arrays(before, release, layout)
+        else:
+            arrays = protocol.rounded(self._reply_arrays(protocol.rounded(before), release, layout, exactly=True))
+        weight = 1 if protocol is None else int(protocol.weight)
+        content = self._content(reply_record, arrays, answer.sent if answer else RecordDict(), weight)
         self._add_numbers(content, answer.numbers if answer else {}, context, message)
         reply = Message(content, reply_to=message)
         for call in later:
@@ -236,9 +249,9 @@ class Privatiser:
         there = names_in(network, {name: tuple(value.shape) for name, value in before.items()}) if network else {}
         return _found_layout(before, own.trained, network, there or {name: name for name in before})
 
-    def _ledger(self, client: int, before: Vector, layout: Layout) -> AnswerLedger:
+    def _ledger(self, client: int, before: Vector, layout: Layout, noise_at: NoiseAt) -> AnswerLedger:
         own = self.settings.privatise
-        plan = _plan(self.settings.mechanism, own.rounds, client, _sizes(before, layout.trained))
+        plan = _plan(self.settings.mechanism, own.rounds, client, _sizes(before, layout.trained), noise_at)
         return AnswerLedger(self._folder, plan, own.rounds, own.target_epsilon, layout, self._notes)
 
     @property
@@ -256,6 +269,8 @@ class Privatiser:
             notes = [f"not covered, since they pass as they are: {', '.join(own.passed)}; others are refused"]
         if own.send:
             notes.append(f"not covered, since they leave as they are: {', '.join(own.send)}")
+        if self.settings.mechanism.noise_at == "sum":
+            notes.append(ASSUMED.format(self.settings.mechanism.least_in_sum))
         if own.seed is not None:
             notes.append("the noise follows from privatise.seed: anyone who knows that can subtract it")
         parts = [*(["statistics"] if own.statistics else []), *(each.name.replace("/", ".") for each in own.metrics)]
@@ -280,8 +295,11 @@ class Privatiser:
         line = ledger.charge(context.run_id, round_of(message))
         return plan.release_update(values, self._noise(line).stream(part))
 
-    def _reply_arrays(self, before: Vector, release: Vector, layout: Layout) -> Vector:
-        """What leaves: what came plus the release, in the form of the app's replies and in the first types."""
+    def _reply_arrays(self, before: Vector, release: Vector, layout: Layout, exactly: bool = False) -> Vector:
+        """What leaves: what came plus the release, in the form of the app's replies and in the first types.
+
+        What looks like a variance is not below zero, unless exactly the release is wanted: sums add up then.
+        """
         form = self.settings.privatise.reply
         whole = form == "weights"
         listed = all(name.isdigit() for name in before)
@@ -292,12 +310,12 @@ class Privatiser:
                 arrays[name] = value if whole else torch.zeros_like(value)
                 continue
             result = value.double() + change if whole else _SIGNS[form] * change.double()
-            if whole and _is_variance(name, value, listed):
+            if whole and not (exactly and name not in layout.statistics) and _is_variance(name, value, listed):
                 result = result.clamp_min(0)
             arrays[name] = as_sent(result, value.dtype)
         return arrays
 
-    def _content(self, record: str, arrays: Vector, sent: RecordDict) -> RecordDict:
+    def _content(self, record: str, arrays: Vector, sent: RecordDict, counted: int) -> RecordDict:
         """A reply as the app's own are, with nothing of its data but the release and what the settings let out."""
         legacy = record in REPLIES.values()
         name, weight = ("fitres.num_examples", "num_examples") if legacy else ("metrics", WEIGHT)
@@ -309,7 +327,7 @@ class Privatiser:
         for key, value in sent.items():
             content[key] = value
         name = next(iter(sent.metric_records), name)
-        metrics: dict[str, Any] = {weight: 1, **sent.metric_records.get(name, {})}
+        metrics: dict[str, Any] = {weight: counted, **sent.metric_records.get(name, {})}
         content[name] = MetricRecord(metrics)
         return content
 
@@ -345,15 +363,17 @@ class Privatiser:
     def _forecast(self, plan: Plan, before: Vector, layout: Layout) -> None:
         """Say before the first training how much noise there will be, and what does not move."""
         signal, noise = _lengths(plan.config, plan.tensors)
-        d = sum(plan.tensors)
+        d, shares = sum(plan.tensors), plan.config.least_in_sum
+        noise = noise / math.sqrt(shares) if shares else noise
+        where = f" in the mean of {shares} clients" if shares else ""
         drowned = (
             "; such noise drowns the update: train fewer parameters (privatise.trained, an adapter), or average more "
             "clients in a round"
             if noise > 10 * signal
             else ""
         )
-        text = "privatise: d = %s trained numbers; the norm of the noise is %.3g against %.3g of a clipped update%s"
-        _LOG.warning(text, f"{d:,}", noise, signal, drowned)
+        text = "privatise: d = %s trained numbers; the norm of the noise%s is %.3g against %.3g of a clipped update%s"
+        _LOG.warning(text, f"{d:,}", where, noise, signal, drowned)
         if layout.statistics and self.settings.privatise.statistics is None:
             _LOG.warning(
                 "privatise: running statistics (%s) are sent back unchanged, so the network is wrong in eval(): "
@@ -485,16 +505,18 @@ def _lengths(config: MechanismSettings, tensors: tuple[int, ...]) -> tuple[float
 
 
 @lru_cache(maxsize=1024)
-def _plan(config: MechanismSettings, rounds: int | None, client: int, tensors: tuple[int, ...]) -> Plan:
+def _plan(
+    config: MechanismSettings,
+    rounds: int | None,
+    client: int,
+    tensors: tuple[int, ...],
+    noise_at: NoiseAt = "clients",
+) -> Plan:
     """Bind the mechanism, calibrated where the settings have a target. Of a whole update nothing is sampled."""
-    draft = _bound_plan(config.with_some_noise(), client, tensors)
+    draft = Plan(client, Sampling("shuffled", 1, 1), 1, config.with_some_noise(), tensors, 0, noise_places=(noise_at,))
     if not config.parameter or config.noise is not None:
         return replace(draft, config=config.with_noise(config.noise)) if config.noise is not None else draft
     if config.target is None:
         return replace(draft, config=config.with_noise(config.nominal_noise()))
     planned = draft.accounted(range(1, (rounds or 1) + 1))
     return replace(draft, config=config.with_noise(config.target.least_noise(planned)))
-
-
-def _bound_plan(config: MechanismSettings, client: int, tensors: tuple[int, ...]) -> Plan:
-    return Plan(client, Sampling("shuffled", 1, 1), 1, config, tensors, 0)

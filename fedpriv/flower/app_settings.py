@@ -10,6 +10,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Count, Epsilon, Integer, Momentum, Positive, Real, Settings
 from fedpriv.flower.arrays import Form
 from fedpriv.mechanisms import MECHANISM, MechanismSettings, mechanism_settings
+from fedpriv.mechanisms.machinery.base import NoiseAt
 
 FILE = "fedpriv.toml"
 
@@ -62,7 +63,8 @@ class TapSettings(Settings):
     @field_validator("noise")
     @classmethod
     def _is_known(cls, noise: MechanismSettings | None) -> MechanismSettings | None:
-        if noise is not None and (noise.noise is None or not noise.on_gradients or noise.needs_redistribution):
+        unknown = noise is not None and (not noise.on_gradients or noise.needs_redistribution)
+        if noise is not None and (unknown or noise.noise is None or noise.noise_at != "clients"):
             raise InputError("allowed is a mechanism on gradients with the noise itself, such as sigma of gaussian")
         return noise
 
@@ -139,12 +141,19 @@ class FlowerSettings(Settings):
     def _fits(self) -> "FlowerSettings":
         config, own = self.mechanism, self.privatise
         others = [*([own.statistics] if own.statistics else []), *(each.mechanism for each in own.metrics)]
-        for each in (config, *others):
-            _check(each)
+        _check(config, "clients", "sum")
+        for each in others:
+            _check(each, "clients")
         if any(not each.protects or each.noise is None for each in others) or (others and own.target_epsilon):
             raise InputError(
                 "privatise.statistics and privatise.metrics have ledgers of their own: give each a mechanism with the "
                 "noise itself, and privatise.rounds in place of privatise.target_epsilon"
+            )
+        weighted = own.weight is not None or {"num_examples", "fitres.num_examples"} & {*own.send, *own.passed}
+        if config.noise_at == "sum" and weighted:
+            raise InputError(
+                f"mechanism.name = {config.name!r} needs equal weights: allowed are privatise.send, pass and weight "
+                "without num_examples"
             )
         if len({each.name for each in own.metrics}) < len(own.metrics):
             raise InputError("privatise.metrics: each name is allowed once")
@@ -155,13 +164,18 @@ class FlowerSettings(Settings):
         return self
 
 
-def _check(config: MechanismSettings) -> None:
+def _check(config: MechanismSettings, *places: NoiseAt) -> None:
     if config.unit != "update" or not config.on_gradients:
         raise InputError(
             f"mechanism {config.name} with unit = {config.unit!r}: a mod sees a client's whole "
             'update and no example; allowed is a mechanism on gradients with unit = "update"'
         )
-    config.require_noise_at("clients")
+    config.require_noise_at(*places)
+    if config.noise_at == "sum" and not config.least_in_sum:
+        raise InputError(
+            "mechanism.survivors is not set: allowed is how many clients every sum has at least; no sum of fewer may "
+            "be unmasked (reconstruction_threshold of SecAggPlusWorkflow)"
+        )
     if config.needs_redistribution:
         raise InputError(
             f"mechanism.name = {config.name!r} shares its noise out by a public model, which a mod does not know"

@@ -3,12 +3,11 @@
 The networks are trained by the apps themselves; what the tap says of them is compared with autograd, here once more.
 """
 
-import copy
 import importlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from fedpriv.attacks.observation import Observation, list_observations, read_obs
 from fedpriv.attacks.own_model import named_vector
 from fedpriv.core.progress import Silent
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower._tap import described
 from fedpriv.flower.attack import attack_tapped
@@ -41,6 +40,7 @@ from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
 from tests.cases import in_one_test
 from tests.flower.apps import context, question, record, settings
+from tests.flower.secure_sums import Sending
 
 NETWORK = """
 import torch
@@ -392,16 +392,6 @@ class Old(NumPyClient):
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
         return 0.5, 10, {}
-
-
-class Sending(InlineGrid):
-    """Messages share no records, as over a network; Flower's mod takes keys out of them."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        copies = list(messages)
-        for message in copies:
-            message.content = copy.deepcopy(message.content)
-        return super().push_messages(copies)
 
 
 @pytest.mark.parametrize("mods", ["tap", "privatise tap", "tap before"])

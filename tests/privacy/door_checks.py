@@ -30,6 +30,7 @@ import fedpriv.core.world
 import fedpriv.data.bounds
 import fedpriv.data.sets.csv
 import fedpriv.engines.inline
+import fedpriv.flower.secure_sum
 import fedpriv.mechanisms.machinery.whole_numbers
 import fedpriv.prompts.classify
 import fedpriv.prompts.client
@@ -67,6 +68,7 @@ from fedpriv.service.opening import open_service
 from fedpriv.service.policies import POLICIES
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
+from tests.flower.secure_sums import summed
 from tests.privacy import doors
 from tests.privacy.game import Examples
 
@@ -416,6 +418,22 @@ def own_app(name: str) -> Callable[[Path, Patch], None]:
         assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 1}
 
     return play
+
+
+def own_sum(folder: Path, patch: Patch) -> None:
+    """The sum of an app's shares under Flower's secure aggregation has the noise that each ledger names."""
+    noise = f'name = "distributed"\nsigma = 1.0\nclip_norm = {CLIP}\nsurvivors = {CLIENTS}'
+    text = f'[mechanism]\n{noise}\n[privatise]\nfolder = "{folder / "privacy"}"\n'
+    mod, step = privatise(apps.settings(folder, text)), STEP / np.linalg.norm(STEP) * CLIP
+    ended, _ = summed([mod], [np.zeros_like(STEP)], lambda _: [step], CLIENTS, reconstruction_threshold=1.0)
+    line = json.loads((folder / "privacy" / "client-0.json").read_text())
+    assert line["epsilon"] is not None and line["participations"] == 1
+    doors.normal((ended[0] - step).ravel() * CLIENTS, line["noise"] * CLIP)
+
+
+def without_own_shares(patch: Patch) -> None:
+    honest = fedpriv.flower.secure_sum.noisy_levels
+    patch.setattr(fedpriv.flower.secure_sum, "noisy_levels", lambda values, _, noise: honest(values, 0.0, noise))
 
 
 def refused_by_mod(folder: Path, patch: Patch) -> None:
@@ -800,6 +818,7 @@ CHECKS: dict[str, Check] = {
         f"somebody's app, {name}": Check(own_app(name), without_release_noise)
         for name in ("gaussian", "laplace", "vmf")
     },
+    "somebody's app, distributed": Check(own_sum, without_own_shares),
     "somebody's app, noise elsewhere": Check(refused_by_mod, None),
     **{f"votes, {name}": Check(votes(name), without_noise_on_votes) for name in ("confident", "gnmax", "lnmax")},
     "masked votes": Check(masked_votes, without_shares_on_votes),

@@ -44,9 +44,12 @@ def encoded(update: Tensor, variance: float, signs: np.random.Generator, noise: 
     """Return the words (D,) of an update (K,) over its bound, clipped once more, for masking."""
     values = update.detach().cpu().double().numpy()
     values = values / max(1.0, float(np.linalg.norm(values)))
-    flattened = LEVELS * _flattened(values, signs)
-    rounded = _rounded(flattened, rounded_norm(len(flattened)), noise)
-    return (rounded + skellam(variance, rounded.shape, noise)).astype(np.uint32)
+    return noisy_levels(_flattened(values, signs), variance, noise).astype(np.uint32)
+
+
+def noisy_levels(values: Array, variance: float, noise: np.random.Generator) -> NDArray[np.int64]:
+    """Return values (K,), of norm 1 at most, as whole levels: rounded at random, with Skellam noise."""
+    return _rounded(LEVELS * values, rounded_norm(len(values)), noise) + skellam(variance, values.shape, noise)
 
 
 def decoded(total: Words, dimension: int, signs: np.random.Generator) -> Tensor:
