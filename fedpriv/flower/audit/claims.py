@@ -176,7 +176,7 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
         "secaggplus_mod",
         "the server learns only a sum",
         summed,
-        "masks cancel in the sum, which holds no noise",
+        "masks cancel in the sum, and add no noise to it",
         f"sums of up to {len(by_client)} clients; metrics and configs leave in clear",
     )
 
