@@ -93,8 +93,9 @@ def trained(mods: list[Any], clients: int, rounds: int, seed: int, inline: bool)
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         start = ndarrays_to_parameters([np.zeros((rows.shape[1], CLASSES), np.float32)])
-        least = {"min_fit_clients": clients, "min_available_clients": clients}
-        strategy = FedAvg(fraction_evaluate=0.0, initial_parameters=start, **least)
+        strategy = FedAvg(
+            fraction_evaluate=0.0, min_fit_clients=clients, min_available_clients=clients, initial_parameters=start
+        )
         legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=rounds), strategy=strategy)
         summing = SecAggPlusWorkflow(num_shares=NEIGHBOURS, reconstruction_threshold=THRESHOLD)
         DefaultWorkflow(fit_workflow=summing if mods else None)(grid, legacy)
@@ -140,7 +141,8 @@ def main() -> None:
     with parser.parsed() as asked:
         if not asked.inline and find_spec("ray") is None:
             raise InputError("Flower's simulation needs Ray: pip install 'fedpriv[ray]'; --inline does without")
-        logging.getLogger("flwr").setLevel(logging.ERROR)
+        for name in ("flwr", "fedpriv"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         for seed in asked.seeds:
             without = accuracy(trained([], asked.clients, asked.rounds, seed, asked.inline))
             right, said = protected(asked.clients, asked.rounds, asked.epsilon, seed, asked.inline)

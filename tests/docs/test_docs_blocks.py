@@ -79,7 +79,7 @@ def test_toml_is_an_experiment_a_sweep_or_a_file_of_prompts(page: Path, clone: P
         if "base" in tomllib.loads(block.text):
             assert load_sweep(path).trials
         elif {"tap", "privatise"} & tomllib.loads(block.text).keys():
-            assert read_settings(path).tap
+            assert read_settings(path).tap or read_settings(path).mechanism.protects
         elif kind_of_file(tomllib.loads(block.text)):
             load_prompting(path)
         else:
