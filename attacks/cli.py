@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.core.lab import Tuning
     from fedpriv.core.lab.tune import TuningTrial
+    from fedpriv.core.progress import Progress
     from fedpriv.core.records import AttackResult
 
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
@@ -198,6 +200,51 @@ def tune(
     print_sentences(tuning.remarks)
     if tuning.overrides:
         print_line(" ".join(f"--set {text}" for text in tuning.overrides))
+
+
+@attack_app.command(
+    "train-prior",
+    epilog="Example:\n\n  fedpriv attack train-prior configs/quickstart.toml --out prior.safetensors\n\n"
+    "  fedpriv run configs/quickstart.toml --set adversary.iga.prior=prior.safetensors",
+)
+def train_prior_file(
+    source: Annotated[Path, typer.Argument(metavar="FILE", exists=True, help="An experiment file, for its data.")],
+    path: Annotated[Path, typer.Option("--out", metavar="PRIOR", help="The file to write.")],
+    whole: Annotated[
+        bool, typer.Option("--all", help="Training images, too: of a data set that no client has.")
+    ] = False,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training, each on 64 images.")] = 1500,
+    set_: Set = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train an image prior on public images, the test images, for the attacks that have a setting prior."""
+    import torch
+
+    from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES
+    from fedpriv.attacks.reconstruction.trained_prior import train_prior
+    from fedpriv.core.cli.display import shown
+    from fedpriv.core.config import load_experiment
+    from fedpriv.core.threads import cpu_threads
+    from fedpriv.data.datasets import load_dataset, unit_scale
+
+    experiment = load_experiment(source, set_ or ())
+    dataset = load_dataset(experiment.data, experiment.seed)
+    images = torch.cat([dataset.x_test, dataset.x_train]) if whole else dataset.x_test
+    if dataset.kind != "image" or len(images) < FEWEST_IMAGES:
+        there = f"{len(images)} {dataset.kind}s"
+        allowed = f"it has {there}; a prior needs at least {FEWEST_IMAGES} images"
+        raise InputError(key="data.name", given=dataset.name, allowed=allowed)
+    with shown(quiet) as progress, cpu_threads(experiment.engine.threads):
+        prior = train_prior(
+            unit_scale(images), dataset.name, steps, experiment.seed, partial(_step_done, progress, steps)
+        )
+    prior.write(path)
+    print_line(f"{path}: {prior.words}")
+
+
+def _step_done(progress: "Progress", steps: int, done: int, loss: float) -> None:
+    """Show how far training is, and its squared error over the best linear filter's."""
+    progress.attack_advanced("prior", done, steps, loss)
 
 
 def _trials(tuning: "Tuning") -> Table:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 # A sum of several clients' uploads serves as well: it is an upload of their examples together.
 GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 
+PriorFile = Annotated[
+    str, Field(description="file of a prior that fedpriv attack train-prior has trained; empty: none")
+]
+
 Runs = Callable[..., "Outcome"]
 """What runs an attack on a chunk of rows: (scene, rows, images, logits, settings, report) -> Outcome."""
 

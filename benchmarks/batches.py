@@ -1,6 +1,7 @@
 """Batches from one upload, and from several rounds: PSNR, images recovered and CPU seconds.
 
 Usage: FEDPRIV_DATA=DIR python -m benchmarks.batches [--json FILE] [--cases tanh:8,relu:16,relu:8:0.001] [--seeds 3]
+           [--prior FILE]
 
 CIFAR-10, untrained MLP(256), training images; a case is activation:batch size[:sigma], with sigma the noise multiplier
 of the gaussian mechanism at clip norm 1. ``rounds:12:4:24`` stands for a client of 12 images that sends 24 batches of
@@ -100,8 +101,8 @@ class Lab:
         return OtherBatches(tuple(heard))
 
 
-def measure(dataset: Dataset, case: str, seed: int) -> dict[str, Any]:
-    """Attack one case, and return its row."""
+def measure(dataset: Dataset, case: str, seed: int, prior: str = "") -> dict[str, Any]:
+    """Attack one case, with a trained prior if its file is given, and return its row."""
     kind, *numbers = case.split(":")
     lab = Lab(dataset, seed)
     images, labels = lab.batch(int(numbers[0]))
@@ -113,7 +114,7 @@ def measure(dataset: Dataset, case: str, seed: int) -> dict[str, Any]:
         heard = lab.upload(model, images, labels, float(numbers[1]) if len(numbers) > 1 else 0.0)
     public = dataset.x_test[:PUBLIC].float() / 255
     features = CustomSettings(start="features", iterations=1)
-    config = features if kind == "convnet" else ClosedFormSettings()
+    config = features if kind == "convnet" else ClosedFormSettings(prior=prior)
     began = time.process_time()
     try:
         (reconstruction,) = run_attack(AttackJob(config.name, [heard], model, config, 0, public_images=public))
@@ -143,13 +144,14 @@ def main() -> None:
     parser = options("batches", __doc__)
     parser.add_argument("--cases", type=_cases, default=CASES, help="by commas")
     parser.add_argument("--seeds", type=whole(1), default=3, help="images, models and noise of so many seeds")
+    parser.add_argument("--prior", default="", help="file of a trained prior, for the closed form")
     with parser.parsed() as asked:
         torch.set_num_threads(1)
         dataset = load_dataset(DataConfig(name="cifar10"), 0)
         measure(dataset, "relu:2", 0)  # libraries are loaded
         rows = []
         for case in asked.cases:
-            seeds = [measure(dataset, case, seed) for seed in range(asked.seeds)]
+            seeds = [measure(dataset, case, seed, asked.prior) for seed in range(asked.seeds)]
             rows += seeds
             _print(seeds)
         save(asked.json, rows=rows)

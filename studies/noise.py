@@ -2,7 +2,7 @@
 
 Usage: python -m studies.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
            [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]
-           [--iga-steps 2400] [--map-steps 400] [--seed 11]
+           [--iga-steps 2400] [--map-steps 400] [--seed 11] [--prior FILE]
 
 Each victim is a client of the lab with one image, clipped to norm 1, in the first round; networks are untrained, labels
 are inferred. The public images are 2,000 test images. Medians with 95 % bootstrap intervals over the victims.
@@ -82,9 +82,9 @@ def _figures(seed: int, images: Tensor, originals: Tensor) -> dict[str, Any]:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, AttackSettings]:
-    iga = {"iterations": options.iga_steps, "tv_start": 0.0}  # as documented
+    iga = {"iterations": options.iga_steps, "tv_start": 0.0, "prior": options.prior}  # as documented
     return {
-        "closed_form": ClosedFormSettings(),
+        "closed_form": ClosedFormSettings(prior=options.prior),
         "iga": validated(IgaSettings, iga, "--iga-steps"),
         "map": validated(MapSettings, {"iterations": options.map_steps}, "--map-steps"),
     }
@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--iga-steps", type=whole(1), default=2400)
     parser.add_argument("--map-steps", type=whole(1), default=400)
     parser.add_argument("--seed", type=whole(0), default=11)
+    parser.add_argument("--prior", default="", help="file of a trained prior, for closed_form and iga")
     with parser.parsed(arguments) as options:
         _settings(options)  # wrong ones end it before anything is measured
         rows = []

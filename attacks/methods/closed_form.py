@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings, PriorFile, Runs
 from fedpriv.core.registry import ATTACKS
 
 
 @ATTACKS.register
 class ClosedFormSettings(AttackSettings):
-    """The first Linear layer's gradient read without optimisation: no settings."""
+    """The first Linear layer's gradient read without optimisation."""
 
     name: ClassVar[str] = "closed_form"
     title: ClassVar[str] = "First Linear layer in closed form"
@@ -23,6 +23,8 @@ class ClosedFormSettings(AttackSettings):
     simulates: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
+
+    prior: PriorFile = ""
 
     @classmethod
     @override

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings
+from fedpriv.attacks.settings import MatchingSettings, PriorFile
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive
 
@@ -30,6 +30,9 @@ class IgaSettings(MatchingSettings):
         description="the same at the start; falls with the square of the steps left; 0: constant, as in the paper",
     )
 
+    prior: PriorFile = ""
+    denoiser: NonNegative = Field(0.03, description="weight of that prior")
+
     start: Literal["normal", "closed-form", "features"] = Field(
         "normal",
         description="normal: random; closed-form: at the images that the first Linear layer shows; features: at those "
@@ -41,4 +44,4 @@ class IgaSettings(MatchingSettings):
     def methods(cls) -> "tuple[Recipe, ...]":
         from fedpriv.attacks.reconstruction.recipes import Recipe
 
-        return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv",)),)
+        return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv", "denoiser")),)

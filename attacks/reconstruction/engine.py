@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
 from fedpriv.attacks.reconstruction.matching import MEASURED, chunks
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome, Reconstruction, Restart
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
+from fedpriv.attacks.reconstruction.trained_prior import TrainedPrior, read_trained_prior
 from fedpriv.attacks.reconstruction.upload_model import (
     Heard,
     OtherBatches,
@@ -81,15 +83,29 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
         raise AttackRefused(f"{attack.name} reads images or rows of tables, and these uploads are of texts")
     dtype = next(iter(victims[0].parameters.values())).dtype
     scene = Scene.of(network, observations[0].settings, dtype, job.public_images)
+    scene = replace(scene, trained=_trained_prior(job.config, scene))
     results: dict[int, Reconstruction] = {}
     for size in sorted({victim.model.examples for victim in victims}):
         members = [number for number, victim in enumerate(victims) if victim.model.examples == size]
         began = time.perf_counter()
         outcomes = _run(attack, scene, [victims[number] for number in members], job)
         seconds = (time.perf_counter() - began) / len(members)
+        known = "" if scene.trained is None else scene.trained.words
         for number, (attempts, note) in zip(members, outcomes, strict=True):
+            note = "; ".join(filter(None, (note, known)))
             results[number] = _result(job.name, victims[number], attempts, note, seconds)
     return [results[number] for number in range(len(victims))]
+
+
+def _trained_prior(config: Any, scene: Scene) -> TrainedPrior | None:
+    """The prior that the settings name; it is of images of this size."""
+    path = getattr(config, "prior", "")
+    if not path:
+        return None
+    trained = read_trained_prior(Path(path))
+    if trained.shape != scene.shape:
+        raise AttackRefused(f"{path} is a prior of images {trained.shape}, and these are {scene.shape}")
+    return trained
 
 
 def _attack(job: AttackJob) -> type[AttackSettings]:

@@ -45,6 +45,7 @@ from fedpriv.gradients.operator import wide
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
+SMOOTHED = 0.1  # deviation of the noise for which a trained prior is asked, on the [0, 1] scale
 TILE = 4  # pixels along a side of the square that a patterned start repeats
 
 
@@ -59,7 +60,7 @@ class Recipe:
     # a key of STARTS or of FOUND
     start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
     box: bool = False  # whether images stay within the valid range of pixels
-    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian"], ...] = ()  # keys of PRIORS
+    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian", "denoiser"], ...] = ()  # keys of PRIORS
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order
     otherwise: Literal["", "patterned"] = ""  # the start where images cannot be found; empty: the attack refuses
 
@@ -92,11 +93,20 @@ def _gaussian(scene: Scene, images: Tensor) -> Tensor:
     return scene.prior.to(images).energy(images).mean(dim=1) / scene.pixels
 
 
+def _denoiser(scene: Scene, images: Tensor) -> Tensor:
+    """What a trained prior says, for each pixel, of images that are smoothed a little; nothing without one."""
+    if scene.trained is None:
+        return images.new_zeros(len(images))
+    noise = images.new_full((len(images),), SMOOTHED)
+    return scene.trained.energy(images * scene.std + scene.mean, noise) / images[0].numel()
+
+
 PRIORS: Mapping[str, Callable[[Scene, Tensor], Tensor]] = {
     "tv": lambda scene, images: total_variation(images),
     "opponents": lambda scene, images: opponent_variation(images),
     "public_mean": _public_mean,
     "gaussian": _gaussian,
+    "denoiser": _denoiser,
 }
 """(scene, normalised images (N, B, C, H, W)) -> (N,); differentiable."""
 
@@ -228,6 +238,8 @@ class MatchProblem:
         weights = {
             name: (float(getattr(config, f"{name}_start", 0.0)), getattr(config, name)) for name in recipe.priors
         }
+        if scene.trained is None:
+            weights.pop("denoiser", None)
         used = {name: pair for name, pair in weights.items() if any(pair)}
         self._penalties = [PRIORS[name] for name in used]
         self._weights = tuple(used.values())

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
+from fedpriv.attacks.reconstruction.trained_prior import TrainedPrior
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.randomness import torch_stream
@@ -60,6 +61,7 @@ class Scene:
     std: Tensor  # (C, 1, 1), the public standard deviation
     public_images: Tensor | None = None  # (M, C, H, W) on the [0, 1] scale; None: there are none
     columns: tuple[ColumnSpec, ...] = ()  # of the table whose rows the "images" are; empty: they are images
+    trained: TrainedPrior | None = None  # a prior of such images that was trained; None: there is none
 
     @staticmethod
     def of(
@@ -97,6 +99,14 @@ class Scene:
     def box(self, images: Tensor) -> Tensor:
         """Move normalised images to the nearest ones with values from 0 to 1 before normalisation."""
         return torch.maximum(torch.minimum(images, (1 - self.mean) / self.std), -self.mean / self.std)
+
+    def denoised(self, images: Tensor, noise: Tensor) -> Tensor:
+        """Take noise of deviations (B,) off normalised images (B, C, H, W), by the trained prior."""
+        if self.trained is None:
+            raise ValueError("there is no trained prior")
+        mean, std = self.mean.to(images), self.std.to(images)
+        unit = self.trained.denoised((images * std + mean)[:, None], noise.to(images) * std.mean())[:, 0]
+        return (unit - mean) / std
 
     def to_unit_scale(self, images: Tensor) -> Tensor:
         """Undo the normalisation and clamp to [0, 1]; float32, on the CPU."""

@@ -113,6 +113,7 @@ QUIET: dict[str, str] = {
     "command: model": "measures a network on random input; of an experiment's data it takes the shape",
     "command: doctor": "versions and devices of this machine, and names of data sets",
     "command: attack tune": "tunes an attack on public images",
+    "command: attack train-prior": "trains an image prior on public images",
     "command: flower audit": "runs a copy of somebody's app on their own machine, with what the app itself sends",
     **dict.fromkeys(
         ("network: fedpriv/flower/audit/observers.py", "network: fedpriv/flower/audit/simulation.py"),

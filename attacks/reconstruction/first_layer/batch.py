@@ -680,7 +680,13 @@ class _Separation:
         inverse = torch.linalg.inv(self.mixing)
         heard = self.spectrum.deviation * float(inverse.norm(dim=1).max())
         known = images_of(self.spectrum, self.mixing)
-        flat = known if heard < AUDIBLE else denoised(self.spectrum, self.mixing, self.scene.prior)
+        if heard < AUDIBLE:
+            flat = known
+        elif self.scene.trained is None:
+            flat = denoised(self.spectrum, self.mixing, self.scene.prior)
+        else:
+            noise = self.spectrum.deviation * inverse.norm(dim=1)
+            flat = self.scene.denoised(known.unflatten(1, self.scene.shape), noise).flatten(1)
         return self.scene.box(flat.unflatten(1, self.scene.shape).to(self.scene.mean))
 
     @property

@@ -235,6 +235,7 @@ def _unit(vector: Tensor) -> Tensor:
 
 FACTORS = 25  # factors of an image that are tried at once
 FACTOR_ZOOMS = 3  # times
+CLEAR = 0.3  # of an image's noise, on the [0, 1] scale: above, its contrast is too uncertain for a trained prior
 NO_LAYER = "closed_form needs a network whose first layer multiplies the image itself (Linear behind flattening)"
 
 
@@ -295,7 +296,13 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     clean = exact(weight, usable)
     if clean is not None:
         return _Read(scene.box(clean.image.view(1, *scene.shape)), None)
-    image = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer)).image.view(1, *scene.shape)
+    estimate = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer))
+    image = estimate.image.view(1, *scene.shape)
+    length = estimate.errors.norm()
+    noise = estimate.deviation / length
+    if scene.trained is not None and float(noise * scene.std.mean()) < CLEAR:
+        noisy = (weight.mT @ estimate.errors / length.square()).view_as(image)
+        image = scene.denoised(noisy, noise[None])
     if usable is None:
         image = _scaled(scene, victim, image)
     return _Read(scene.box(image), _label(scene, victim, image))

@@ -289,6 +289,13 @@ class AdversaryConfig(Extensible):
             )
         return self
 
+    @model_validator(mode="after")
+    def _may_have_priors(self) -> Self:
+        for name in () if self.knows_public_data else ATTACKS:
+            if getattr(self.settings(name), "prior", ""):
+                raise InputError(f"{name}.prior needs what knows_public_data = false withholds: public images")
+        return self
+
     @property
     def crafts(self) -> bool:
         """Whether the server sends parameters of its own making in the attacked rounds."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.metrics import LEAST_PADDED
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
+from fedpriv.attacks.reconstruction.trained_prior import read_trained_prior
 from fedpriv.attacks.simulation import RANDOM, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.stack import stack_of
@@ -17,6 +19,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World
+from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.server.tap import public_settings
 
@@ -42,6 +45,7 @@ def _one_at_a_time(world: World) -> tuple[str, ...]:
 def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
     """Return one line for each thing that makes these attacks on this run refused or misleading."""
     _refuse_padding(world)
+    _refuse_priors(world, names)
     experiment = world.experiment
     kind = world.dataset.kind
     threat = threat_model(experiment.adversary, kind)
@@ -72,6 +76,15 @@ def _refuse_padding(world: World) -> None:
             given=report.ssim,
             allowed=f"only for pictures of at least {LEAST_PADDED} pixels a side; {dataset.name} has {there}",
         )
+
+
+def _refuse_priors(world: World, names: Sequence[str]) -> None:
+    """Refuse trained priors that saw images of clients."""
+    for name in names:
+        path = getattr(world.experiment.adversary.settings(name), "prior", "")
+        if path and (seen := read_trained_prior(Path(path)).saw(unit_scale(world.dataset.x_train))):
+            allowed = f"it was trained on {seen} of the clients' images; train one on images that no client has"
+            raise InputError(key=f"adversary.{name}.prior", given=path, allowed=allowed)
 
 
 def _about_simulations(
