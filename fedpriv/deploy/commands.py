@@ -10,6 +10,8 @@ from pathlib import Path, PurePath
 
 LAUNCHED = ("flwr", "flwr-clientapp", "flwr-serverapp")
 """Flower's programs that start for each message or question."""
+SERVING = ("flower-superlink", "flower-supernode", "flower-superexec")
+"""Flower's programs that run as long as the deployment."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def executor(name: str, served: str, keys: KeyFiles | None, health: str | None =
 
 
 def launcher(programs: PurePath) -> Command:
-    """Return the process that runs what starts for each message or question, without importing it every time."""
+    """Return the process that the others fork from, and what starts for each message or question."""
     # -P: the modules beside the file are none of Python's.
     code = Path(__file__).with_name("launcher.py")
-    return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED))
+    return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED, *SERVING))
 
 
 def warm(command: Command) -> Command:

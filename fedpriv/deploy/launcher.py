@@ -2,11 +2,13 @@
 
 Flower starts a program for each message, which would spend most of its CPU time on imports. Here one process
 imports once and forks. Programs of the same names, ahead on the search path, ask it and stand for the fork: they have
-its output and exit code, and it ends with them. Where nobody answers they become the real program.
+its output and exit code, and it ends with them. Where nobody answers they become the real program. A deployment's
+other processes are forks, too, which nobody stands for.
 
 This file runs by itself, and must not import fedpriv: each app brings its own.
 """
 
+import atexit
 import gc
 import json
 import os
@@ -15,16 +17,20 @@ import signal
 import socket
 import sys
 import sysconfig
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from threading import Thread
+from typing import NoReturn
 
 # In the folder of the programs that ask.
 _SOCKET = "launcher.sock"
+# How long a launcher may take until it listens.
+_START_SECONDS = 10.0
 # The first byte of an answer: from here on the program runs, and must not be started a second time.
 _STARTED = b"+"
 # Flower's programs do not need these, the apps do: two thirds of the CPU time that a message would take.
@@ -49,7 +55,7 @@ def stand_in(folder: Path, real: str) -> str:
 
 
 def _serve(folder: str, programs: list[str]) -> None:
-    """Fork for each who asks, for ever; return in each fork, when its program has ended."""
+    """Fork for each who asks, for ever."""
     os.chdir(folder)  # the address of a socket is at most 108 bytes long, a folder's name may be longer
     Path(_SOCKET).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
@@ -66,10 +72,10 @@ def _serve(folder: str, programs: list[str]) -> None:
         with connection:
             if os.fork() == 0:
                 server.close()
-                return _run(connection)
+                _run(connection)
 
 
-def _run(connection: socket.socket) -> None:
+def _run(connection: socket.socket) -> NoReturn:
     """Become the program that is asked for: its arguments, environment, folder, input and output."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, files, _, _ = socket.recv_fds(connection, 1, 3)
@@ -78,15 +84,21 @@ def _run(connection: socket.socket) -> None:
         os.close(file)
     reader = connection.makefile("rb")
     asked = json.loads(reader.readline())
-    connection.sendall(_STARTED)
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.argv = asked["arguments"]
-    Thread(target=_end_with, args=(reader,), daemon=True).start()
-    code = _code(_entry(Path(sys.argv[0]).name))
-    with suppress(ConnectionError):  # who asked has ended, and so shall we
+    if asked["outlives"]:
+        os.setsid()
+        connection.sendall(str(os.getpid()).encode())
+        connection.shutdown(socket.SHUT_RDWR)
+    else:
+        connection.sendall(_STARTED)
+        threading.Thread(target=_end_with, args=(reader,), daemon=True).start()
+    code = _code(Path(sys.argv[0]).name)
+    with suppress(OSError):  # who asked has ended, and so shall we
         connection.sendall(bytes([code]))
+    os._exit(code)
 
 
 def beside(folder: Path, programs: list[str], command: list[str]) -> None:
@@ -109,17 +121,26 @@ def _entry(program: str) -> Callable[[], object]:
     return function
 
 
-def _code(program: Callable[[], object]) -> int:
-    """Run a program to its end, and return its exit code."""
+def _code(program: str) -> int:
+    """Run a program to its end, and return its exit code.
+
+    It ends as in Python, but for the modules: to take them all down would be most of a message's CPU time.
+    """
+    code: object = None
     try:
-        program()
+        _entry(program)()
     except SystemExit as end:
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-        return end.code & 255 if isinstance(end.code, int) else int(end.code is not None)
-    finally:
-        sys.stdout.flush()
-    return 0
+        code = end.code
+        if isinstance(code, str):
+            sys.stderr.write(f"{code}\n")
+    except BaseException:  # noqa: BLE001 - what Python does with it, too
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 255 if isinstance(code, int) else int(code is not None)
 
 
 def _end_with(reader: BufferedReader) -> None:
@@ -128,14 +149,44 @@ def _end_with(reader: BufferedReader) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def start_fork(
+    folder: Path, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, files: Sequence[int]
+) -> int | None:
+    """Have the launcher of ``folder`` run a program in a session of its own, with these files as input and outputs.
+
+    Returns its number; ``None`` where nobody answers.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            _connect(connection, str(folder))
+            _send(connection, arguments, environment, cwd, files, outlives=True)
+            return int(connection.recv(32) or 0) or None
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+
+
+def _send(
+    connection: socket.socket,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path,
+    files: Sequence[int],
+    outlives: bool,
+) -> None:
+    """Say what is to be run; a program that outlives who asks answers with its number, and closes the connection."""
+    socket.send_fds(connection, [b"\0"], files)
+    asked = {"folder": str(cwd), "environment": dict(environment), "arguments": arguments, "outlives": outlives}
+    connection.sendall(json.dumps(asked).encode() + b"\n")
+
+
 def _ask(folder: str, arguments: list[str]) -> None:
     """Have the launcher run a program, and end as it ended; without an answer, become the program."""
     answer = b""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, folder)
-        socket.send_fds(connection, [b"\0"], [0, 1, 2])
-        asked = {"folder": str(Path.cwd()), "environment": dict(os.environ), "arguments": arguments}
-        connection.sendall(json.dumps(asked).encode() + b"\n")
+        _send(connection, arguments, os.environ, Path.cwd(), [0, 1, 2], outlives=False)
         while part := connection.recv(2):
             answer += part
     if not answer:

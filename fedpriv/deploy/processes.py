@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from fedpriv.core.files import open_unlinked
+from fedpriv.deploy.launcher import start_fork
 
 # The time of start is computed from the machine's clock, which may be set a little in between.
 _CLOCK_SECONDS = 2.0
@@ -28,23 +29,39 @@ class StartedProcess:
     created: float  # its time of start, in seconds since 1970
 
 
-def start(name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> StartedProcess:
-    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it."""
-    with os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=folder,
-            start_new_session=True,
-        )
+def start(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    launcher: Path | None = None,
+) -> StartedProcess:
+    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it.
+
+    It is a fork of the launcher in a folder, where that answers.
+    """
+    with (
+        os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output,
+        Path(os.devnull).open("rb") as nothing,
+    ):
+        files = [each.fileno() for each in (nothing, output, output)]
+        pid = start_fork(launcher, command, environment, folder, files) if launcher else None
+        if pid is None:
+            pid = subprocess.Popen(
+                list(command),
+                stdin=nothing,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                cwd=folder,
+                start_new_session=True,
+            ).pid
     try:
-        created = psutil.Process(process.pid).create_time()
+        created = psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
         created = 0.0  # it has ended already, which whoever looks at it next will see
-    return StartedProcess(name, process.pid, created)
+    return StartedProcess(name, pid, created)
 
 
 def is_alive(started: StartedProcess) -> bool:
@@ -55,7 +72,8 @@ def is_alive(started: StartedProcess) -> bool:
 def stop(started: Sequence[StartedProcess]) -> tuple[str, ...]:
     """End the processes and their children, with force after ten seconds; returns the names of those that ran."""
     running = [(each.name, process) for each in started if (process := _find(each)) is not None]
-    family = [member for _, process in running for member in (process, *_children(process))]
+    # Each once: a second signal would cut short how it ends, and most are the launcher's children.
+    family = {member for _, process in running for member in (process, *_children(process))}
     for member in family:
         _send(member.terminate)
     _, stubborn = psutil.wait_procs(family, timeout=_PATIENCE_SECONDS)

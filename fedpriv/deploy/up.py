@@ -12,7 +12,17 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import write_whole
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
-from fedpriv.deploy.commands import LAUNCHED, Command, KeyFiles, executor, launcher, listener, superlink, supernode
+from fedpriv.deploy.commands import (
+    LAUNCHED,
+    SERVING,
+    Command,
+    KeyFiles,
+    executor,
+    launcher,
+    listener,
+    superlink,
+    supernode,
+)
 from fedpriv.deploy.containers import DOWN, UP, take_down_containers
 from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
@@ -65,7 +75,7 @@ def up(
         raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
     record = DeploymentRecord(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
     _check_ports(record)
-    for name in (*LAUNCHED, "flower-superlink", "flower-supernode", "flower-superexec"):
+    for name in (*LAUNCHED, *SERVING):
         flower.program(name)
     folder.create()
     folder.forget()
@@ -170,6 +180,7 @@ def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = 
         {**flower.environment(folder), **visible},
         Path.cwd(),
         folder.logs / f"{command.name}.log",
+        None if command.name == "launcher" else folder.programs,
     )
 
 

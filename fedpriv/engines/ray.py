@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,9 @@ _ROOM_SECONDS = 5.0
 # How often the cluster's head is looked for, and how long it may be away.
 _HEAD_SECONDS, _LOST_SECONDS = 2.0, 10.0
 # How long a call of an actor takes, where clients are faster: each call has costs of its own.
-CALL_SECONDS = 0.1
+CALL_SECONDS = 0.25
+# How often a connection by ray:// is tried; each that fails takes half a minute.
+_CLIENT_TRIES = 3
 # How long a node's first worker may take to start.
 _NODE_SECONDS = 120.0
 
@@ -120,12 +122,17 @@ class _Actor:
     def ready(self) -> None:
         """Show that this process runs."""
 
-    def answer(self, content: RecordDict, clients: list[tuple[Metadata, Context]]) -> list[tuple[Message, Context]]:
-        """Return the answers of clients that are sent the same, and what each keeps to itself."""
-        return [
+    def answer(self, content: RecordDict, clients: list[tuple[Metadata, Context]]) -> "_Answers":
+        """Return the answers of clients that are sent the same, what each keeps to itself, and how long that took."""
+        began = time.monotonic()
+        answers = [
             (answered(self._client_app, received_message(metadata, content), context), context)
             for metadata, context in clients
         ]
+        return answers, time.monotonic() - began
+
+
+_Answers = tuple[list[tuple[Message, Context]], float]
 
 
 class _PendingMessage(NamedTuple):
@@ -137,11 +144,10 @@ class _PendingMessage(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What an actor is asked, and since when."""
+    """What an actor is asked."""
 
     questions: list[_PendingMessage]
     actor: Any
-    began: float
 
 
 class Actors:
@@ -232,8 +238,8 @@ class _Head:
 class RayGrid(InlineGrid):
     """Has a client's messages answered by actors, as many at a time as there are.
 
-    Clients that are sent the same and answer fast are handed over together, as many as take ``call_seconds``; none
-    waits in a queue while another actor is free.
+    Clients that are sent the same and answer fast are handed over together, as many as take ``call_seconds``, and an
+    actor has its next call before it has ended one. Slower ones do not wait in a queue while another actor is free.
     """
 
     def __init__(
@@ -295,13 +301,21 @@ class RayGrid(InlineGrid):
                 self._stored[key] = (distinct[key], ray.put(distinct[key]))
 
     def _hand_out(self) -> None:
-        while self._waiting and (actor := self._actors.take()) is not None:
+        while self._waiting and (actor := self._actors.take() or self._soon_free()) is not None:
             questions = self._together()
             content = questions[0].message.content
             _, sent = self._stored.get(id(content), (content, content))
             about = [question.message.metadata for question in questions]
             asked = actor.answer.remote(sent, [(each, self._client(each.dst_node_id)) for each in about])
-            self._asked[asked] = _Call(questions, actor, time.monotonic())
+            self._asked[asked] = _Call(questions, actor)
+
+    def _soon_free(self) -> Any | None:
+        """Return an actor that has one call left, where that is a short one of clients that none has failed over."""
+        if 2 * self._client_seconds > self._call_seconds or self._waiting[0].is_second:
+            return None
+        calls = Counter(call.actor for call in self._asked.values())
+        once = (call for call in self._asked.values() if calls[call.actor] == 1)
+        return next((call.actor for call in once if not call.questions[0].is_second), None)
 
     def _together(self) -> list[_PendingMessage]:
         """Take the next questions for an actor: half of its share at most, so that all actors end about together."""
@@ -324,27 +338,32 @@ class RayGrid(InlineGrid):
         if self._asked:
             done, _ = ray.wait(list(self._asked), num_returns=1 if seconds else len(self._asked), timeout=seconds)
             for reference in done:
-                self._take_in(self._asked.pop(reference), reference)
+                if reference in self._asked:  # not lost with its actor meanwhile
+                    self._take_in(self._asked.pop(reference), reference)
         self._hand_out()
 
     def _take_in(self, call: _Call, reference: Any) -> None:
         """Keep clients' answers; where their actor has died, each is asked again alone, once: it computes the same."""
+        others = [key for key, other in self._asked.items() if other.actor is call.actor]
         try:
-            answers = ray.get(reference)
+            answers, seconds = ray.get(reference)
         except RayError as error:
             is_alive = isinstance(error, RayTaskError)
-            if is_alive:
-                self._actors.free(call.actor)
-            else:
+            lost = call.questions
+            if not is_alive:
                 self._actors.replace()
-            for question in reversed(call.questions):
-                if question.is_second or (is_alive and len(call.questions) == 1):
+                lost = [question for key in others for question in self._asked.pop(key).questions] + lost
+            elif not others:
+                self._actors.free(call.actor)
+            for question in reversed(lost):
+                if question.is_second or (is_alive and len(lost) == 1):
                     self._keep(question.key, _failed(question.message, error))
                 else:
                     self._waiting.appendleft(question._replace(is_second=True))
             return
-        self._actors.free(call.actor)
-        self._client_seconds = max(time.monotonic() - call.began, 1e-6) / len(answers)
+        if not others:
+            self._actors.free(call.actor)
+        self._client_seconds = max(seconds, 1e-6) / len(answers)
         for question, (reply, context) in zip(call.questions, answers, strict=True):
             self._remember(context)
             self._keep(question.key, reply)
@@ -383,7 +402,7 @@ def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
     elsewhere = {"address": address, "runtime_env": {"env_vars": _workers_environment()}}
     place = elsewhere if address else {"address": "local", "include_dashboard": False}
     try:
-        ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+        _init(place)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(key=key, given=address, allowed=f"no Ray cluster answers: {error}") from None
     if address:
@@ -394,6 +413,26 @@ def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
             ray.shutdown()
             there = offered.get(share.kind, 0.0)
             raise InputError(key=share.key, given=share.amount, allowed=f"Ray offers {there:g} {share.kind}s in all")
+
+
+def _init(place: Mapping[str, Any]) -> None:
+    """Have Ray started or joined.
+
+    By ray:// it is tried again: Ray's proxy forks a server for each connection while other threads of it use gRPC, and
+    now and then the fork dies (ray-project/ray#63202).
+    """
+    for _ in range(_CLIENT_TRIES):
+        try:
+            ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+        except ConnectionAbortedError as error:
+            if "Starting Ray client server failed" not in str(error):
+                raise
+        else:
+            return
+    raise ConnectionError(
+        f"Ray's server for this connection died {_CLIENT_TRIES} times; see ray_client_server*.err in the logs of the "
+        "cluster's head (/tmp/ray/session_latest/logs)"
+    )
 
 
 def _check_nodes() -> None:

@@ -9,7 +9,9 @@ import re
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -136,7 +138,7 @@ class Place:
     def __init__(self, app: ClientApp, fault: RayError | None) -> None:
         self.app, self.fault = app, fault
         self.stored: list[RecordDict] = []
-        self.calls: list[tuple[int, int]] = []  # what was sent, to how many clients
+        self.calls: list[tuple[int, list[int]]] = []  # what was sent, to which clients
         self.answer = self
         self.ready = SimpleNamespace(remote=lambda: "ready")
         self._answers: dict[str, list[tuple[Message, Context]]] = {"ready": []}
@@ -146,7 +148,7 @@ class Place:
         return len(self.stored) - 1
 
     def remote(self, sent: int, clients: list[tuple[Metadata, Context]]) -> str:
-        self.calls.append((sent, len(clients)))
+        self.calls.append((sent, [metadata.dst_node_id for metadata, _ in clients]))
         content = pickle.loads(pickle.dumps(self.stored[sent]))
         self._answers[str(len(self.calls))] = [
             (answered(self.app, received_message(metadata, content), context), context) for metadata, context in clients
@@ -156,12 +158,12 @@ class Place:
     def wait(self, asked: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         return asked[:num_returns], asked[num_returns:]
 
-    def get(self, reference: str) -> list[tuple[Message, Context]]:
+    def get(self, reference: str) -> tuple[list[tuple[Message, Context]], float]:
         answers = self._answers[reference]
         if self.fault is not None and len(answers) > 1:
             fault, self.fault = self.fault, None
             raise fault
-        return answers
+        return answers, 1.0
 
 
 @pytest.mark.parametrize("fault", [None, ActorDiedError(), RayTaskError("answer", "", MemoryError())])
@@ -175,16 +177,35 @@ def test_parameters_are_stored_once_a_round_and_clients_handed_over_together(
     place = Place(app_of_clients(world.secret), fault)
     for name in ("put", "wait", "get"):
         monkeypatch.setattr(ray, name, getattr(place, name))
-    actors = Actors(lambda count: [place] * count, 2, lambda: 2)
+    actors = Actors(lambda count: [copy(place) for _ in range(count)], 2, lambda: 2)
     grid = RayGrid(place.app, clients, actors, Event(), None, call_seconds=1e9)
     for folder, one in zip(folders, (grid, InlineGrid(place.app, clients)), strict=True):
         run_server(app_of_server(world, folder, Silent()), one)
-    asked = [sum(count for sent, count in place.calls if sent == number) for number in range(rounds)]
-    lost = next(count for _, count in place.calls if count > 1) if fault else 0
-    assert asked == [clients + lost, clients, clients]
-    assert max(count for _, count in place.calls) == clients // 2
+    for number in range(rounds):
+        calls = [asked for sent, asked in place.calls if sent == number]
+        times = Counter(node for asked in calls for node in asked)
+        twice = {node for node in times if times[node] == 2}
+        assert set(times) == set(range(1, clients + 1))
+        assert bool(twice) == (fault is not None and number == 0)
+        assert sum(times.values()) == clients + len(twice)
+        assert all([node] in calls for node in twice)
+    assert max(len(asked) for _, asked in place.calls) == clients // 2
     parameters, others = (folder.path / "checkpoint" / "server.safetensors" for folder in folders)
     assert parameters.read_bytes() == others.read_bytes()
+
+
+@pytest.mark.parametrize("deaths", [0, 2, 3])
+def test_a_server_of_rays_client_that_dies_is_started_again(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [ConnectionAbortedError("Starting Ray client server failed. See x.err")] * deaths + [ValueError("stop")]
+
+    def init(**_: object) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(engine, "_knock", lambda *_: None)
+    with pytest.raises(InputError, match="stop" if deaths < 3 else "died 3 times; see .*err in the logs") as caught:
+        engine.connect("ray://here:1", "engine.address", ())
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("timeout", "together"), [(None, True), (60.0, False)])

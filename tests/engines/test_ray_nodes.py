@@ -90,6 +90,8 @@ def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
         yield start
         for cluster in started:
             cluster.shutdown()
+        for log in Path(folder).glob("ray/session_2*/logs/*.err"):  # pytest shows them where a test fails
+            print(log.name, log.read_text(errors="replace")[-2000:], sep="\n")
 
 
 def made(folder: Path) -> bytes:
