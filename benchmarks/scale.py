@@ -179,6 +179,7 @@ def on_ray(clients: int, repeats: int) -> list[dict[str, Any]]:
         )
     )
     app, settings = client_app(world.secret), EngineConfig(name="ray", device="cpu")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as inline's, or a busy machine holds up Ray alone
     engine.connect("", "engine.address", ())
     try:
         cores = int(ray.cluster_resources()["CPU"])

@@ -158,7 +158,12 @@ class Reached:
     absent: Mapping[int, str] = field(default_factory=dict)  # why clients are missing
 
     def send(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> dict[int, Message]:
-        """Send clients that connected a message of a round, each its own content, and return the answers by client.
+        """Send clients that connected a message of a round, each its own content, and return the answers by client."""
+        replies = dict(self.answers(kind, number, contents))
+        return {client: replies[client] for client in contents if client in replies}
+
+    def answers(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message]]:
+        """Send, and yield the answers as they come, each with its client.
 
         A client whose answer was lost, or whose process was killed or too slow to show that it lives, is asked once
         more: it answers the same.
@@ -168,8 +173,8 @@ class Reached:
         asked.send(
             {client: Message(contents[client], self.nodes[client], kind, group_id=str(number)) for client in clients}
         )
-        replies = dict(reply for looked in asked.replies(_deadline(self.timeout)) for reply in looked)
-        return {client: replies[client] for client in clients if client in replies}
+        for looked in asked.replies(_deadline(self.timeout)):
+            yield from looked
 
     def reason(self, client: int) -> str:
         """Say why a client is missing."""
@@ -235,15 +240,17 @@ class Clients:
 def ask_for_uploads(federation: Federation, number: int, states: Mapping[int, State]) -> Replies:
     """Have clients train and collect their uploads."""
     timeout = federation.reached.timeout
-    answers = federation.reached.send("train", number, federation.questions(number, states))
+    answers = federation.reached.answers("train", number, federation.questions(number, states))
+    # Read as they come, while other clients still train.
+    read = {
+        client: read_upload(answer, client, states[client], federation.allowed(client)) for client, answer in answers
+    }
     silent = "did not reply" if timeout is None else f"did not reply within {timeout:g} s"
 
     def outcome(client: int) -> Upload | Failure:
         if client not in federation.nodes:
             return Failure(client, federation.reached.reason(client))
-        if client not in answers:
-            return Failure(client, silent)
-        return read_upload(answers[client], client, states[client], federation.allowed(client))
+        return read.get(client) or Failure(client, silent)
 
     bytes_down = sum(state.nbytes for client, state in states.items() if client in federation.nodes)
     return Replies.of([outcome(client) for client in states], bytes_down)

@@ -30,8 +30,8 @@ from fedpriv.deploy.launcher import stand_in
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 _HEALTH_SECONDS = 120.0
-# Each question to Flower is a process.
-_LOOK_SECONDS = 3.0
+# Each question to Flower is a process, a fork of the launcher.
+_LOOK_SECONDS = 1.0
 _LAST_PORT = 65535
 _Tell = Callable[[str], None]
 
