@@ -18,7 +18,6 @@ import socket
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -28,9 +27,7 @@ from subprocess import DEVNULL, Popen
 from typing import NoReturn
 
 # In the folder of the programs that ask.
-_SOCKET = "launcher.sock"
-# How long a launcher may take until it listens.
-_START_SECONDS = 10.0
+SOCKET = "launcher.sock"
 # The first byte of an answer: from here on the program runs, and must not be started a second time.
 _STARTED = b"+"
 # Flower's programs do not need these, the apps do: two thirds of the CPU time that a message would take.
@@ -57,9 +54,9 @@ def stand_in(folder: Path, real: str) -> str:
 def _serve(folder: str, programs: list[str]) -> None:
     """Fork for each who asks, for ever."""
     os.chdir(folder)  # the address of a socket is at most 108 bytes long, a folder's name may be longer
-    Path(_SOCKET).unlink(missing_ok=True)
+    Path(SOCKET).unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
-    server.bind(_SOCKET)
+    server.bind(SOCKET)
     server.listen(128)  # who asks from here on waits for the imports
     for program in programs:
         _entry(program)
@@ -156,15 +153,11 @@ def start_fork(
 
     Returns its number; ``None`` where nobody answers.
     """
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-            _connect(connection, str(folder))
-            _send(connection, arguments, environment, cwd, files, outlives=True)
-            return int(connection.recv(32) or 0) or None
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.05)
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        _connect(connection, str(folder))
+        _send(connection, arguments, environment, cwd, files, outlives=True)
+        return int(connection.recv(32) or 0) or None
+    return None
 
 
 def _send(
@@ -199,7 +192,7 @@ def _connect(connection: socket.socket, folder: str) -> None:
     here = Path.cwd()
     os.chdir(folder)
     try:
-        connection.connect(_SOCKET)
+        connection.connect(SOCKET)
     finally:
         os.chdir(here)
 

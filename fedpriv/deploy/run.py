@@ -27,8 +27,8 @@ ROUND_SECONDS = 600.0
 """How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""
 
 _LOOK_SECONDS, _STOP_SECONDS = 0.25, 60.0
-# Each question to Flower is a process, where no launcher forks it of two seconds of a CPU. Before the last round only a failure ends a run,
-# most often in its beginning: then Flower is asked ever less often.
+# Each question to Flower is a process, and without a launcher to fork it one of two seconds of a CPU. Before the last
+# round only a failure ends a run, most often in its beginning: then Flower is asked ever less often.
 _SOONEST_SECONDS, _RAREST_SECONDS, _ENDING_SECONDS = 5.0, 30.0, 1.0
 # A SuperLink that was killed is back within seconds where the container is started again.
 _OUTAGE_SECONDS = 90.0

@@ -26,7 +26,7 @@ from fedpriv.deploy.commands import (
 from fedpriv.deploy.containers import DOWN, UP, take_down_containers
 from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
 from fedpriv.deploy.health import answers, check_certificates, is_serving
-from fedpriv.deploy.launcher import stand_in
+from fedpriv.deploy.launcher import SOCKET, stand_in
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 _HEALTH_SECONDS = 120.0
@@ -174,14 +174,20 @@ def keys_of(folder: DeploymentFolder, record: DeploymentRecord) -> KeyFiles | No
 def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = None) -> StartedProcess:
     """Start one process of a deployment, which sees one GPU, or all of them; its log carries its name."""
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    return start(
+    is_launcher, socket = command.name == "launcher", folder.programs / SOCKET
+    if is_launcher:
+        socket.unlink(missing_ok=True)
+    started = start(
         command.name,
         [flower.program(command.program), *command.arguments],
         {**flower.environment(folder), **visible},
         Path.cwd(),
         folder.logs / f"{command.name}.log",
-        None if command.name == "launcher" else folder.programs,
+        None if is_launcher else folder.programs,
     )
+    while is_launcher and not socket.exists() and is_alive(started):
+        time.sleep(0.05)
+    return started
 
 
 def _check_ports(record: DeploymentRecord) -> None:

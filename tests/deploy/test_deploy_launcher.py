@@ -83,6 +83,23 @@ def test_it_answers_as_the_program_does(launched: tuple[Path, StartedProcess], t
     assert is_alive(started)
 
 
+def test_a_process_of_a_deployment_is_a_fork(
+    launched: tuple[Path, StartedProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no launcher answers, it is the program itself."""
+    folder, _ = launched
+    logs = [tmp_path / "fork.log", tmp_path / "program.log"]
+    for log, place in zip(logs, (folder, tmp_path), strict=True):
+        with monkeypatch.context() as patched:
+            if place == folder:
+                patched.setattr(subprocess, "Popen", None)
+            command = [program("tqdm"), "--version"]
+            started = start("version", command, os.environ, tmp_path, log, place)
+        while is_alive(started):
+            time.sleep(0.05)
+    assert logs[0].read_text() == logs[1].read_text() != ""
+
+
 def running(launched: tuple[Path, StartedProcess]) -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A program that waits for input, and the fork that runs it."""
     folder, started = launched
