@@ -62,13 +62,22 @@ $(READY): $(APP)
 demo: $(APP)
 	$(BIN)/fedpriv run configs/quickstart.toml $(ARGS)
 
-# The pictures of README and docs that take no sweep; the report's needs Chromium.
+# The pictures of README and docs but for those of studies that take hours; pages are drawn by Chromium.
+SHOT := runs/screenshot
+DRAW := chromium --headless --no-sandbox --hide-scrollbars
+BATCHES := training.batch_size=8 model.activation=relu model.hidden=[512] mechanism.name=none federation.rounds=1 \
+	adversary.attacks=["closed_form"] adversary.victims=2
 screenshot: $(APP)
-	rm -rf runs/screenshot
-	$(BIN)/fedpriv run configs/quickstart.toml --quiet --out runs/screenshot
-	chromium --headless --no-sandbox --hide-scrollbars --window-size=1000,1250 \
-		--screenshot=docs/images/report.png file://$(CURDIR)/runs/screenshot/report.html
-	$(BIN)/python -m studies.pictures docs/images --run runs/screenshot
+	rm -rf $(SHOT)
+	$(BIN)/fedpriv run configs/quickstart.toml --quiet --out $(SHOT)/quickstart
+	$(BIN)/fedpriv run configs/imprint.toml --quiet --out $(SHOT)/imprint
+	$(BIN)/fedpriv run configs/quickstart.toml $(BATCHES:%=--set '%') --quiet --out $(SHOT)/batches
+	$(BIN)/fedpriv sweep configs/sweeps/trust.toml --inline --quiet --out $(SHOT)/sweep
+	$(BIN)/python -c 'import fedpriv; print(fedpriv.Run("$(SHOT)/quickstart")._repr_html_())' >$(SHOT)/notebook.html
+	$(DRAW) --window-size=1000,1250 --screenshot=docs/images/report.png file://$(CURDIR)/$(SHOT)/quickstart/report.html
+	$(DRAW) --window-size=900,620 --screenshot=docs/images/notebook.png file://$(CURDIR)/$(SHOT)/notebook.html
+	$(DRAW) --window-size=1000,700 --screenshot=docs/images/sweep.png file://$(CURDIR)/$(SHOT)/sweep/report.html
+	$(BIN)/python -m studies.pictures docs/images --runs $(SHOT)
 	$(BIN)/fedpriv account compare --plot docs/images/comparison.svg
 
 # Twice the same, on real processes: without TLS the listener has the pictures, with TLS it has nothing.

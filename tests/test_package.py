@@ -2,17 +2,15 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, PathDistribution, distribution
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
-from packaging.requirements import Requirement
 
 import fedpriv as package
 from fedpriv.clients.app import app as client_app
@@ -21,6 +19,7 @@ from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import server_app
 from tests.command_line import fedpriv, flower
+from tests.docs.pages import blocks, words
 
 HOME = Path(__file__).parents[1]
 ROOMS = ("clients", "server", "attacks")
@@ -32,7 +31,7 @@ SMALL = (
     "adversary.victims=1",
     "engine.name=inline",
 )
-WHERE = "from importlib.util import find_spec; print(find_spec('fedpriv.server').origin)"
+NAMES = "from importlib.metadata import distributions; print(*(each.name.lower() for each in distributions()))"
 EXAMPLE = """
 import torch
 from torch import nn
@@ -71,39 +70,21 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-UNUSED = ("fastapi", "uvicorn")  # Flower installs its servers' libraries; training and attacks need none of them
-
-
-def needed_by(requirements: list[str], extras: tuple[str, ...] = ("",)) -> Iterator[Requirement]:
-    for text in requirements:
-        needed = Requirement(text)
-        if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
-            yield needed
-
-
 @pytest.fixture(scope="module")
-def alone(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of Python in an environment that holds the wheel and what it needs without any extra."""
-    (about,) = installed.glob("*.dist-info")
-    left, seen = list(needed_by(PathDistribution(about).requires or [])), set()
+def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python in a fresh environment with the wheel and what it needs, without any extra."""
     folder = tmp_path_factory.mktemp("alone")
-    while left:
-        needed = left.pop()
-        if (needed.name, extras := tuple(sorted(needed.extras))) in seen or needed.name in UNUSED:
-            continue
-        seen.add((needed.name, extras))
-        try:
-            found = distribution(needed.name)
-        except PackageNotFoundError:
-            continue  # a build of PyTorch for CPUs needs nothing of CUDA
-        left += needed_by(found.requires or [], ("", *extras))
-        for name in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
-            if not (folder / name).exists():
-                (folder / name).symlink_to(Path(str(found.locate_file(name))))
-    names = {name.lower().replace("_", "-") for name, _ in seen}
-    assert {"torch", "flwr", "pydantic", "typer"} <= names
-    assert not names & {"flwr-datasets", "datasets", "pandas", "ray", "transformers", "mlflow"}
-    return os.pathsep.join((str(installed), str(folder)))
+    inside = folder / "bin" / "python"
+    if uv := shutil.which("uv"):
+        create, pip = [uv, "venv", "--quiet", "--python", sys.executable, str(folder)], [uv, "pip"]
+        where = ["--quiet", "--python", str(inside)]
+    else:
+        create, pip, where = [sys.executable, "-m", "venv", str(folder)], [str(inside), "-m", "pip"], ["--quiet"]
+    subprocess.run(create, check=True)
+    subprocess.run([*pip, "install", *where, str(wheel)], check=True)
+    # Flower installs its servers' libraries; training and attacks need none of them.
+    subprocess.run([*pip, "uninstall", *where, *([] if uv else ["--yes"]), "fastapi", "uvicorn"], check=True)
+    return inside
 
 
 def test_a_wheel_takes_one_name_only(installed: Path) -> None:
@@ -122,18 +103,26 @@ def users_modules(folder: Path) -> None:
         (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
 
 
-def test_a_wheel_works_alone(installed: Path, alone: str, tmp_path: Path) -> None:
-    """Without a clone and without any extra, next to modules of the same names."""
-    done = python("-c", WHERE, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert Path(done.stdout.strip()) == installed / "fedpriv" / "server" / "__init__.py", done.stderr
-    assert python("-S", "-m", "fedpriv", "init", cwd=tmp_path, PYTHONPATH=alone).returncode == 0
-    users_modules(tmp_path / "quickstart")
-    sets = [part for text in SMALL for part in ("--set", text)]
-    command = ("-S", "-m", "fedpriv", "run", "quickstart.toml", "--quiet", "--out", "run", *sets)
-    done = python(*command, cwd=tmp_path / "quickstart", PYTHONPATH=alone)
+def test_a_wheel_works_alone(alone: Path, tmp_path: Path) -> None:
+    """Installed in a fresh environment, without a clone and without any extra, next to modules of the same names."""
+
+    def inside(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(alone), *arguments], cwd=cwd, capture_output=True, text=True, timeout=400)
+
+    names = inside("-c", NAMES, cwd=tmp_path).stdout.split()
+    assert {"torch", "flwr", "pydantic", "typer", "fedpriv"} <= set(names)
+    assert not {"fastapi", "uvicorn", "flwr-datasets", "datasets", "pandas", "ray", "transformers", "mlflow"} & set(
+        names
+    )
+    done = inside("-m", "fedpriv", "init", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "quickstart" / "run" / "report.html").is_file()
-    done = python("-S", "-m", "fedpriv", "serve", "run", cwd=tmp_path / "quickstart", PYTHONPATH=alone)
+    folder = tmp_path / "quickstart"
+    users_modules(folder)
+    (said,) = (block.text for block in blocks(HOME / "README.md") if block.language == "text")
+    done = inside("-m", "fedpriv", "run", "quickstart.toml", "--out", "runs/quickstart-1-1", cwd=folder)
+    assert (done.returncode, words(done.stdout)) == (0, words(said)), done.stderr
+    assert (folder / "runs" / "quickstart-1-1" / "report.html").is_file()
+    done = inside("-m", "fedpriv", "serve", "runs/quickstart-1-1", cwd=folder)
     assert (done.returncode, done.stderr) == (
         2,
         "fedpriv: fedpriv serve needs fastapi: pip install 'fedpriv[service]'\n",

@@ -58,8 +58,12 @@ def _library(name: str) -> Any:
     return optional(_LIBRARIES[name], name, f"report.trackers = {name!r}")
 
 
-def track(folder: RunFolder) -> None:
+def track(folder: RunFolder, name: str | None = None) -> None:
     """Log a finished run to the trackers that its settings name.
+
+    Args:
+        folder: of the run.
+        name: of the run in a tracker; ``None``: the experiment's and the folder's.
 
     Raises:
         RunFailedError: a tracker cannot be reached or written; the run itself is complete.
@@ -70,14 +74,15 @@ def track(folder: RunFolder) -> None:
     every = describe(experiment)
     shown = {key: value for key, value, default, _ in every if value != default or key.endswith(".name")}
     settings = {key: str(value)[:_LONGEST] for key, value in shown.items()}
-    tracked = Tracked(folder.path, _run_name(folder, summary), settings, tuple(_metrics(folder, summary)), summary)
-    for name in experiment.report.trackers:
+    called = name or _run_name(folder, summary)
+    tracked = Tracked(folder.path, called, settings, tuple(_metrics(folder, summary)), summary)
+    for tracker in experiment.report.trackers:
         try:
-            _TRACKERS[name](tracked)
+            _TRACKERS[tracker](tracked)
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 (the libraries' errors are of many kinds)
-            raise RunFailedError(f"report.trackers: {name}: {one_line(error)}; the run is complete") from None
+            raise RunFailedError(f"report.trackers: {tracker}: {one_line(error)}; the run is complete") from None
 
 
 def _run_name(folder: RunFolder, summary: Summary) -> str:

@@ -167,7 +167,7 @@ def _track(folder: Path, records: Any) -> None:
     for record in records:
         run = RunFolder(folder / record.folder)
         if not record.failed and (run.path / "config.toml").is_file():
-            track(run)
+            track(run, f"{folder.resolve().name}-{run.path.name}")
 
 
 def _list(trials: Any, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["PAGES", "ROOT", "Block", "blocks", "commands", "executed", "outside_blocks"]
+__all__ = ["PAGES", "ROOT", "Block", "blocks", "commands", "executed", "outside_blocks", "words"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -48,3 +48,8 @@ def executed(*examples: str) -> dict[str, Any]:
         for example in examples:
             exec(compile(example, "<docs>", "exec"), names)
     return names
+
+
+def words(text: str) -> str:
+    """Words without line breaks and figures, which differ between machines."""
+    return re.sub(r"\d[\d.,]*\d|\d", "N", " ".join(text.split()))

@@ -1,7 +1,6 @@
 """The tutorial, as a reader follows it: files are saved, commands run in order, output compared in words."""
 
 import math
-import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from fedpriv.core.config import load_experiment
 from fedpriv.core.world import build_world
 from tests.command_line import fedpriv, python
-from tests.docs.pages import ROOT, Block, blocks, commands, executed
+from tests.docs.pages import ROOT, Block, blocks, commands, executed, words
 
 
 def follow(page: Path, folder: Path) -> str:
@@ -36,11 +35,6 @@ def carried_out(block: Block, folder: Path) -> str:
         assert done.returncode == 0, (program, arguments, done.stderr)
         printed += done.stdout
     return printed
-
-
-def words(text: str) -> str:
-    """Words without line breaks and figures, which differ between machines."""
-    return re.sub(r"\d[\d.,]*\d|\d", "N", " ".join(text.split()))
 
 
 def excerpts(page: Path) -> list[str]:
@@ -76,19 +70,11 @@ def gradient_page() -> list[str]:
     return [block.text for block in blocks(ROOT / "docs" / "tutorial-gradient.md")]
 
 
-# The quickstart in little: the same attacks succeed.
-SHORT = ("federation.rounds=8", "adversary.iga.iterations=60", "adversary.dlg.iterations=40")
-
-
 @pytest.mark.slow
-def test_the_quickstart_prints_what_the_readme_says(tmp_path: Path) -> None:
-    """In its words; what the ledger proves, which no machine changes, in its figures too."""
+def test_the_quickstart_proves_what_the_readme_says() -> None:
+    """Its words are compared where the wheel is tested."""
     (said,) = (block.text for block in blocks(ROOT / "README.md") if block.language == "text")
-    file = ROOT / "configs" / "quickstart.toml"
-    sets = [part for text in SHORT for part in ("--set", text)]
-    done = fedpriv("run", str(file), *sets, "--out", "runs/quickstart-1-1", cwd=tmp_path)
-    assert words(done.stdout) == words(said).replace("N uses of an example", "N use of an example")
-    world = build_world(load_experiment(file))
+    world = build_world(load_experiment(ROOT / "configs" / "quickstart.toml"))
     rounds = range(1, world.experiment.federation.rounds + 1)
     worst = max((plan.guarantee(rounds) for plan in world.plans), key=lambda proven: proven.epsilon or math.inf)
     assert f"epsilon {worst.epsilon:.4g} at delta {worst.delta:g}" in said

@@ -512,6 +512,16 @@ def test_a_sweep_without_ray_says_what_else_there_is(
     assert fedpriv("sweep", "sweep.toml", "--list")[0] == 0
 
 
+def test_a_tracker_names_trials_after_their_sweep(
+    tmp_path: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr("fedpriv.core.trackers._TRACKERS", {"csv": lambda tracked: names.append(tracked.name)})
+    write(tmp_path, base=SMALL | {"report": {"trackers": ["csv"]}}, seeds=[1], resources={"cpus": 1})
+    assert fedpriv("sweep", "sweep.toml", "--inline", "--out", "noise")[0] == 0
+    assert names == ["noise-0001", "noise-0002", "noise-0003"]
+
+
 def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     write(tmp_path, base=SMALL | {"report": {"trackers": ["csv"]}}, seeds=[1], resources={"cpus": 1})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
