@@ -149,7 +149,7 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 docs-version: $(VENV)/.docs
-	$(BIN)/mike deploy --update-aliases $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mike deploy --update-aliases $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) latest
 
 bench: $(READY)
 	@mkdir -p bench
