@@ -107,7 +107,7 @@ def test_a_wheel_works_alone(alone: Path, tmp_path: Path) -> None:
     """Installed in a fresh environment, without a clone and without any extra, next to modules of the same names."""
 
     def inside(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([str(alone), *arguments], cwd=cwd, capture_output=True, text=True, timeout=400)
+        return subprocess.run([str(alone), *arguments], cwd=cwd, capture_output=True, text=True, timeout=1200)
 
     names = inside("-c", NAMES, cwd=tmp_path).stdout.split()
     assert {"torch", "flwr", "pydantic", "typer", "fedpriv"} <= set(names)
