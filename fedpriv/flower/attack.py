@@ -321,6 +321,7 @@ def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
         public[0],
         batch_size=sum(each.batch_size or 1 for each in public),
         client_examples=sum(each.client_examples for each in public),
+        mechanism=_of_mean(public[0].mechanism, len(uploads)),
     )
     kept = [upload.known for upload in uploads if upload.known is not None]
     known = joined(kept, public[0].local_steps) if len(kept) == len(uploads) else None
@@ -328,6 +329,15 @@ def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
     line = min(lines, key=lambda each: each.badness) if len(lines) == len(uploads) else None
     exchange = replace(first.exchange, clients=len(uploads)) if first.exchange is not None else None
     return _TappedUpload(replace(first.observation, upload=mean, settings=settings), known, line, exchange)
+
+
+def _of_mean(recorded: dict[str, Any], clients: int) -> dict[str, Any]:
+    """Noise that is whole in the sum alone is taken as normal noise on the mean; a heuristic of the adversary only."""
+    config = recorded_mechanism(recorded)
+    if config.noise_at != "sum":
+        return recorded
+    sigma = config.noise_on_mean(clients, clients) / config.bound
+    return {"name": "gaussian", "unit": "update", "delta": config.delta, "clip_norm": config.bound, "sigma": sigma}
 
 
 def _weight(exchange: Exchange | None) -> float:
@@ -622,7 +632,7 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     makers = dict.fromkeys(upload.exchange.noise for upload in heard if upload.exchange is not None)
     others = [maker for maker in makers if maker not in ("", "privatise")]
     by = f" of the noise of {', '.join(others)}" if others else ""
-    limit = "nothing" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
+    limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
     return (
         f"Proven{by}, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
