@@ -227,12 +227,15 @@ def train_prior_file(
     from fedpriv.core.threads import cpu_threads
     from fedpriv.data.datasets import load_dataset, unit_scale
 
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(key="--out", given=path, allowed="allowed is a file in a folder that exists")
     experiment = load_experiment(source, set_ or ())
     dataset = load_dataset(experiment.data, experiment.seed)
     images = torch.cat([dataset.x_test, dataset.x_train]) if whole else dataset.x_test
-    if dataset.kind != "image" or len(images) < FEWEST_IMAGES:
-        there = f"{len(images)} {dataset.kind}s"
-        allowed = f"it has {there}; a prior needs at least {FEWEST_IMAGES} images"
+    if dataset.kind != "image":
+        raise InputError(key="data.name", given=dataset.name, allowed="allowed is a data set of images")
+    if len(images) < FEWEST_IMAGES:
+        allowed = f"it has {len(images)} images; a prior needs at least {FEWEST_IMAGES}"
         raise InputError(key="data.name", given=dataset.name, allowed=allowed)
     with shown(quiet) as progress, cpu_threads(experiment.engine.threads):
         prior = train_prior(

@@ -116,7 +116,7 @@ def test_list(here: Path) -> None:
     assert [one["name"] for one in tree if one["surface"] == "uploads"] == list(ATTACKS)
     assert [one["name"] for one in tree if one["surface"] == "inputs"] == list(EVASIONS)
     assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in EVASIONS.values())
-    assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv"
+    assert next(one["parts"] for one in tree if one["name"] == "iga")["prior"] == "box, tv, denoiser"
     assert [one["name"] for one in tree if one["surface"] == "answers"] == list(PROBES)
     assert all(f"{attack.name} {attack.title} {attack.reference}" in words for attack in PROBES.values())
     common = {"name", "surface", "title", "reference", "needs", "settings"}
@@ -191,3 +191,14 @@ def test_help_names_the_folder_and_the_commands(here: Path) -> None:
     for word in ("DIR", "list", "tune", "fedpriv attack runs/"):
         assert word in done.stdout
     assert "Write to a copy" in fedpriv("attack", "DIR", "--help", cwd=here).stdout
+
+
+def test_train_prior(here: Path) -> None:
+    """A file that iga takes; where it cannot be written, nothing is trained."""
+    done = fedpriv("attack", "train-prior", "small.toml", "--out", "prior", "--steps", "1", cwd=here)
+    assert (done.returncode, done.stdout) == (0, "prior: prior trained on 360 images of digits\n"), done.stderr
+    done = fedpriv("attack", "train-prior", "small.toml", "--out", "nowhere/prior", cwd=here)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fedpriv: --out nowhere/prior: allowed is a file in a folder that exists\n",
+    )
