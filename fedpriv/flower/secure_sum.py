@@ -33,8 +33,8 @@ PASSES = 1e-30
 _STATE = "secaggplus_state"
 _EXACT = 1 << 24  # whole numbers up to here are exact in float32
 ASSUMED = (
-    "of the sum only: assumed are a server that follows SecAgg+, masks that hide all but the sum (flwr 1.42 draws them "
-    "by Mersenne Twister from 32 bits of each key), and in each sum {} clients who add their noise"
+    "of the sum only: assumed are a server that follows SecAgg+, masks that hide all but the sum, which Flower draws, "
+    "and in each sum {} clients who add their noise"
 )
 
 
