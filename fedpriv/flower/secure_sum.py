@@ -119,6 +119,11 @@ def check_protocol(protocol: Protocol, plan: Plan, before: Vector, noisy: Iterab
         raise WrongAppError(key="mechanism.clip_norm", given=share.bound, allowed=allowed)
     if wrong := [name for name, value in before.items() if value.dtype in (torch.float16, torch.bfloat16)]:
         raise WrongAppError(f"{wrong[0]} is {before[wrong[0]].dtype}: noise in the sum needs float32 or float64")
+    if single := [name for name in noisy if not before[name].shape]:
+        raise WrongAppError(
+            f"{single[0]} has no dimensions, and SecAgg+'s mean of such arrays is wrong (flwr 1.42); allowed is a "
+            "parameter of the shape (1,)"
+        )
     numbers = sum(plan.tensors)
     reach = share.bound / LEVELS * (rounded_norm(numbers) + _farthest(share.variance, protocol.clients * numbers))
     start = [before[name] for name in noisy if form == "weights" and before[name].numel()]

@@ -176,6 +176,8 @@ def test_what_the_ledger_would_not_be_true_of_is_one_line(name: str) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(WrongAppError, match=r"w is torch\.float16"):
         check_protocol(replace(USUAL, limit=16.0), plan, {"w": before["w"].half()}, ["w"], "weights")
+    with pytest.raises(WrongAppError, match=r"w has no dimensions.* allowed is a parameter of the shape \(1,\)"):
+        check_protocol(replace(USUAL, limit=16.0), plan, {"w": before["w"][0]}, ["w"], "weights")
 
 
 def test_a_share_leaves_nobody_without_masks(tmp_path: Path) -> None:
