@@ -1,8 +1,7 @@
 """Apps under Flower's SecAgg+ whose messages go through memory: what clients sent, and what the server has of it."""
 
-import copy
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,10 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
 
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import run_server
+from studies.noise_in_sum import OneProcess
 
 Values = list[np.ndarray]
-
-
-class Sending(InlineGrid):
-    """Messages share no records, as over a network; Flower's mod takes keys out of them."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        copies = list(messages)
-        for message in copies:
-            message.content = copy.deepcopy(message.content)
-        return super().push_messages(copies)
 
 
 class Moving(NumPyClient):
@@ -78,5 +68,5 @@ def summed(
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     app = ClientApp(client_fn=client_fn, mods=[secaggplus_mod, hearing, *mods])
-    run_server(server, Sending(app, clients))
+    run_server(server, OneProcess(app, clients))
     return ended[0], sent

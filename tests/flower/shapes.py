@@ -4,7 +4,6 @@ Data are random or scikit-learn's digits, networks tiny. ``python -m tests.flowe
 tap and with privatise, and prints what is said; frameworks that are not installed are named.
 """
 
-import copy
 import importlib
 import importlib.util
 import json
@@ -13,7 +12,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -38,9 +37,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower.attack import TappedSummary, attack_tapped
+from studies.noise_in_sum import OneProcess
 
 CLIENTS, EXAMPLES = 3, 4  # examples of a client, one batch
 Mods = Sequence[Any]
@@ -829,16 +829,6 @@ class Said:
         return " ".join([*(self.summary.verdict if self.summary else ()), self.refused])
 
 
-class _Sending(InlineGrid):
-    """Messages share no records, as over a network; Flower's mod takes keys out of them."""
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        copies = list(messages)
-        for message in copies:
-            message.content = copy.deepcopy(message.content)
-        return super().push_messages(copies)
-
-
 class _Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -865,7 +855,7 @@ def ask(name: str, home: Path, protected: bool, iterations: int = 120) -> Said:
     try:
         torch.manual_seed(0)
         apps = chosen.build([tap(path), *([privatise(path)] if protected else [])])
-        run_server(apps[1], _Sending(apps[0], CLIENTS))
+        run_server(apps[1], OneProcess(apps[0], CLIENTS))
     except Exception as error:  # noqa: BLE001 - what a user would see
         refused = f"{type(error).__name__}: {error}"
     finally:
