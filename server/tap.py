@@ -15,6 +15,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import State, World
 from fedpriv.data.datasets import Dataset
 from fedpriv.mechanisms import mechanism_settings
+from fedpriv.mechanisms.gaussian import as_normal
 from fedpriv.server.rules.mean import mean_upload
 from fedpriv.server.uploads import Upload
 
@@ -97,9 +98,7 @@ def _mechanism(
     clients = len(uploads)
     deviation = config.noise_on_mean(clients, noise_divisor(world.experiment, world.plans)) * math.sqrt(clients)
     deviation *= math.hypot(*plan.noise_factors[:round_number])  # of one round by itself
-    sigma = deviation / config.bound * (1 if plan.is_whole else plan.sampling.batch_size)
-    share = {"name": "gaussian", "unit": config.unit, "sigma": sigma, "clip_norm": config.bound}
-    return mechanism_settings(share).model_dump(mode="json", exclude_none=True)
+    return as_normal(config, deviation * (1 if plan.is_whole else plan.sampling.batch_size))
 
 
 def _labels(world: World, round_number: int, uploads: Sequence[Upload]) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ from fedpriv.flower.learner import Learner, Replay, as_learned, learner_of, own_
 from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.gaussian import as_normal
 from fedpriv.mechanisms.machinery.filters import recognised
 
 _RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
@@ -336,8 +337,7 @@ def _of_mean(recorded: dict[str, Any], clients: int) -> dict[str, Any]:
     config = recorded_mechanism(recorded)
     if config.noise_at != "sum":
         return recorded
-    sigma = config.noise_on_mean(clients, clients) / config.bound
-    return {"name": "gaussian", "unit": "update", "delta": config.delta, "clip_norm": config.bound, "sigma": sigma}
+    return as_normal(config, config.noise_on_mean(clients, clients))
 
 
 def _weight(exchange: Exchange | None) -> float:

@@ -19,6 +19,7 @@ from fedpriv.mechanisms.machinery.base import (
     ClipNorm,
     Contender,
     Mechanism,
+    MechanismSettings,
     Multiplier,
     NoisySettings,
     Target,
@@ -131,6 +132,15 @@ class GaussianSettings(GaussianFamily):
     @override
     def contenders(cls, whole: tuple[int, ...], small: tuple[int, ...]) -> tuple[Contender, ...]:
         return (("gaussian", whole),)
+
+
+def as_normal(config: MechanismSettings, deviation: float) -> dict[str, object]:
+    """Return the recorded settings of normal noise of a deviation with a mechanism's unit and bound.
+
+    So an adversary models a mean whose noise no upload has alone.
+    """
+    settings = GaussianSettings(unit=config.unit, sigma=deviation / config.bound, clip_norm=config.bound)
+    return settings.model_dump(mode="json", exclude_none=True)
 
 
 @dataclass(frozen=True)
