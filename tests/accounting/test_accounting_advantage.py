@@ -11,7 +11,14 @@ import riskcal.analysis
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import optimize, stats
 
-from fedpriv.accounting import Release, SamplingName, calibrate_membership, membership_bound, release_with
+from fedpriv.accounting import (
+    Release,
+    SamplingName,
+    calibrate_membership,
+    guarantee,
+    membership_bound,
+    release_with,
+)
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
@@ -71,6 +78,34 @@ def test_poisson_batches_have_the_trade_off_of_dp_accounting(sigma: float, rate:
         assert tpr - fpr <= found.advantage
     assert found.adjacency.startswith("zero-out")
     assert "with sensitivity clip_norm" in found.theorem
+
+
+@in_one_test(
+    ("sigma", "rate", "count", "advantage", "epsilon"),
+    [(0.8, 0.01, 500, 0.162964, 2.39952), (1.0, 0.3, 5, 0.271107, 5.19571), (2.0, 0.05, 200, 0.148007, 1.56077)],
+)
+def test_poisson_batches_have_the_figures_of_opake(
+    sigma: float, rate: float, count: int, advantage: float, epsilon: float
+) -> None:
+    """opake-accounting 0.16.1 on a grid of 1e-4; it rounds another way, so the last digits differ."""
+    run = run_of("gaussian", sigma, count, rate, adjacency="zero-out")
+    assert membership_bound(run, [0.01]).advantage == pytest.approx(advantage, rel=2e-3)
+    assert guarantee(run).epsilon == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_the_noise_for_an_advantage_is_opakes() -> None:
+    noise = calibrate_membership(0.1, run_of("gaussian", 1.0, 1000, 0.01, adjacency="zero-out"))
+    assert noise == pytest.approx(1.42501, rel=2e-3)
+
+
+@in_one_test(
+    ("sigma", "steps", "passes", "epsilon"), [(0.7, 20, 3, 5.38681), (1.0, 50, 1, 0.973897), (0.5, 100, 2, 6.59074)]
+)
+def test_balls_in_bins_have_the_epsilon_of_opakes_random_allocation(
+    sigma: float, steps: int, passes: int, epsilon: float
+) -> None:
+    run = run_of("gaussian", sigma, passes, 1 / steps, adjacency="zero-out", sampling="balls-in-bins")
+    assert guarantee(run).epsilon == pytest.approx(epsilon, rel=3e-3)
 
 
 def envelope(order: Any, fpr: float) -> float:
