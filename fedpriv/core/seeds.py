@@ -6,18 +6,22 @@ message names, and the secret reaches the clients with the app. In a deployment 
 read them from a file in the folder that the environment variable ``FEDPRIV_SEEDS`` names.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import secrets
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
-from fedpriv.core.randomness import Secret
+
+if TYPE_CHECKING:
+    from fedpriv.core.randomness import Secret
 
 SEEDS = "FEDPRIV_SEEDS"
 """The environment variable that names the folder with a run's seed."""
@@ -56,6 +60,8 @@ def without_seed(experiment: Experiment) -> Experiment:
 @lru_cache(maxsize=2)
 def kept_for(text: str, name: str, secret: Secret | None = None) -> SeededExperiment:
     """Return the experiment with the seed and the secret that are kept on this machine under ``name``."""
+    from fedpriv.core.randomness import Secret  # here, because PyTorch takes longer to import than deploy down to run
+
     experiment = Experiment.model_validate_json(text)
     if not name:
         return SeededExperiment(experiment, secret)
