@@ -72,11 +72,9 @@ screenshot: $(APP)
 	$(BIN)/fedpriv run configs/quickstart.toml --quiet --out $(SHOT)/quickstart
 	$(BIN)/fedpriv run configs/imprint.toml --quiet --out $(SHOT)/imprint
 	$(BIN)/fedpriv run configs/quickstart.toml $(BATCHES:%=--set '%') --quiet --out $(SHOT)/batches
-	$(BIN)/fedpriv sweep configs/sweeps/trust.toml --inline --quiet --out $(SHOT)/sweep
 	$(BIN)/python -c 'import fedpriv; print(fedpriv.Run("$(SHOT)/quickstart")._repr_html_())' >$(SHOT)/notebook.html
 	$(DRAW) --window-size=1000,1250 --screenshot=docs/images/report.png file://$(CURDIR)/$(SHOT)/quickstart/report.html
 	$(DRAW) --window-size=1150,650 --screenshot=docs/images/notebook.png file://$(CURDIR)/$(SHOT)/notebook.html
-	$(DRAW) --window-size=1000,700 --screenshot=docs/images/sweep.png file://$(CURDIR)/$(SHOT)/sweep/report.html
 	$(BIN)/python -m studies.pictures docs/images --runs $(SHOT)
 	$(BIN)/fedpriv account compare --plot docs/images/comparison.svg
 
