@@ -38,9 +38,9 @@ from fedpriv.flower._tap import described
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
+from studies.noise_in_sum import OneProcess
 from tests.cases import in_one_test
 from tests.flower.apps import context, question, record, settings
-from tests.flower.secure_sums import Sending
 
 NETWORK = """
 import torch
@@ -413,7 +413,7 @@ def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(home: Path, m
         ended.append(own.state.array_records["parameters"]["0"].numpy())
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    run_server(server, Sending(app, 3))
+    run_server(server, OneProcess(app, 3))
     np.testing.assert_allclose(ended[0], 0.3, atol=5e-3)  # it is quantised
     exchanges = read_exchanges(home / "runs" / "tap-1")
     attack = importlib.import_module("fedpriv.flower.attack")
