@@ -58,10 +58,12 @@ def _serve(folder: str, programs: list[str]) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(SOCKET)
     server.listen(128)  # who asks from here on waits for the imports
+    gc.disable()  # of a million new objects none is garbage
     for program in programs:
         _entry(program)
     for module in _APPS_IMPORT:
         import_module(module)
+    gc.enable()
     gc.freeze()  # keeps the memory of what is imported shared with the forks
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
