@@ -59,11 +59,10 @@ class Questions(Protocol):
     """Whoever answers questions about images.
 
     Attributes:
-        classes: how many there are.
         asked: images answered so far.
     """
 
-    classes: int
+    classes: int  # how many there are
 
     @property
     def asked(self) -> int:
@@ -98,19 +97,13 @@ class AnswerRule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class OpenEndpoint:
-    """An endpoint of a finished model, for attacks.
+    """An endpoint of a finished model, for attacks."""
 
-    Attributes:
-        questions: answers them.
-        rule: how.
-        exact: images -> scores that it answers from; for a referee, and never for an attack.
-        claim: what is proven about the answers of one attack; ``None``: nothing.
-    """
-
-    questions: Questions
-    rule: AnswerRule
+    questions: Questions  # answers them
+    rule: AnswerRule  # how
+    # images -> scores that it answers from; for a referee, and never for an attack
     exact: Callable[[Tensor], NDArray[np.float64]]
-    claim: Guarantee | None
+    claim: Guarantee | None  # what is proven about the answers of one attack; `None`: nothing
 
 
 class Endpoints(ABC):

@@ -38,32 +38,23 @@ class AttackSettings(Settings):
     """The section ``[adversary.NAME]``; an attack is a subclass with a name, entered in ``ATTACKS``.
 
     Attributes:
-        name: in the experiment file.
-        title: what it is called.
-        label: the same, short; empty: the title.
-        reference: the paper.
-        needs: what the threat model must grant.
-        tunable: the settings whose best value depends on the data and the noise (``fedpriv attack tune``).
-        smooth: whether it needs a network that can be differentiated twice everywhere.
-        stacks: whether it can use uploads of other batches of one client's images together.
-        is_text: whether it reads texts, rather than images or rows of tables.
-        is_of_rows: whether it reads rows of tables only.
-        simulates: whether it searches for examples by simulating uploads, so that it finds nothing where the simulation
-            is wrong; else it reads them off the upload.
         iterations: steps.
         restarts: random starts.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    label: ClassVar[str] = ""
-    reference: ClassVar[str]
-    needs: ClassVar[tuple[Access, ...]] = GRADIENT_MATCHING
+    name: ClassVar[str]  # in the experiment file
+    title: ClassVar[str]  # what it is called
+    label: ClassVar[str] = ""  # the same, short; empty: the title
+    reference: ClassVar[str]  # the paper
+    needs: ClassVar[tuple[Access, ...]] = GRADIENT_MATCHING  # what the threat model must grant
+    # the settings whose best value depends on the data and the noise (`fedpriv attack tune`)
     tunable: ClassVar[tuple[str, ...]] = ()
-    smooth: ClassVar[bool] = False
-    stacks: ClassVar[bool] = False
-    is_text: ClassVar[bool] = False
-    is_of_rows: ClassVar[bool] = False
+    smooth: ClassVar[bool] = False  # whether it needs a network that can be differentiated twice everywhere
+    stacks: ClassVar[bool] = False  # whether it can use uploads of other batches of one client's images together
+    is_text: ClassVar[bool] = False  # whether it reads texts, rather than images or rows of tables
+    is_of_rows: ClassVar[bool] = False  # whether it reads rows of tables only
+    # whether it searches for examples by simulating uploads, so that it finds nothing where the simulation is
+    # wrong; else it reads them off the upload
     simulates: ClassVar[bool] = True
 
     @classmethod

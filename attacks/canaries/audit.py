@@ -53,21 +53,13 @@ _GAME = (
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A client that has canaries: examples 0 to m - 1 of its own, or its updates.
+    """A client that has canaries: examples 0 to m - 1 of its own, or its updates."""
 
-    Attributes:
-        plan: the client's.
-        rounds: in which it was asked.
-        shapes: of the network's parameters.
-        places: (m, parts), a coordinate of each canary in every part of a gradient that has noise of its own.
-        signs: (m, parts), 1 or -1.
-    """
-
-    plan: Plan
-    rounds: tuple[int, ...]
-    shapes: Mapping[str, torch.Size]
-    places: Tensor
-    signs: Tensor
+    plan: Plan  # the client's
+    rounds: tuple[int, ...]  # in which it was asked
+    shapes: Mapping[str, torch.Size]  # of the network's parameters
+    places: Tensor  # (m, parts), a coordinate of each canary in every part of a gradient that has noise of its own
+    signs: Tensor  # (m, parts), 1 or -1
 
     @classmethod
     def of(cls, world: World, client: int, rounds: Sequence[int], canaries: int) -> Self:

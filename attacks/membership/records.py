@@ -36,27 +36,17 @@ class MembershipAttack(Record):
 
 
 class Membership(FileRecord):
-    """membership.json: the results of membership inference.
-
-    Attributes:
-        game: how members and non-members were drawn.
-        references: the number of reference models.
-        rounds: the rounds after which the adversary knew the model.
-        attacks: in the audit's order.
-        epsilon_bound: the empirical lower bound on epsilon.
-        proven_epsilon: the ledger's, under the bound's adjacency; ``None``: it has nothing comparable.
-        proven_adjacency: the ledger's; ``None``: it proves nothing.
-    """
+    """membership.json: the results of membership inference."""
 
     path: ClassVar[str] = "membership.json"
 
-    game: str = ""
-    references: int = 0
-    rounds: tuple[int, ...] = ()
-    attacks: tuple[MembershipAttack, ...]
-    epsilon_bound: EpsilonBound
-    proven_epsilon: float | None = None
-    proven_adjacency: str | None = None
+    game: str = ""  # how members and non-members were drawn
+    references: int = 0  # the number of reference models
+    rounds: tuple[int, ...] = ()  # the rounds after which the adversary knew the model
+    attacks: tuple[MembershipAttack, ...]  # in the audit's order
+    epsilon_bound: EpsilonBound  # the empirical lower bound on epsilon
+    proven_epsilon: float | None = None  # the ledger's, under the bound's adjacency; `None`: it has nothing comparable
+    proven_adjacency: str | None = None  # the ledger's; `None`: it proves nothing
 
     @property
     def figure(self) -> Figure:

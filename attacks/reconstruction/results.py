@@ -31,27 +31,17 @@ class Restart:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """The result of one attack on one upload.
+    """The result of one attack on one upload."""
 
-    Attributes:
-        round: the round of the observation.
-        client: the client of the observation.
-        attack: the attack's name.
-        attempts: one for each restart.
-        chosen: the number of the restart with the lowest loss; the true images are not used for the choice.
-        note: assumptions of the result, or why it is unreliable; may be empty.
-        seconds: wall time of the attack divided by the number of uploads that it attacked together.
-        picked: whether the images were picked from lists, one for each image of the upload and in their order, and
-            not reconstructed.
-    """
-
-    round: int
-    client: int
-    attack: str
-    attempts: tuple[Restart, ...]
-    chosen: int
-    note: str
-    seconds: float
+    round: int  # the round of the observation
+    client: int  # the client of the observation
+    attack: str  # the attack's name
+    attempts: tuple[Restart, ...]  # one for each restart
+    chosen: int  # the number of the restart with the lowest loss; the true images are not used for the choice
+    note: str  # assumptions of the result, or why it is unreliable; may be empty
+    seconds: float  # wall time of the attack divided by the number of uploads that it attacked together
+    # whether the images were picked from lists, one for each image of the upload and in their order, and not
+    # reconstructed
     picked: bool = False
 
     @property

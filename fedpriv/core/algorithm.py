@@ -34,32 +34,22 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """What clients and server do, under the name that ``federation.algorithm`` has.
+    """What clients and server do, under the name that ``federation.algorithm`` has."""
 
-    Attributes:
-        name: of the algorithm.
-        about: what clients upload, for people.
-        rank: algorithms are listed in the order of these numbers.
-        settings: its own section of an experiment, which others must not have; ``None``: it has none.
-        rounds: how many there are; ``None``: as many as an experiment says.
-        trains_in_steps: whether clients train step by step and upload a gradient or a change of parameters, which is
-            what attacks on uploads, noise in the forward pass and stacks of models are for.
-        protects: the noise on uploads that is none of the mechanism's, for people; empty: there is none.
-        holder: who gets the model, of the adversaries of a finished model.
-        not_deployable: why it does not run on a deployment; empty: it does.
-        not_audited: why a run's training cannot be repeated round by round; empty: it can.
-    """
-
-    name: ClassVar[str]
-    about: ClassVar[str]
-    rank: ClassVar[int] = 100
+    name: ClassVar[str]  # of the algorithm
+    about: ClassVar[str]  # what clients upload, for people
+    rank: ClassVar[int] = 100  # algorithms are listed in the order of these numbers
+    # its own section of an experiment, which others must not have; `None`: it has none
     settings: ClassVar[type[ExperimentSection] | None] = None
-    rounds: ClassVar[int | None] = None
+    rounds: ClassVar[int | None] = None  # how many there are; `None`: as many as an experiment says
+    # whether clients train step by step and upload a gradient or a change of parameters, which is what attacks on
+    # uploads, noise in the forward pass and stacks of models are for
     trains_in_steps: ClassVar[bool] = False
+    # the noise on uploads that is none of the mechanism's, for people; empty: there is none
     protects: ClassVar[str] = ""
-    holder: ClassVar[str] = "participant"
-    not_deployable: ClassVar[str] = ""
-    not_audited: ClassVar[str] = ""
+    holder: ClassVar[str] = "participant"  # who gets the model, of the adversaries of a finished model
+    not_deployable: ClassVar[str] = ""  # why it does not run on a deployment; empty: it does
+    not_audited: ClassVar[str] = ""  # why a run's training cannot be repeated round by round; empty: it can
 
     def conflicts(self, experiment: "Experiment") -> None:
         """Refuse settings that have no proof or no meaning with this algorithm.

@@ -18,21 +18,14 @@ _ROUNDS_TO_ONE = 0.9995
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its interval.
-
-    Attributes:
-        value: the figure.
-        low: lower end; ``None`` where it is not known: of fewer than two values (or groups of values), say.
-        high: upper end; ``None`` likewise.
-        confidence: the nominal coverage.
-    """
+    """A figure and its interval."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
-    value: float
-    low: float | None
-    high: float | None
-    confidence: float = CONFIDENCE
+    value: float  # the figure
+    low: float | None  # lower end; `None` where it is not known: of fewer than two values (or groups of values), say
+    high: float | None  # upper end; `None` likewise
+    confidence: float = CONFIDENCE  # the nominal coverage
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -42,28 +35,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figure:
-    """What an attack achieved in one respect, between what a guess achieves and what no attack can exceed.
-
-    Attributes:
-        what: is measured, in words.
-        measured: on the scale of ``unit``, with its interval where there is one.
-        guess: what somebody achieves who never saw anything; ``None``: there is no such figure.
-        reference: what the best decision, or a perfect answer, achieves; ``None``: not known.
-        ceiling: no attack exceeds it; ``None``: nothing is proven.
-        theorem: what the ceiling rests on, or why there is none.
-        unit: share, dB, bits or number.
-        holds: whether the ceiling holds, by a test of the finding's own; ``None``: the interval's low end decides.
-    """
+    """What an attack achieved in one respect, between what a guess achieves and what no attack can exceed."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
-    what: str
-    measured: Interval
-    guess: float | None = None
-    reference: float | None = None
-    ceiling: float | None = None
-    theorem: str = ""
-    unit: str = "share"
+    what: str  # is measured, in words
+    measured: Interval  # on the scale of `unit`, with its interval where there is one
+    guess: float | None = None  # what somebody achieves who never saw anything; `None`: there is no such figure
+    reference: float | None = None  # what the best decision, or a perfect answer, achieves; `None`: not known
+    ceiling: float | None = None  # no attack exceeds it; `None`: nothing is proven
+    theorem: str = ""  # what the ceiling rests on, or why there is none
+    unit: str = "share"  # share, dB, bits or number
+    # whether the ceiling holds, by a test of the finding's own; `None`: the interval's low end decides
     holds: Annotated[bool | None, Field(exclude_if=absent)] = None
 
     @property
@@ -120,23 +103,15 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class EpsilonBound:
-    """A lower bound on epsilon from an experiment.
-
-    Attributes:
-        epsilon: at least 0; 0: the experiment shows nothing.
-        delta: at which it is a bound.
-        confidence: the probability with which such an experiment's bound is below the true figure, at least.
-        trials: outcomes or canaries that it rests on.
-        method: the theorem.
-    """
+    """A lower bound on epsilon from an experiment."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
-    epsilon: float
-    delta: float
-    confidence: float
-    trials: int
-    method: str
+    epsilon: float  # at least 0; 0: the experiment shows nothing
+    delta: float  # at which it is a bound
+    confidence: float  # the probability with which such an experiment's bound is below the true figure, at least
+    trials: int  # outcomes or canaries that it rests on
+    method: str  # the theorem
 
     def against(self, claimed: float | None, delta: float) -> Figure:
         """Return the bound as a figure between 0 and what is claimed to be proven at this delta.

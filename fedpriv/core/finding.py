@@ -41,65 +41,38 @@ class Picture:
 
 @dataclass(frozen=True)
 class Tile:
-    """One key figure at the head of a report.
+    """One key figure at the head of a report."""
 
-    Attributes:
-        title: what it is.
-        value: the figure as printed, or what takes its place in words.
-        words: whether ``value`` is words rather than a figure.
-        of: what the figure is out of or measured in; may be empty.
-        conditions: pairs (name, text) without which the figure means nothing.
-        remark: a sentence below; may be empty.
-        share: a part of a whole to draw as a bar, or ``None``.
-        alarm: whether the figure is a leak that was seen.
-        place: tiles are shown in this order: uploads 10, model 30, proven privacy 50.
-    """
-
-    title: str
-    value: str
-    words: bool = False
-    of: str = ""
-    conditions: tuple[tuple[str, str], ...] = ()
-    remark: str = ""
-    share: float | None = None
-    alarm: bool = False
-    place: int = 10
+    title: str  # what it is
+    value: str  # the figure as printed, or what takes its place in words
+    words: bool = False  # whether `value` is words rather than a figure
+    of: str = ""  # what the figure is out of or measured in; may be empty
+    conditions: tuple[tuple[str, str], ...] = ()  # pairs (name, text) without which the figure means nothing
+    remark: str = ""  # a sentence below; may be empty
+    share: float | None = None  # a part of a whole to draw as a bar, or `None`
+    alarm: bool = False  # whether the figure is a leak that was seen
+    place: int = 10  # tiles are shown in this order: uploads 10, model 30, proven privacy 50
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report, which report.html in the finding's folder lays out.
+    """A section of a report, which report.html in the finding's folder lays out."""
 
-    Attributes:
-        anchor: by which the page links to it.
-        title: in the list of sections.
-        values: name -> value, for report.html.
-    """
-
-    anchor: str
-    title: str
-    values: Mapping[str, object]
+    anchor: str  # by which the page links to it
+    title: str  # in the list of sections
+    values: Mapping[str, object]  # name -> value, for report.html
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What every report of a run rests on; what the run has not yet is ``None`` or empty.
+    """What every report of a run rests on; what the run has not yet is ``None`` or empty."""
 
-    Attributes:
-        folder: of the run.
-        experiment: the resolved settings.
-        summary: ``None`` while the run goes on, or if it was killed.
-        rounds: the finished rounds, in order.
-        ledger: ``None`` until the run has one.
-        partition: ``None`` if the run ended before the data were shared.
-    """
-
-    folder: "RunFolder"
-    experiment: Experiment
-    summary: Summary | None
-    rounds: tuple[RoundRecord, ...]
-    ledger: Ledger | None
-    partition: Partition | None
+    folder: "RunFolder"  # of the run
+    experiment: Experiment  # the resolved settings
+    summary: Summary | None  # `None` while the run goes on, or if it was killed
+    rounds: tuple[RoundRecord, ...]  # the finished rounds, in order
+    ledger: Ledger | None  # `None` until the run has one
+    partition: Partition | None  # `None` if the run ended before the data were shared
 
     @property
     def worst(self) -> Guarantee | None:
@@ -113,15 +86,11 @@ class Part(GrowingRecord):
     """One of several lines that a trial of a sweep has about the same thing, such as one for each attack.
 
     A table has a column for each figure of each line: HEAD.KEY.FIGURE.
-
-    Attributes:
-        head: of the columns' names.
-        keys: fields that tell the lines apart.
-        titles: figure -> heading and decimals, in the comparison's table of all attacks; empty: it is not there.
     """
 
-    head: ClassVar[str]
-    keys: ClassVar[tuple[str, ...]]
+    head: ClassVar[str]  # of the columns' names
+    keys: ClassVar[tuple[str, ...]]  # fields that tell the lines apart
+    # figure -> heading and decimals, in the comparison's table of all attacks; empty: it is not there
     titles: ClassVar[Mapping[str, tuple[str, int]]] = {}
 
     @property
@@ -142,35 +111,20 @@ class Columns(GrowingRecord):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of tables over trials.
+    """A column of tables over trials."""
 
-    Attributes:
-        heading: in the terminal.
-        title: in the report of a comparison.
-        kind: percent, decimal or figure.
-        values: one for each trial; ``None``: it has none.
-        texts: what the terminal shows of each trial.
-        alarms: for each trial whether the figure refutes a claim; empty: none can.
-        largest: whether the largest value stands for trials that differ in their seed only; else their mean.
-        most: the largest value that there can be.
-        meaning: term and text, for readers; empty: it needs none.
-        axis: the title of its axis in a plot against accuracy; empty: it is not plotted.
-        guess: what a guess achieves; ``None``: not known.
-        name: of that plot.
-    """
-
-    heading: str
-    title: str
-    kind: str
-    values: tuple[Interval | None, ...]
-    texts: tuple[str, ...]
-    alarms: tuple[bool, ...] = ()
-    largest: bool = False
-    most: float = math.inf
-    meaning: tuple[str, str] = ("", "")
-    axis: str = ""
-    guess: float | None = None
-    name: str = ""
+    heading: str  # in the terminal
+    title: str  # in the report of a comparison
+    kind: str  # percent, decimal or figure
+    values: tuple[Interval | None, ...]  # one for each trial; `None`: it has none
+    texts: tuple[str, ...]  # what the terminal shows of each trial
+    alarms: tuple[bool, ...] = ()  # for each trial whether the figure refutes a claim; empty: none can
+    largest: bool = False  # whether the largest value stands for trials that differ in their seed only; else their mean
+    most: float = math.inf  # the largest value that there can be
+    meaning: tuple[str, str] = ("", "")  # term and text, for readers; empty: it needs none
+    axis: str = ""  # the title of its axis in a plot against accuracy; empty: it is not plotted
+    guess: float | None = None  # what a guess achieves; `None`: not known
+    name: str = ""  # of that plot
 
     def alarm(self, trial: int) -> bool:
         """Whether the figure of one trial refutes a claim."""
@@ -178,26 +132,19 @@ class Column:
 
 
 class Finding(ABC, Generic[R]):
-    """One kind of result about a run.
+    """One kind of result about a run."""
 
-    Attributes:
-        name: of the kind.
-        rank: reports, tables and sentences are in the order of these numbers.
-        leads: whether its sentences come before those about uploads; else they come after what is proven.
-        refuted: the heading over a measurement that exceeds what is claimed to be proven.
-        columns: what it adds to the record of a trial in a sweep; ``None``: nothing.
-        files: of a run's folder that it is read from and the summary does not repeat.
-        folders: of a run's folder into which only commands write that have it for themselves.
-        audit: what the section ``[audit]`` of a sweep says for :meth:`audit_trial`; ``None``: it audits no trials.
-    """
-
-    name: ClassVar[str]
-    rank: ClassVar[int]
+    name: ClassVar[str]  # of the kind
+    rank: ClassVar[int]  # reports, tables and sentences are in the order of these numbers
+    # whether its sentences come before those about uploads; else they come after what is proven
     leads: ClassVar[bool] = False
+    # the heading over a measurement that exceeds what is claimed to be proven
     refuted: ClassVar[str] = "The ledger is refuted"
-    columns: ClassVar[type[Columns] | None] = None
-    files: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[type[Columns] | None] = None  # what it adds to the record of a trial in a sweep; `None`: nothing
+    files: ClassVar[tuple[str, ...]] = ()  # of a run's folder that it is read from and the summary does not repeat
+    # of a run's folder into which only commands write that have it for themselves
     folders: ClassVar[tuple[str, ...]] = ()
+    # what the section `[audit]` of a sweep says for `audit_trial`; `None`: it audits no trials
     audit: ClassVar[type[BaseModel] | None] = None
 
     @abstractmethod
@@ -283,13 +230,9 @@ class Finding(ABC, Generic[R]):
 
 
 class RecordFinding(Finding[S]):
-    """A finding that is one record in one file, and that summary.json repeats under its name.
+    """A finding that is one record in one file, and that summary.json repeats under its name."""
 
-    Attributes:
-        record: its type.
-    """
-
-    record: ClassVar[type[Any]]
+    record: ClassVar[type[Any]]  # its type
 
     def read(self, folder: "RunFolder") -> S | None:
         """Return the record; ``None``: there is none."""

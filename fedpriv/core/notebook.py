@@ -29,13 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's results; ``Run("runs/x")`` opens the folder of an earlier run. Notebooks show its figures and pictures.
+    """A run's results, which notebooks show; ``Run("runs/x")`` opens the folder of an earlier run."""
 
-    Attributes:
-        path: of the folder.
-    """
-
-    path: Path
+    path: Path  # of the folder
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))

@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 
 class Preparation(ABC):
-    """A change of each client's labels, by random numbers of its own.
+    """A change of each client's labels, by random numbers of its own."""
 
-    Attributes:
-        name: of it, and of the stream that its random numbers come from.
-        key: of the settings that asks for it.
-    """
-
-    name: ClassVar[str]
-    key: ClassVar[str]
+    name: ClassVar[str]  # of it, and of the stream that its random numbers come from
+    key: ClassVar[str]  # of the settings that asks for it
 
     @abstractmethod
     def is_asked_for(self, experiment: "Experiment") -> bool:

@@ -55,13 +55,9 @@ def torch_stream(seed: int, purpose: str, *indices: int, device: str | torch.dev
 
 @dataclass(frozen=True)
 class Secret:
-    """256 secret bits: a run's, or a client's own.
+    """256 secret bits: a run's, or a client's own."""
 
-    Attributes:
-        key: the bits, 32 bytes; not shown.
-    """
-
-    key: bytes = field(repr=False)
+    key: bytes = field(repr=False)  # the bits, 32 bytes; not shown
 
     def __post_init__(self) -> None:
         if len(self.key) != SECRET_BYTES:

@@ -48,19 +48,12 @@ class ForwardNoise(Protocol):
 
 
 class ExperimentSection(Settings):
-    """A section that an experiment has where its file has it.
+    """A section that an experiment has where its file has it."""
 
-    Attributes:
-        name: of the section, ``[name]`` in a file.
-        about: what it is, for people.
-        rank: sections are in the order of these numbers.
-        reads_texts: whether it goes with data that are texts.
-    """
-
-    name: ClassVar[str]
-    about: ClassVar[str]
-    rank: ClassVar[int] = 100
-    reads_texts: ClassVar[bool] = False
+    name: ClassVar[str]  # of the section, `[name]` in a file
+    about: ClassVar[str]  # what it is, for people
+    rank: ClassVar[int] = 100  # sections are in the order of these numbers
+    reads_texts: ClassVar[bool] = False  # whether it goes with data that are texts
 
     @classmethod
     def of(cls, experiment: "Experiment") -> Self | None:
@@ -103,14 +96,10 @@ def forward_noise(experiment: "Experiment") -> ForwardNoise | None:
 
 
 class AddedKeys:
-    """Keys that a capability adds to sections of the core.
+    """Keys that a capability adds to sections of the core."""
 
-    Attributes:
-        name: of the capability.
-        sections: section -> a class that has the keys; :class:`fedpriv.core.settings.After` says where they stand.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # of the capability
+    # section -> a class that has the keys; `fedpriv.core.settings.After` says where they stand
     sections: ClassVar[Mapping[str, type[Settings]]]
 
 

@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verb:
-    """One command, or a group of commands.
+    """One command, or a group of commands."""
 
-    Attributes:
-        name: as it is typed.
-        command: a function whose parameters are the command's, or a group.
-        place: help lists commands in ascending order, groups after them.
-        epilog: examples; of a function only.
-        group: the group that it belongs to; empty: it is one of ``fedpriv`` itself.
-    """
-
-    name: str
-    command: "Callable[..., Any] | typer.Typer"
-    place: int
-    epilog: str = ""
-    group: str = ""
+    name: str  # as it is typed
+    command: "Callable[..., Any] | typer.Typer"  # a function whose parameters are the command's, or a group
+    place: int  # help lists commands in ascending order, groups after them
+    epilog: str = ""  # examples; of a function only
+    group: str = ""  # the group that it belongs to; empty: it is one of `fedpriv` itself
 
 
 def verbs() -> list[Verb]:

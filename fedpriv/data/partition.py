@@ -27,15 +27,10 @@ _KEPT = 1024  # clients whose examples are at hand once they were looked up
 
 @dataclass(frozen=True, eq=False)
 class Shares(Sequence[np.ndarray]):
-    """Which examples each client holds: int64, ascending, never empty. Looked up client by client where that is asked.
+    """Which examples each client holds: int64, ascending, never empty; looked up client by client where asked."""
 
-    Attributes:
-        sizes: (C,), int64, how many each of them holds.
-        find: client -> its examples.
-    """
-
-    sizes: np.ndarray
-    find: Callable[[int], np.ndarray]
+    sizes: np.ndarray  # (C,), int64, how many each of them holds
+    find: Callable[[int], np.ndarray]  # client -> its examples
 
     @override
     def __len__(self) -> int:

@@ -9,29 +9,17 @@ from fedpriv.core.records.reading import FileRecord, Record
 
 @dataclass(frozen=True)
 class SiteGame(Record):
-    """One question about clients, and how often it was answered correctly.
+    """One question about clients, and how often it was answered correctly."""
 
-    Attributes:
-        what: is asked, in words.
-        uploads: of a client, from which one answer is made.
-        right: answers that are correct.
-        trials: answers.
-        guess: the share of correct answers of somebody who saw no upload.
-        low: lower end of the interval of the share, with whole clients drawn; ``None``: of a single client.
-        high: upper end.
-        ceiling: no attack answers correctly more often; ``None``: nothing is proven.
-        theorem: what the ceiling rests on, or why there is none.
-    """
-
-    what: str
-    uploads: int
-    right: int
-    trials: int
-    guess: float
-    low: float | None
-    high: float | None
-    ceiling: float | None
-    theorem: str
+    what: str  # is asked, in words
+    uploads: int  # of a client, from which one answer is made
+    right: int  # answers that are correct
+    trials: int  # answers
+    guess: float  # the share of correct answers of somebody who saw no upload
+    low: float | None  # lower end of the interval of the share, with whole clients drawn; `None`: of a single client
+    high: float | None  # upper end
+    ceiling: float | None  # no attack answers correctly more often; `None`: nothing is proven
+    theorem: str  # what the ceiling rests on, or why there is none
 
     @property
     def figure(self) -> Figure:

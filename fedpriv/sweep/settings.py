@@ -99,21 +99,13 @@ def _file_kind() -> type[_File]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file, resolved.
+    """A sweep file, resolved."""
 
-    Attributes:
-        name: names the folder.
-        source: the file.
-        trials: all trials of the sweep.
-        audit: settings of each trial's membership inference; ``None``: there is none.
-        resources: CPUs, GPUs and workers of the trials.
-    """
-
-    name: str
-    source: str
-    trials: tuple[Trial, ...]
-    audit: BaseModel | None
-    resources: ResourcesConfig
+    name: str  # names the folder
+    source: str  # the file
+    trials: tuple[Trial, ...]  # all trials of the sweep
+    audit: BaseModel | None  # settings of each trial's membership inference; `None`: there is none
+    resources: ResourcesConfig  # CPUs, GPUs and workers of the trials
 
     def identity(self) -> dict[str, Any]:
         """Everything that identifies this sweep, as JSON types: a folder never mixes results of two sweeps.

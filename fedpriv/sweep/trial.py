@@ -9,19 +9,13 @@ from fedpriv.core.config import Experiment
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        number: from 1.
-        settings: its values of the settings that vary: key of the experiment file -> value, in the order of the file.
-        seed: of the experiment.
-        experiment: resolved; the engine is inline.
-    """
-
-    number: int
+    number: int  # from 1
+    # its values of the settings that vary: key of the experiment file -> value, in the order of the file
     settings: Mapping[str, Any]
-    seed: int
-    experiment: Experiment
+    seed: int  # of the experiment
+    experiment: Experiment  # resolved; the engine is inline
 
     @property
     def asked(self) -> dict[str, str]:

@@ -50,15 +50,10 @@ _SHOWN_CLIENTS = 1000  # clients of whom referee/partition.json says how many ex
 
 @dataclass(frozen=True)
 class Engine:
-    """Who runs the rounds.
+    """Who runs the rounds."""
 
-    Attributes:
-        name: for the summary and the report.
-        run: runs the federation and leaves its files in the run's folder.
-    """
-
-    name: str
-    run: Callable[[World, RunFolder, Progress], None]
+    name: str  # for the summary and the report
+    run: Callable[[World, RunFolder, Progress], None]  # runs the federation and leaves its files in the run's folder
 
 
 def check_experiment(experiment: Experiment) -> tuple[str, ...]:

@@ -65,21 +65,13 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The results of tuning an attack.
+    """The results of tuning an attack."""
 
-    Attributes:
-        attack: the attack's name.
-        keys: the tuned settings.
-        trials: one for each combination of their values.
-        guess_mse: the median MSE of the best guess without any upload, on the same images.
-        remarks: caveats; may be empty.
-    """
-
-    attack: str
-    keys: tuple[str, ...]
-    trials: tuple[TuningTrial, ...]
-    guess_mse: float
-    remarks: tuple[str, ...]
+    attack: str  # the attack's name
+    keys: tuple[str, ...]  # the tuned settings
+    trials: tuple[TuningTrial, ...]  # one for each combination of their values
+    guess_mse: float  # the median MSE of the best guess without any upload, on the same images
+    remarks: tuple[str, ...]  # caveats; may be empty
 
     @property
     def best(self) -> TuningTrial:

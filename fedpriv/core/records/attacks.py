@@ -16,15 +16,11 @@ NUMBER_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class RowScore(Record):
-    """How well the cells of one row of a table were read.
+    """How well the cells of one row of a table were read."""
 
-    Attributes:
-        categories: name of a column of categories -> whether its value is right.
-        numbers: name of a column of numbers -> the error as a share of the column's range, from 0 to 1; 1 where a
-            number is told and there is none, or the other way round.
-    """
-
-    categories: dict[str, bool]
+    categories: dict[str, bool]  # name of a column of categories -> whether its value is right
+    # name of a column of numbers -> the error as a share of the column's range, from 0 to 1; 1 where a number is
+    # told and there is none, or the other way round
     numbers: dict[str, float]
 
     @property
@@ -45,34 +41,21 @@ class RowScore(Record):
 
 @dataclass(frozen=True)
 class RowResult(Record):
-    """What an attack read of all rows, column by column.
+    """What an attack read of all rows, column by column."""
 
-    Attributes:
-        categories: name of a column of categories -> the share of rows in which its value is right.
-        numbers: name of a column of numbers -> the median error as a share of the column's range.
-        share_right: of all categories of all rows; ``None`` where there are none.
-        median_error: of the rows' mean errors; ``None`` where there are no numbers.
-    """
-
-    categories: dict[str, float]
-    numbers: dict[str, float]
-    share_right: float | None
-    median_error: float | None
+    categories: dict[str, float]  # name of a column of categories -> the share of rows in which its value is right
+    numbers: dict[str, float]  # name of a column of numbers -> the median error as a share of the column's range
+    share_right: float | None  # of all categories of all rows; `None` where there are none
+    median_error: float | None  # of the rows' mean errors; `None` where there are no numbers
 
 
 @dataclass(frozen=True)
 class Sentence(Record):
-    """A sentence as a file in reconstructions/ has it.
+    """A sentence as a file in reconstructions/ has it."""
 
-    Attributes:
-        text: as the tokenizer writes it.
-        tokens: without those that begin, end or pad it.
-        pieces: the text of each token by itself.
-    """
-
-    text: str
-    tokens: list[int]
-    pieces: list[str]
+    text: str  # as the tokenizer writes it
+    tokens: list[int]  # without those that begin, end or pad it
+    pieces: list[str]  # the text of each token by itself
 
     def joined(self, pieces: Sequence[str]) -> str:
         """Put pieces of it together, with spaces between them where its tokens are words."""
@@ -81,44 +64,26 @@ class Sentence(Record):
 
 @dataclass(frozen=True)
 class SentenceScore(Record):
-    """How well one sentence was read; tokens that begin, end or pad a text do not count.
+    """How well one sentence was read; tokens that begin, end or pad a text do not count."""
 
-    Attributes:
-        rouge1: F-measure of the tokens that both have (ROUGE-1, Lin 2004), from 0 to 1.
-        rouge2: the same of pairs of neighbouring tokens; of sentences of one token 0.
-        rouge_l: the same of the longest common subsequence.
-        right: tokens of the true sentence that stand at their own place.
-        tokens: of the true sentence.
-        exact: whether both are the same, token by token.
-    """
-
-    rouge1: float
-    rouge2: float
-    rouge_l: float
-    right: int
-    tokens: int
-    exact: bool
+    rouge1: float  # F-measure of the tokens that both have (ROUGE-1, Lin 2004), from 0 to 1
+    rouge2: float  # the same of pairs of neighbouring tokens; of sentences of one token 0
+    rouge_l: float  # the same of the longest common subsequence
+    right: int  # tokens of the true sentence that stand at their own place
+    tokens: int  # of the true sentence
+    exact: bool  # whether both are the same, token by token
 
 
 @dataclass(frozen=True)
 class SentenceResult(Record):
-    """What an attack read of all sentences.
+    """What an attack read of all sentences."""
 
-    Attributes:
-        rouge1: mean over the sentences; those for which nothing was offered count with 0.
-        rouge2: likewise.
-        rouge_l: likewise.
-        exact: sentences that were read whole.
-        right: tokens at their own place, of all sentences.
-        tokens: of all sentences.
-    """
-
-    rouge1: float
-    rouge2: float
-    rouge_l: float
-    exact: int
-    right: int
-    tokens: int
+    rouge1: float  # mean over the sentences; those for which nothing was offered count with 0
+    rouge2: float  # likewise
+    rouge_l: float  # likewise
+    exact: int  # sentences that were read whole
+    right: int  # tokens at their own place, of all sentences
+    tokens: int  # of all sentences
 
     @property
     def share_right(self) -> float:
@@ -152,71 +117,43 @@ class Score(Record):
     Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
     ``cells`` scores the reconstruction. Or one true sentence: the key is ``sentence``, there is no MSE either, and
     ``words`` scores the reconstruction.
-
-    Attributes:
-        round: the round.
-        client: the client whose image it is.
-        image: the number of the true image in its batch.
-        attack: the attack's name, with the settings that differ from the run's; or a guess's name.
-        upload: protected or unprotected; none for a guess.
-        restart: the restart's number.
-        chosen: whether the attack chose this restart, by its own loss.
-        loss: the attack's loss; ``None`` where not finite, and for guesses.
-        label: the label inferred in this restart; ``None`` for guesses, and where none is inferred.
-        true_label: the true label.
-        label_correct: whether the two agree; ``None`` without an inferred label.
-        mse: on the [0, 1] scale; ``None`` of a sentence.
-        mse_normalised: on the scale of the network's input; likewise.
-        psnr: in dB, at most 200; ``None`` of a row or a sentence.
-        ssim: at most 1; likewise.
-        ssim_padded: as torchmetrics computes it; ``None``, and not in the file, without ``report.ssim = "padded"``.
-        lpips: ``None`` where not computed; only chosen restarts and guesses have one.
-        recovered: SSIM of at least the threshold and an MSE below every guess's; of a row :attr:`RowScore.is_recovered`
-            instead of the SSIM; of a sentence :attr:`SentenceScore.exact`, where no guess is exact.
-        note: the attack's note on its result; may be empty.
-        clients: how many clients' uploads the attacked one is the sum of; 1: it is one client's.
-        rank: rank of the original among the candidates, by MSE to this picture: 1 means identified; ties count against
-            the attack. ``None`` where there are no candidates, and in files of versions without them.
-        candidates: the number of candidates, with the original.
-        chance: the largest probability that a guess picks the original; ``None`` likewise.
-        picked: whether the image was picked from a list that the adversary held, and not reconstructed.
-        offered: the number of reconstructions from which the best match for this image may be chosen, by its error.
-        releases: the number of releases that used the image up to this upload; ``None``: unknown.
-        best: estimated success rate of the best decision among the candidates; ``None``: not computed.
-        draws: the number of uploads of that estimate.
-        cells: scores of a table's row; ``None``: it is something else.
-        words: scores of a sentence; ``None``: it is something else.
     """
 
-    round: int
-    client: int
-    image: int
-    attack: str
-    upload: str
-    restart: int
-    chosen: bool
-    loss: float | None
-    label: int | None
-    true_label: int
-    label_correct: bool | None
-    mse: float | None
-    mse_normalised: float | None
-    psnr: float | None
-    ssim: float | None
-    lpips: float | None
+    round: int  # the round
+    client: int  # the client whose image it is
+    image: int  # the number of the true image in its batch
+    attack: str  # the attack's name, with the settings that differ from the run's; or a guess's name
+    upload: str  # protected or unprotected; none for a guess
+    restart: int  # the restart's number
+    chosen: bool  # whether the attack chose this restart, by its own loss
+    loss: float | None  # the attack's loss; `None` where not finite, and for guesses
+    label: int | None  # the label inferred in this restart; `None` for guesses, and where none is inferred
+    true_label: int  # the true label
+    label_correct: bool | None  # whether the two agree; `None` without an inferred label
+    mse: float | None  # on the [0, 1] scale; `None` of a sentence
+    mse_normalised: float | None  # on the scale of the network's input; likewise
+    psnr: float | None  # in dB, at most 200; `None` of a row or a sentence
+    ssim: float | None  # at most 1; likewise
+    lpips: float | None  # `None` where not computed; only chosen restarts and guesses have one
+    # SSIM of at least the threshold and an MSE below every guess's; of a row `RowScore.is_recovered` instead of
+    # the SSIM; of a sentence `SentenceScore.exact`, where no guess is exact
     recovered: bool
-    note: str
-    clients: int = 1
+    note: str  # the attack's note on its result; may be empty
+    clients: int = 1  # how many clients' uploads the attacked one is the sum of; 1: it is one client's
+    # rank of the original among the candidates, by MSE to this picture: 1 means identified; ties count against
+    # the attack. `None` where there are no candidates, and in files of versions without them.
     rank: int | None = None
-    candidates: int | None = None
-    chance: float | None = None
-    picked: bool = False
+    candidates: int | None = None  # the number of candidates, with the original
+    chance: float | None = None  # the largest probability that a guess picks the original; `None` likewise
+    picked: bool = False  # whether the image was picked from a list that the adversary held, and not reconstructed
+    # the number of reconstructions from which the best match for this image may be chosen, by its error
     offered: int = 1
-    releases: int | None = None
-    best: float | None = None
-    draws: int = 0
-    cells: RowScore | None = None
-    words: SentenceScore | None = None
+    releases: int | None = None  # the number of releases that used the image up to this upload; `None`: unknown
+    best: float | None = None  # estimated success rate of the best decision among the candidates; `None`: not computed
+    draws: int = 0  # the number of uploads of that estimate
+    cells: RowScore | None = None  # scores of a table's row; `None`: it is something else
+    words: SentenceScore | None = None  # scores of a sentence; `None`: it is something else
+    # as torchmetrics computes it; `None`, and not in the file, without `report.ssim = "padded"`
     ssim_padded: float | None = None
 
     @model_validator(mode="before")
@@ -300,51 +237,38 @@ def kind_of(scores: Iterable[Score]) -> str:
 
 @dataclass(frozen=True)
 class AttackResult(Record):
-    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals.
+    """One attack (or guess) on one kind of upload, over all its victims: medians, counts and their intervals."""
 
-    Attributes:
-        attack: the attack's name, with the settings that differ from the run's; or a guess's name.
-        upload: protected, unprotected, or none for a guess.
-        victims: the number of attacked images.
-        recovered: the number of images that count as recovered.
-        success_ssim: the SSIM from which an image counts as recovered.
-        mse: and the other scores: medians over the images.
-        ssim_padded: likewise; ``None``, and not in the file, without ``report.ssim = "padded"``.
-        missing: images for which other attacks have a result and this one has none; counted in no other figure.
-        identified: the number of originals picked out of the candidates; ``None``: not tried.
-        candidates: the smallest number of candidates.
-        intervals: name of a figure -> low and high end: medians by bootstrap over uploads, ``recovered`` and
-            ``identified`` as shares, after Wilson. Figures without an interval (of a single upload) are left out.
-        confidence: nominal coverage of the intervals.
-        active: whether the clients had been sent parameters made for this attack: a worst case, not comparable with
-            passive attacks.
-        picked: whether the images were picked from lists that the adversary held: then the errors say nothing, and
-            ``identified`` is the result.
-        rows: scores of reconstructed table rows, which have no PSNR, SSIM and LPIPS; ``None``: these are no rows.
-        sentences: scores of reconstructed sentences, which have no MSE either; ``None``: these are no sentences.
-    """
-
-    attack: str
-    upload: str
-    victims: int
-    recovered: int
-    success_ssim: float
-    mse: float | None
+    attack: str  # the attack's name, with the settings that differ from the run's; or a guess's name
+    upload: str  # protected, unprotected, or none for a guess
+    victims: int  # the number of attacked images
+    recovered: int  # the number of images that count as recovered
+    success_ssim: float  # the SSIM from which an image counts as recovered
+    mse: float | None  # and the other scores: medians over the images
     mse_normalised: float | None
     psnr: float | None
     ssim: float | None
     lpips: float | None
     lpips_reason: str | None
     label_accuracy: float | None
-    missing: int = 0
-    identified: int | None = None
-    candidates: int | None = None
+    missing: int = 0  # images for which other attacks have a result and this one has none; counted in no other figure
+    identified: int | None = None  # the number of originals picked out of the candidates; `None`: not tried
+    candidates: int | None = None  # the smallest number of candidates
+    # name of a figure -> low and high end: medians by bootstrap over uploads, `recovered` and `identified` as
+    # shares, after Wilson. Figures without an interval (of a single upload) are left out.
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    confidence: float = CONFIDENCE
+    confidence: float = CONFIDENCE  # nominal coverage of the intervals
+    # whether the clients had been sent parameters made for this attack: a worst case, not comparable with passive
+    # attacks
     active: bool = False
+    # whether the images were picked from lists that the adversary held: then the errors say nothing, and
+    # `identified` is the result
     picked: bool = False
+    # scores of reconstructed table rows, which have no PSNR, SSIM and LPIPS; `None`: these are no rows
     rows: RowResult | None = None
+    # scores of reconstructed sentences, which have no MSE either; `None`: these are no sentences
     sentences: SentenceResult | None = None
+    # likewise; `None`, and not in the file, without `report.ssim = "padded"`
     ssim_padded: Annotated[float | None, Field(exclude_if=absent)] = None
 
     @property
@@ -372,38 +296,25 @@ def best_rows(results: Sequence[AttackResult], upload: str) -> tuple[str, RowRes
 
 @dataclass(frozen=True)
 class LeakageRate(Record):
-    """How often one attack succeeded, between what a guess does and what no attack can exceed.
+    """How often one attack succeeded, between what a guess does and what no attack can exceed."""
 
-    Attributes:
-        event: what counts as success. told: the original is picked out of the candidates, as the nearest to a picture
-            or directly; label: its label is named; recovered: the picture is similar; row or sentence: it is recovered.
-        attack: the attack's name, with the settings by which it differs from the run's.
-        upload: protected or unprotected.
-        hits: successes.
-        images: out of so many.
-        interval: low and high end for the share, after Wilson.
-        chance: k0: how often the best guess succeeds that saw no upload, on average over the images.
-        estimated: whether that is an estimate from public images: then nothing is proven.
-        candidates: out of how many images, at the least, an original was to be picked; ``None`` for other events.
-        best: how often the best decision among these candidates is right, with the ends of its interval (Clopper and
-            Pearson); ``None`` where it was not computed.
-        ceiling: no attack succeeds more often; ``None`` where nothing is proven.
-        theorem: what the ceiling rests on, or why there is none.
-        exceeded: whether the rate is above a proven ceiling, with 99.9 % confidence: an error in fedpriv.
-    """
-
+    # what counts as success. told: the original is picked out of the candidates, as the nearest to a picture or
+    # directly; label: its label is named; recovered: the picture is similar; row or sentence: it is recovered.
     event: str
-    attack: str
-    upload: str
-    hits: int
-    images: int
-    interval: tuple[float, float]
-    chance: float
-    estimated: bool = False
+    attack: str  # the attack's name, with the settings by which it differs from the run's
+    upload: str  # protected or unprotected
+    hits: int  # successes
+    images: int  # out of so many
+    interval: tuple[float, float]  # low and high end for the share, after Wilson
+    chance: float  # k0: how often the best guess succeeds that saw no upload, on average over the images
+    estimated: bool = False  # whether that is an estimate from public images: then nothing is proven
+    # how often the best decision among these candidates is right, with the ends of its interval (Clopper and
+    # Pearson); `None` where it was not computed
     best: Interval | None = None
-    ceiling: float | None = None
-    theorem: str = ""
-    exceeded: bool = False
+    ceiling: float | None = None  # no attack succeeds more often; `None` where nothing is proven
+    theorem: str = ""  # what the ceiling rests on, or why there is none
+    exceeded: bool = False  # whether the rate is above a proven ceiling, with 99.9 % confidence: an error in fedpriv
+    # out of how many images, at the least, an original was to be picked; `None` for other events
     candidates: int | None = None
 
     @property
@@ -447,22 +358,12 @@ def best_rates(rates: Iterable[LeakageRate]) -> tuple[LeakageRate, ...]:
 
 @dataclass(frozen=True)
 class ThreatRecord(Record):
-    """What one adversary has to work with.
+    """What one adversary has to work with."""
 
-    Attributes:
-        name: who listens: the name in the experiment file.
-        listener: who they are, and where.
-        sees: what reaches them in each round.
-        knows: what else they know (Kerckhoffs: by default everything but the secrets).
-        withheld: what they never get.
-        conduct: whether they only listen or also interfere.
-        grants: what attacks may build on, by the names of :class:`fedpriv.attacks.access.Access`.
-    """
-
-    name: str
-    listener: str = ""
-    sees: tuple[str, ...] = ()
-    knows: tuple[str, ...] = ()
-    withheld: tuple[str, ...] = ()
-    conduct: str = ""
-    grants: tuple[str, ...] = ()
+    name: str  # who listens: the name in the experiment file
+    listener: str = ""  # who they are, and where
+    sees: tuple[str, ...] = ()  # what reaches them in each round
+    knows: tuple[str, ...] = ()  # what else they know (Kerckhoffs: by default everything but the secrets)
+    withheld: tuple[str, ...] = ()  # what they never get
+    conduct: str = ""  # whether they only listen or also interfere
+    grants: tuple[str, ...] = ()  # what attacks may build on, by the names of `fedpriv.attacks.access.Access`

@@ -13,30 +13,19 @@ from fedpriv.core.records.reading import Record
 
 @dataclass(frozen=True)
 class Guarantee(Record):
-    """What is proven about one client's releases.
+    """What is proven about one client's releases."""
 
-    Attributes:
-        adjacency: which two data sets must look alike, in words.
-        sampling: how a step picks its examples, with the rate where it matters.
-        participations: the most often one unit may have been used.
-        nominal_epsilon: the paper's figure for one participation, which proves nothing for the run. None where it has
-            no figure other than the proven one.
-        pure_epsilon: pure epsilon-DP of all releases together; None if none is finite.
-        epsilon: of (epsilon, delta)-DP of all releases together; None if nothing is proven.
-        delta: of that statement.
-        theorem: for each of the three figures, by name: its theorem, or why it is None.
-        notes: conditions and caveats of the figures. Heuristics are labelled as such.
-    """
-
-    adjacency: str
-    sampling: str
-    participations: int
+    adjacency: str  # which two data sets must look alike, in words
+    sampling: str  # how a step picks its examples, with the rate where it matters
+    participations: int  # the most often one unit may have been used
+    # the paper's figure for one participation, which proves nothing for the run. None where it has no figure
+    # other than the proven one.
     nominal_epsilon: float | None
-    pure_epsilon: float | None
-    epsilon: float | None
-    delta: float
-    theorem: dict[str, str]
-    notes: tuple[str, ...]
+    pure_epsilon: float | None  # pure epsilon-DP of all releases together; None if none is finite
+    epsilon: float | None  # of (epsilon, delta)-DP of all releases together; None if nothing is proven
+    delta: float  # of that statement
+    theorem: dict[str, str]  # for each of the three figures, by name: its theorem, or why it is None
+    notes: tuple[str, ...]  # conditions and caveats of the figures. Heuristics are labelled as such.
 
     @property
     def relation(self) -> Adjacency | None:
@@ -51,17 +40,11 @@ class Guarantee(Record):
 
 @dataclass(frozen=True)
 class Ceiling(Record):
-    """The largest probability of success that any attack can have.
+    """The largest probability of success that any attack can have."""
 
-    Attributes:
-        k0: the baseline: the best probability of success without any observation, in (0, 1).
-        gamma: no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
-        theorem: the theorem of gamma, or why there is none.
-    """
-
-    k0: float
-    gamma: float | None
-    theorem: str
+    k0: float  # the baseline: the best probability of success without any observation, in (0, 1)
+    gamma: float | None  # no attack succeeds with a larger probability; from k0 to 1. None: nothing is proven.
+    theorem: str  # the theorem of gamma, or why there is none
 
 
 @dataclass(frozen=True)
@@ -86,16 +69,15 @@ class LedgerLine(Guarantee, _Client):
         examples: n_k, how many examples each client holds.
         noise: sigma, scale or kappa of its releases; calibrated noise may differ between clients. None without
             a mechanism.
-        ceilings: the largest success rate that any attack on its uploads can have: ``told`` is for picking an image out
-            of 100, ``target`` is for the guess of a target ceiling, where the settings have one. With sampled batches
-            they are about an example chosen independently of who took part. Empty for clients that were never selected,
-            and in runs of earlier versions; some of those also kept the ceiling for labels here
-            (:class:`LabelCeiling`).
 
     Raises:
         ValueError: ``members`` are not ``count`` numbers, or ``client`` is not the lowest of them.
     """
 
+    # the largest success rate that any attack on its uploads can have: `told` is for picking an image out of 100,
+    # `target` is for the guess of a target ceiling, where the settings have one. With sampled batches they are
+    # about an example chosen independently of who took part. Empty for clients that were never selected, and in
+    # runs of earlier versions; some of those also kept the ceiling for labels here (`LabelCeiling`).
     ceilings: dict[str, Ceiling] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -142,96 +124,57 @@ class LabelCeiling(Record):
 
     The baseline is the largest share of a class among a client's examples: an exact figure of its data, which the
     ledger may not show.
-
-    Attributes:
-        client: the lowest number.
-        count: how many clients these are.
-        members: their numbers, such as ``0-3, 5``.
-        label: the ceiling.
     """
 
-    client: int
-    count: int
-    members: str
-    label: Ceiling
+    client: int  # the lowest number
+    count: int  # how many clients these are
+    members: str  # their numbers, such as `0-3, 5`
+    label: Ceiling  # the ceiling
 
 
 @dataclass(frozen=True)
 class MembershipBound(Record):
-    """How well any test tells a record of a client from its neighbour at most, from all of the client's releases.
+    """How well any test tells a record of a client from its neighbour at most, from all of the client's releases."""
 
-    Attributes:
-        advantage: the largest true minus false positive rate.
-        rates: pairs of a false positive rate and the largest true positive rate at it.
-        theorem: what both rest on.
-        adjacency: which two data sets the test tells apart, in words.
-    """
-
-    advantage: float
-    rates: tuple[tuple[float, float], ...]
-    theorem: str
-    adjacency: str
+    advantage: float  # the largest true minus false positive rate
+    rates: tuple[tuple[float, float], ...]  # pairs of a false positive rate and the largest true positive rate at it
+    theorem: str  # what both rest on
+    adjacency: str  # which two data sets the test tells apart, in words
 
 
 @dataclass(frozen=True)
 class DataRelease(Record):
-    """What was released of the data before the training: a line of its own, which the clients' lines include.
+    """What was released of the data before the training: a line of its own, which the clients' lines include."""
 
-    Attributes:
-        what: was released.
-        mechanism: in words.
-        adjacency: which two data sets must look alike, in words.
-        epsilon: pure.
-        theorem: what it rests on.
-        notes: what a reader must know with it.
-    """
-
-    what: str
-    mechanism: str
-    adjacency: str
-    epsilon: float
-    theorem: str
-    notes: tuple[str, ...] = ()
+    what: str  # was released
+    mechanism: str  # in words
+    adjacency: str  # which two data sets must look alike, in words
+    epsilon: float  # pure
+    theorem: str  # what it rests on
+    notes: tuple[str, ...] = ()  # what a reader must know with it
 
 
 @dataclass(frozen=True)
 class LedgerView(Record):
-    """What is proven about one part of a run's output, and against which parties, where noise is on sums.
+    """What is proven about one part of a run's output, and against which parties, where noise is on sums."""
 
-    Attributes:
-        sees: the part, in words.
-        protects_against: who may see it and no more.
-        not_against: against whom nothing is proven by this line.
-        guarantee: about every client.
-    """
-
-    sees: str
-    protects_against: str
-    not_against: str
-    guarantee: Guarantee
+    sees: str  # the part, in words
+    protects_against: str  # who may see it and no more
+    not_against: str  # against whom nothing is proven by this line
+    guarantee: Guarantee  # about every client
 
 
 @dataclass(frozen=True)
 class Person(Record):
-    """What is proven about each of several persons with as many records at as many clients that are alike.
+    """What is proven about each of several persons with as many records at as many clients that are alike."""
 
-    Attributes:
-        count: how many persons.
-        records: how many records of the person each client holds, the most first.
-        epsilon: of (epsilon, delta)-DP of all releases of these clients together; None if nothing is proven.
-        pure_epsilon: pure epsilon-DP of the same; None if none is finite.
-        delta: of that statement.
-        adjacency: which two data sets must look alike, in words.
-        theorem: what epsilon rests on.
-    """
-
-    count: int
-    records: tuple[int, ...]
-    epsilon: float | None
-    pure_epsilon: float | None
-    delta: float
-    adjacency: str
-    theorem: str
+    count: int  # how many persons
+    records: tuple[int, ...]  # how many records of the person each client holds, the most first
+    epsilon: float | None  # of (epsilon, delta)-DP of all releases of these clients together; None if nothing is proven
+    pure_epsilon: float | None  # pure epsilon-DP of the same; None if none is finite
+    delta: float  # of that statement
+    adjacency: str  # which two data sets must look alike, in words
+    theorem: str  # what epsilon rests on
 
     @property
     def badness(self) -> tuple[float, float, int]:
@@ -247,29 +190,21 @@ class Person(Record):
 
 @dataclass(frozen=True)
 class Ledger(Record):
-    """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`.
+    """ledger.json: all lines of a run, worst clients first; build it with :meth:`of`."""
 
-    Attributes:
-        unit: what is protected: example or update.
-        mechanism: its name.
-        parameters: the mechanism's public parameters, plain values.
-        clients: at least one line, worst first.
-        labels: what is proven about labels alone, where clients change them; a separate claim, never added to the
-            clients'. ``None``: clients do not change labels.
-        releases: releases of the data before training.
-        views: where noise is added to the sum of a round's uploads: what is proven against each observer. Each is a
-            statement about the whole run; they are not added up.
-        people: what is proven about persons over all clients that hold their records, worst first; only where
-            data.owner names the person of each record.
-    """
-
-    unit: str
-    mechanism: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    clients: tuple[LedgerLine, ...] = ()
+    unit: str  # what is protected: example or update
+    mechanism: str  # its name
+    parameters: dict[str, Any] = field(default_factory=dict)  # the mechanism's public parameters, plain values
+    clients: tuple[LedgerLine, ...] = ()  # at least one line, worst first
+    # what is proven about labels alone, where clients change them; a separate claim, never added to the clients'.
+    # `None`: clients do not change labels.
     labels: Guarantee | None = None
-    releases: tuple[DataRelease, ...] = ()
+    releases: tuple[DataRelease, ...] = ()  # releases of the data before training
+    # where noise is added to the sum of a round's uploads: what is proven against each observer. Each is a
+    # statement about the whole run; they are not added up.
     views: tuple[LedgerView, ...] = ()
+    # what is proven about persons over all clients that hold their records, worst first; only where data.owner
+    # names the person of each record
     people: tuple[Person, ...] = ()
 
     def __post_init__(self) -> None:
@@ -305,29 +240,18 @@ class Ledger(Record):
 
 @dataclass(frozen=True)
 class Stop(Record):
-    """Clients that are no longer selected, because once more would take each of them above a target of federation.
+    """Clients that are no longer selected, because once more would take each of them above a target of federation."""
 
-    Attributes:
-        client: the partition's number; of several clients, which were never asked and are alike, the lowest.
-        round: the last round in which it was asked; 0 if it never was.
-        epsilon: proven for it by then.
-        next_epsilon: what would be proven for it after the round in which it was not asked; ``None``: nothing.
-        ceiling: how often any attack picks its record out by then; ``None``: federation.target_ceiling is not set.
-        next_ceiling: the same after the round in which it was not asked.
-        target: the key of the target, in the section federation.
-        count: how many clients these are.
-        members: their numbers, such as ``0-3, 5``; empty in runs of earlier versions, which had a stop a client.
-    """
-
-    client: int
-    round: int
-    epsilon: float
-    next_epsilon: float | None
-    count: int = 1
-    members: str = ""
+    client: int  # the partition's number; of several clients, which were never asked and are alike, the lowest
+    round: int  # the last round in which it was asked; 0 if it never was
+    epsilon: float  # proven for it by then
+    next_epsilon: float | None  # what would be proven for it after the round in which it was not asked; `None`: nothing
+    count: int = 1  # how many clients these are
+    members: str = ""  # their numbers, such as `0-3, 5`; empty in runs of earlier versions, which had a stop a client
+    # how often any attack picks its record out by then; `None`: federation.target_ceiling is not set
     ceiling: float | None = None
-    next_ceiling: float | None = None
-    target: str = "target_epsilon"
+    next_ceiling: float | None = None  # the same after the round in which it was not asked
+    target: str = "target_epsilon"  # the key of the target, in the section federation
 
     @property
     def ranges(self) -> tuple[range, ...]:

@@ -23,13 +23,9 @@ class GrowingRecord(BaseModel):
 
 
 class FileRecord(GrowingRecord):
-    """Base of records that have a file of their own in the folder of a run.
+    """Base of records that have a file of their own in the folder of a run."""
 
-    Attributes:
-        path: of the file.
-    """
-
-    path: ClassVar[str]
+    path: ClassVar[str]  # of the file
 
 
 def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:

@@ -30,44 +30,32 @@ class ClientAccuracy(Record):
 
 @dataclass(frozen=True)
 class RoundRecord(Record):
-    """One line of metrics.jsonl; round 0 is the model before training.
+    """One line of metrics.jsonl; round 0 is the model before training."""
 
-    Attributes:
-        round: the round's number, from 1.
-        loss: mean cross entropy on the test data; ``None`` where the round was not evaluated.
-        accuracy: share of the test data classified correctly, from 0 to 1; likewise.
-        clients: the selected clients.
-        used: the clients whose uploads were aggregated.
-        failures: the clients left out.
-        seconds: wall time of the round, evaluation included.
-        bytes_up: bytes of the uploads.
-        bytes_down: bytes of the parameters sent out.
-        epsilon: proven for the worst client after this round, by the fast accounting used during a run; ``None`` where
-            nothing is proven, and in folders of versions that did not write it.
-        crafted: the clients that an active server sent crafted parameters and that replied; their uploads are attacked
-            and not aggregated.
-        noisy_accuracy: the accuracy with noise in the forward pass, one draw per image; ``None``, and not written,
-            without such noise or evaluation.
-        evaluated: the number of test examples of these figures, 0 where the round was not evaluated; ``None`` in
-            folders of versions that evaluated every round on all examples.
-        client_accuracy: accuracy on data of the federation's clients; ``None``, and not written, if not requested.
-        other_accuracy: accuracy on data of clients that take no part; likewise, and where all take part.
-    """
-
-    round: int
-    loss: float | None
-    accuracy: float | None
-    clients: tuple[int, ...]
-    used: tuple[int, ...]
-    failures: tuple[Failure, ...]
-    seconds: float
-    bytes_up: int
-    bytes_down: int
+    round: int  # the round's number, from 1
+    loss: float | None  # mean cross entropy on the test data; `None` where the round was not evaluated
+    accuracy: float | None  # share of the test data classified correctly, from 0 to 1; likewise
+    clients: tuple[int, ...]  # the selected clients
+    used: tuple[int, ...]  # the clients whose uploads were aggregated
+    failures: tuple[Failure, ...]  # the clients left out
+    seconds: float  # wall time of the round, evaluation included
+    bytes_up: int  # bytes of the uploads
+    bytes_down: int  # bytes of the parameters sent out
+    # proven for the worst client after this round, by the fast accounting used during a run; `None` where nothing
+    # is proven, and in folders of versions that did not write it
     epsilon: float | None = None
+    # the clients that an active server sent crafted parameters and that replied; their uploads are attacked and
+    # not aggregated
     crafted: tuple[int, ...] = ()
+    # the accuracy with noise in the forward pass, one draw per image; `None`, and not written, without such noise
+    # or evaluation
     noisy_accuracy: float | None = None
+    # the number of test examples of these figures, 0 where the round was not evaluated; `None` in folders of
+    # versions that evaluated every round on all examples
     evaluated: int | None = None
+    # accuracy on data of the federation's clients; `None`, and not written, if not requested
     client_accuracy: ClientAccuracy | None = None
+    # accuracy on data of clients that take no part; likewise, and where all take part
     other_accuracy: ClientAccuracy | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -92,44 +80,30 @@ class ReleaseKind(Record):
 
 @dataclass(frozen=True)
 class Origin(Record):
-    """Digests, hexadecimal, of what all releases of a run rest on; empty in folders of versions that wrote none.
+    """Digests, hexadecimal, of what all releases of a run rest on; empty in folders of versions that wrote none."""
 
-    Attributes:
-        settings: of the settings that decide what a release is about.
-        secret: of the run's secret. This and what follows is empty without a mechanism.
-        data: of all images and labels, keyed by the secret: whoever has a guess of the data cannot check it.
-        model: of the network's code, and of the numbers that it was built with.
-    """
-
-    settings: str = ""
-    secret: str = ""
-    data: str = ""
-    model: str = ""
+    settings: str = ""  # of the settings that decide what a release is about
+    secret: str = ""  # of the run's secret. This and what follows is empty without a mechanism.
+    data: str = ""  # of all images and labels, keyed by the secret: whoever has a guess of the data cannot check it
+    model: str = ""  # of the network's code, and of the numbers that it was built with
 
 
 @dataclass(frozen=True)
 class Asked(Record):
     """One line of asked.jsonl: clients that got the same query in a round, and what they release in their answer.
 
-    Attributes:
-        round: the round's number, from 1.
-        clients: who was asked, ascending.
-        sent: the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
-            without a mechanism, and in folders of versions that did not write it.
-        origin: what the releases rest on.
-        releases: mechanism, noise and sampling of a release, each kind once.
-        kinds: for each of the clients its place in ``releases``.
-
     Raises:
         ValueError: numbers of clients do not ascend, or there are not as many kinds as clients.
     """
 
-    round: Annotated[int, Field(ge=1)]
-    clients: tuple[Annotated[int, Field(ge=0)], ...]
+    round: Annotated[int, Field(ge=1)]  # the round's number, from 1
+    clients: tuple[Annotated[int, Field(ge=0)], ...]  # who was asked, ascending
+    # the digest of what they were sent, hexadecimal; whoever is asked the same again answers the same. Empty
+    # without a mechanism, and in folders of versions that did not write it.
     sent: str = ""
-    origin: Origin = Origin()
-    releases: tuple[ReleaseKind, ...] = ()
-    kinds: tuple[int, ...] = ()
+    origin: Origin = Origin()  # what the releases rest on
+    releases: tuple[ReleaseKind, ...] = ()  # mechanism, noise and sampling of a release, each kind once
+    kinds: tuple[int, ...] = ()  # for each of the clients its place in `releases`
 
     def __post_init__(self) -> None:
         if list(self.clients) != sorted(set(self.clients)):
@@ -159,21 +133,16 @@ class Holders(Record):
 class Partition(Record):
     """referee/partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
 
-    Attributes:
-        partition: how the data are shared, as in the settings.
-        class_names: of all classes.
-        clients: of the first clients, at least one; of many clients the others have no row.
-        groups: how many examples each client holds; empty in runs of earlier versions, where all have a row.
-        classes: how many examples of each class there are to be held, each counted once; empty likewise.
-
     Raises:
         ValueError: there is no client, or one has another number of classes.
     """
 
-    partition: str = field(default="", kw_only=True)
-    class_names: tuple[str, ...]
-    clients: tuple[tuple[int, ...], ...]
+    partition: str = field(default="", kw_only=True)  # how the data are shared, as in the settings
+    class_names: tuple[str, ...]  # of all classes
+    clients: tuple[tuple[int, ...], ...]  # of the first clients, at least one; of many clients the others have no row
+    # how many examples each client holds; empty in runs of earlier versions, where all have a row
     groups: tuple[Holders, ...] = ()
+    # how many examples of each class there are to be held, each counted once; empty likewise
     classes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -46,21 +46,13 @@ class ShownVictim:
 
 @dataclass(frozen=True)
 class View(RunView):
-    """The whole run as the report shows it.
+    """The whole run as the report shows it."""
 
-    Attributes:
-        scores: every scored restart and guess.
-        victims: the first ``report.pictures`` attacked images.
-        attacked: how many attacked images there are in all.
-        command: what repeats the run; empty if unknown.
-        found: everything that was found of the run.
-    """
-
-    scores: tuple[Score, ...]
-    victims: tuple[ShownVictim, ...]
-    attacked: int
-    command: str
-    found: tuple[Found, ...] = ()
+    scores: tuple[Score, ...]  # every scored restart and guess
+    victims: tuple[ShownVictim, ...]  # the first `report.pictures` attacked images
+    attacked: int  # how many attacked images there are in all
+    command: str  # what repeats the run; empty if unknown
+    found: tuple[Found, ...] = ()  # everything that was found of the run
 
     def result(self, name: str) -> Any:
         """Return what was found under the name of a finding; ``None``: nothing."""

@@ -271,32 +271,24 @@ class Target:
 
 
 class MechanismSettings(Settings):
-    """The section ``[mechanism]``; a mechanism is a subclass with a default ``name``, entered in ``MECHANISMS``.
+    """The section ``[mechanism]``; a mechanism is a subclass with a default ``name``, entered in ``MECHANISMS``."""
 
-    Attributes:
-        title: its name in the middle of a sentence.
-        label: its name in plots; empty: the name in the settings.
-        summary: one line for help texts.
-        colours: in plots, on light and on dark ground.
-        marker: in plots, as matplotlib names it.
-        protects: whether it changes what training uploads.
-        filters: whether it hides numbers without noise (:mod:`fedpriv.mechanisms.machinery.filters`): this is often
-            mistaken for privacy, so reports say in red that nothing is proven.
-        on_gradients: whether it acts on gradients or updates; else on a model that a client trains alone
-            (:mod:`fedpriv.mechanisms.machinery.model_noise`).
-        noise_at: where the full noise is added, which decides who must be trusted (:data:`NoiseAt`).
-        parameter: the key that says how much noise there is, or ``None``: there is none, or its amount is an epsilon.
-    """
-
-    title: ClassVar[str]
-    label: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
+    title: ClassVar[str]  # its name in the middle of a sentence
+    label: ClassVar[str] = ""  # its name in plots; empty: the name in the settings
+    summary: ClassVar[str] = ""  # one line for help texts
+    # in plots, on light and on dark ground
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
-    marker: ClassVar[str] = "P"
-    protects: ClassVar[bool] = True
+    marker: ClassVar[str] = "P"  # in plots, as matplotlib names it
+    protects: ClassVar[bool] = True  # whether it changes what training uploads
+    # whether it hides numbers without noise (`fedpriv.mechanisms.machinery.filters`): this is often mistaken for
+    # privacy, so reports say in red that nothing is proven
     filters: ClassVar[bool] = False
+    # whether it acts on gradients or updates; else on a model that a client trains alone
+    # (`fedpriv.mechanisms.machinery.model_noise`)
     on_gradients: ClassVar[bool] = True
+    # where the full noise is added, which decides who must be trusted (`NoiseAt`)
     noise_at: ClassVar[NoiseAt] = "clients"
+    # the key that says how much noise there is, or `None`: there is none, or its amount is an epsilon
     parameter: ClassVar[str | None] = None
 
     name: str = Field(description="privacy mechanism")
@@ -501,16 +493,11 @@ class MechanismSettings(Settings):
 
 
 class NoisySettings(MechanismSettings):
-    """Settings of a mechanism with one amount of noise, which is given or follows from an epsilon.
-
-    Attributes:
-        nominal: what ``epsilon`` means, for ``fedpriv account``.
-        by_dimension: whether the proven figures depend on the number of coordinates; then ``fedpriv account`` asks for
-            it.
-    """
+    """Settings of a mechanism with one amount of noise, which is given or follows from an epsilon."""
 
     parameter: ClassVar[str]
-    nominal: ClassVar[str]
+    nominal: ClassVar[str]  # what `epsilon` means, for `fedpriv account`
+    # whether the proven figures depend on the number of coordinates; then `fedpriv account` asks for it
     by_dimension: ClassVar[bool] = True
 
     epsilon: Epsilon | None = None

@@ -38,13 +38,10 @@ class SequenceShape:
 
 
 class ModelSettings(Settings):
-    """The section ``[model]``; a network is a subclass with a default ``name``, entered in ``MODELS``.
+    """The section ``[model]``; a network is a subclass with a default ``name``, entered in ``MODELS``."""
 
-    Attributes:
-        is_own: whether the network is not one of this project's, which are known to treat examples separately; others
-            are tried before they train.
-    """
-
+    # whether the network is not one of this project's, which are known to treat examples separately; others are
+    # tried before they train
     is_own: ClassVar[bool] = True
 
     name: str = Field(description="network, or your own as 'package.module:function'")
