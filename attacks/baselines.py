@@ -38,12 +38,9 @@ def recovered_rows(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tenso
 
 
 def most_frequent(columns: Sequence[ColumnSpec], rows: Tensor) -> Tensor:
-    """Return the row (1, 1, features) of the most frequent values and the medians.
+    """Return the row (1, 1, features) of the most frequent values and the medians of rows (N, 1, 1, features).
 
     Of all rows of independent columns it has the most right categories and the least absolute errors of numbers.
-
-    Args:
-        rows: (N, 1, 1, features) with N >= 1 on the [0, 1] scale.
     """
     flat = rows.flatten(1)
     made = torch.zeros_like(flat[0])
@@ -98,13 +95,10 @@ def guesses(
 ) -> tuple[Guess, ...]:
     """Return the guesses that public images of the same kind allow: their mean, constant grey, the mean of a class.
 
-    The mean is the constant that minimises the expected MSE for images drawn like these; the mean of a class is that
-    for an adversary who knows the label without any upload. Of rows of a table they are the most frequent value or the
-    median of each column instead, of all rows and of those of a class.
-
-    Args:
-        public_images: (N, C, H, W) with N >= 1, on the [0, 1] scale; not the clients' (test images will do).
-        public_labels: int64 (N,), for an adversary who knows the victims' labels; ``None``: no guess by class.
+    The mean is the constant that minimises the expected MSE for images drawn like these; the mean of a class is
+    that for an adversary who knows the label without any upload. Of rows of a table they are the most frequent
+    value or the median of each column instead, of all rows and of those of a class. ``None`` labels: no guess by
+    class.
     """
     if public_images.ndim != 4 or len(public_images) == 0:
         raise ValueError(f"public images must be (N, C, H, W) with N >= 1; given {tuple(public_images.shape)}")
@@ -121,15 +115,7 @@ def guesses(
 
 
 def best_guess_mse(guesses: Sequence[Guess], originals: Tensor, labels: Tensor) -> Tensor:
-    """Return the lowest MSE that any of the guesses reaches at each original.
-
-    Args:
-        originals: (B, C, H, W) on the [0, 1] scale.
-        labels: int64 (B,).
-
-    Returns:
-        float64 (B,).
-    """
+    """Return the lowest MSE (B,) that any of the guesses reaches at each original (B, C, H, W), in float64."""
     true = originals.cpu().double()
     errors = [(true - guess.offer(labels).double()).square().flatten(1).mean(dim=1) for guess in guesses]
     return torch.stack(errors).amin(dim=0)
@@ -140,15 +126,10 @@ def recovery_chance(
 ) -> float:
     """Return an estimate of how often the best constant picture counts as a recovered image, from above.
 
-    Each guess and some public images are offered for other public images. Of each the upper Clopper-Pearson limit is
-    taken, at a confidence that holds for all of them together (Bonferroni), and of these the largest. It is an estimate
-    all the same: a better picture may exist that is not among those that were tried.
-
-    Args:
-        public_images: (N, C, H, W) on the [0, 1] scale.
-
-    Returns:
-        From 0 to 1; 1 where there are too few public images to try anything on.
+    Each guess and some public images are offered for other public images. Of each the upper Clopper-Pearson limit
+    is taken, at a confidence that holds for all of them together (Bonferroni), and of these the largest. It is an
+    estimate all the same: a better picture may exist that is not among those that were tried. It is 1 where there
+    are too few public images to try anything on.
     """
     offered = public_images[:OFFERED]
     tried = public_images[OFFERED : OFFERED + TRIED]

@@ -79,12 +79,8 @@ def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
 
 
 def binomial_lower(count: int, trials: int, alpha: float) -> float:
-    """Return what a probability is at least, after ``count`` of ``trials``, with confidence 1 - alpha.
-
-    Clopper and Pearson 1934, one side.
-
-    Args:
-        alpha: in (0, 1).
+    """Return what a probability is at least (Clopper and Pearson 1934), after ``count`` of ``trials``, with confidence
+    1 - alpha.
     """
     return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
 

@@ -24,11 +24,7 @@ def facts_of(dataset: Dataset) -> NDArray[np.bool_]:
 
 
 def unicity(facts: NDArray[np.bool_], known: int, people: int, generator: np.random.Generator) -> Interval:
-    """Return the share of people that a few facts about them single out, with its Wilson interval.
-
-    Args:
-        facts: (N, D), which hold for which person.
-    """
+    """Return the share of people that a few facts about them, (N, D), single out, with its Wilson interval."""
     whom = np.flatnonzero(facts.sum(axis=1) >= known)
     if not len(whom):
         raise InputError(f"nobody has {known} facts; the most that anybody has are {int(facts.sum(axis=1).max())}")

@@ -197,25 +197,14 @@ def per_channel(name: str, given: float | Sequence[float], channels: int) -> tup
 
 
 def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
-    """Return an argument, checked.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Return an argument, checked."""
     if not holds:
         raise InputError(key=name, given=value, allowed=f"expected {words}")
     return value
 
 
 def number(name: str, value: object, words: str, holds: Callable[[float], bool]) -> float:
-    """Return a number of which something holds.
-
-    Args:
-        name: of the argument.
-        value: given.
-        words: what is expected.
-        holds: whether a number is that.
-    """
+    """Return a number of which something holds, described in ``words``."""
     fits = not isinstance(value, bool) and isinstance(value, Real) and holds(float(value))
     return float(wanted(name, value, fits, words))
 
@@ -404,10 +393,7 @@ class TriedLoss:
 def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
     """Try a loss on random logits: it must take probabilities and be the mean or the sum over examples.
 
-    Args:
-        loss: given.
-        classes: number of logits.
-        like: a parameter; logits are tried in its type and on its device, because a loss may hold weights of classes.
+    Logits are in ``like``'s type and on its device, because a loss may hold weights of classes.
     """
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(max(TRIED, classes), classes, generator=generator).to(like)
@@ -471,14 +457,7 @@ def _soft(loss: Criterion, logits: Tensor) -> Tensor:
 
 
 class OwnClient:
-    """See :class:`fedpriv.attacks.simulation.Client`.
-
-    Args:
-        model: in the mode in which the upload was computed; it is copied.
-        loss: of logits and label probabilities.
-        sums: whether the loss adds the examples of a batch up.
-        public: how uploads come about.
-    """
+    """See :class:`fedpriv.attacks.simulation.Client`."""
 
     def __init__(self, model: nn.Module, loss: Criterion, sums: bool, public: PublicSettings) -> None:
         self._model = model

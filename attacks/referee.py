@@ -29,11 +29,7 @@ ROUNDING = 1 - 1e-6  # of a guess's MSE
 def public_guesses(
     public: Tensor, labels: Tensor | None = None, classes: int = 0, columns: Sequence[ColumnSpec] = ()
 ) -> tuple[Guess, ...]:
-    """Return guesses made of public examples, without any upload; see :func:`fedpriv.attacks.baselines.guesses`.
-
-    Args:
-        public: images or rows (N, C, H, W), or the tokens of texts, int64 (N, 1, 1, T).
-    """
+    """Return guesses made of public images, rows or texts, without any upload."""
     if public.dtype != torch.int64:
         return guesses(public, labels, classes, columns)
     from fedpriv.attacks.texts.referee import sentence_guesses  # which only texts need

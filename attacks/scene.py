@@ -23,20 +23,10 @@ Network = Callable[[Tensor], Tensor]
 
 
 class Counted:
-    """An endpoint with a count and a budget of one attack's own; see :class:`fedpriv.attacks.questions.Questions`.
-
-    Attributes:
-        classes: how many there are.
-        asked: images answered so far.
-    """
+    """An endpoint with a count and a budget of one attack's own; see :class:`fedpriv.attacks.questions.Questions`."""
 
     def __init__(self, endpoint: Questions, most: int) -> None:
-        """Open it.
-
-        Args:
-            endpoint: answers.
-            most: images that it answers at most.
-        """
+        """Open it for ``most`` images."""
         self.classes, self.asked = endpoint.classes, 0
         self._endpoint, self._most = endpoint, most
 
@@ -96,21 +86,13 @@ class ProbeScene:
         return channels * height * width
 
     def known_training(self) -> Rehearsal:
-        """Return the run's training.
-
-        Raises:
-            ValueError: the scene has none.
-        """
+        """Return the run's training."""
         if self.rehearsal is None:
             raise ValueError("the scene has no rehearsal")
         return self.rehearsal
 
     def known_public(self) -> Public:
-        """Return the public images.
-
-        Raises:
-            InputError: there are none.
-        """
+        """Return the public images."""
         if self.public is None:
             raise InputError("the adversary holds no public images (adversary.knows_public_data = false)")
         return self.public

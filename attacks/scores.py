@@ -53,12 +53,7 @@ class RocCurve(NamedTuple):
 
 
 def curve(scores: Floats, members: Bools) -> RocCurve:
-    """Return the receiver operating characteristic of scores.
-
-    Args:
-        scores: (N,), higher for members; infinite ones are allowed, NaN is not.
-        members: (N,), the truth; at least one of each kind.
-    """
+    """Return the receiver operating characteristic of scores, infinite ones included, without NaN."""
     _check(scores, members)
     order = np.argsort(-scores, kind="stable")
     ranked, truth = scores[order], members[order]
@@ -73,10 +68,6 @@ def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tu
     The variance is that of the two samples' structural components, computed from midranks (Sun and Xu 2014); the
     normal quantile is applied to the area itself and the ends are cut off at 0 and 1. Where all members are above all
     non-members the estimated variance is 0 and so is the interval's length: read it as "not told apart from 1".
-
-    Args:
-        scores: (N,), higher for members.
-        members: (N,), the truth; at least two of each kind.
     """
     _check(scores, members)
     inside, outside = scores[members], scores[~members]
@@ -99,12 +90,7 @@ def bootstrap_intervals(
     confidence: float = 0.95,
     repeats: int = 1000,
 ) -> dict[str, tuple[float, float]]:
-    """Return percentile intervals; members and non-members are drawn again with replacement, each among themselves.
-
-    Args:
-        scores: (N,), higher for members.
-        members: (N,), the truth.
-    """
+    """Return percentile intervals; members and non-members are drawn again with replacement, each among themselves."""
     _check(scores, members)
     inside, outside = np.flatnonzero(members), np.flatnonzero(~members)
     drawn = []

@@ -35,12 +35,7 @@ Runs = Callable[..., "Outcome"]
 
 
 class AttackSettings(Settings):
-    """The section ``[adversary.NAME]``; an attack is a subclass with a name, entered in ``ATTACKS``.
-
-    Attributes:
-        iterations: steps.
-        restarts: random starts.
-    """
+    """The section ``[adversary.NAME]``; an attack is a subclass with a name, entered in ``ATTACKS``."""
 
     name: ClassVar[str]  # in the experiment file
     title: ClassVar[str]  # what it is called
@@ -136,10 +131,8 @@ def known_attack(name: str) -> type[AttackSettings]:
 
 
 def is_active(label: str) -> bool:
-    """Whether an attack needs parameters of the adversary's own making.
-
-    Args:
-        label: the attack's name, or the name with settings as scores have it, such as ``iga,tv=0.001``; or a guess's.
+    """Whether an attack, by its name or its name with settings as in scores, needs parameters of the adversary's
+    making.
     """
     name = label.partition(",")[0]
     return name in ATTACKS and bool(ATTACKS[name].active())

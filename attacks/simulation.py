@@ -205,10 +205,6 @@ def simulated_upload(network: Network, victim: Victim, examples: Tensor, labels:
     """Return what a network, as an attack runs it, makes a client upload for a batch, in gradient space.
 
     By ordinary autograd, which is cheap; that the quicker ways of attacks compute the same is checked where they begin.
-
-    Args:
-        examples: (B, C, H, W).
-        labels: probabilities (B, ...).
     """
 
     def gradient(parameters: Vector, rows: Sequence[int]) -> Vector:

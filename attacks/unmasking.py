@@ -16,13 +16,10 @@ _EQUAL = 1e-6
 def exact_logits(one: Array, two: Array) -> Array:
     """Return the logits, (classes,), up to a shift: exact unless both answers drew the same class.
 
-    Of the two logits in which the answers differ either may be the noisy one of the first: the pair that lies closer to
-    the middle of all others is believed, since noise of any use throws a logit far out. No better choice is possible
-    where logits are normal: both readings take the same amounts of noise, with other signs.
-
-    Args:
-        one: logarithms of the probabilities of the first answer, (classes,), at least three of them. They tell more
-            than the probabilities, which float64 takes for 0 where noise made another one large.
+    Of the two logits in which the answers differ either may be the noisy one of the first: the pair that lies
+    closer to the middle of all others is believed, since noise of any use throws a logit far out. No better choice
+    is possible where logits are normal: both readings take the same amounts of noise, with other signs. Logarithms
+    of probabilities tell more than these, which float64 takes for 0 where noise made another one large.
     """
     first, second = one, two
     finite = np.isfinite(first) & np.isfinite(second)

@@ -109,16 +109,8 @@ class Share:
 
 
 def audit_canaries(folder: RunFolder, count: int, progress: Progress) -> CanaryAudit:
-    """Bound a run's epsilon from below. It returns what is written to canaries.json.
-
-    Args:
-        folder: of a run that is completed.
-        count: canaries; there are fewer if the clients have fewer examples, or the network fewer parameters.
-        progress: is told of every client.
-
-    Raises:
-        InputError: the run has no noise that clients add to gradients or updates.
-        RunFailedError: the bound is above what is proven; it is written before that is said.
+    """Bound a run's epsilon from below, and return what is written to canaries.json, also where the bound is above the
+    ledger's.
     """
     if count < 2:
         raise InputError(key="--canaries", given=count, allowed="a number from 2")
@@ -149,12 +141,6 @@ def canary_scores(share: Share, inside: Bools, replaces: bool, noise: Secret) ->
     """Release a client's canaries as its plan releases examples or updates, and return their scores, (m,).
 
     Above 0 a canary looks as if its coin were up: what is expected of both sides is taken off.
-
-    Args:
-        share: of the client.
-        inside: (m,), the coins.
-        replaces: whether a coin that is down means the opposite gradient, not none.
-        noise: of all releases.
     """
     plan, scores = share.plan, np.zeros(len(share))
     factors = np.where(inside, 1.0, -1.0 if replaces else 0.0)

@@ -44,10 +44,7 @@ def truth_of(attribute: Attribute, images: Tensor) -> NDArray[np.bool_]:
 def guessed_values(
     endpoint: Questions, attribute: Attribute, images: Tensor, labels: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return whether the higher value is the likelier one; two questions a record.
-
-    ``images``: (n, C, H, W) on [0, 1]; ``labels``: (n,), known.
-    """
+    """Return whether the higher value is the likelier one; two questions a record."""
     asked = images.double().flatten(1)
     weights = []
     for value, prior in zip(attribute.values, (1 - attribute.prior, attribute.prior), strict=True):

@@ -65,13 +65,8 @@ def linear_filter(images: Tensor, cloak: Cloak) -> tuple[Tensor, ...]:
     """Return the best linear estimate of images from what is sent: what to multiply deviations from the mean by.
 
     With S the covariance of public images and D that of the noise, S (S + D)^-1 (Wiener 1949), transposed. What is
-    suppressed is noise without end, and is estimated from what is kept. Clamping is not taken into account.
-
-    Args:
-        images: (n, C, H, W), public, float64.
-
-    Returns:
-        One factor (d, d), or (d, r) and (r, d) where that is less work.
+    suppressed is noise without end, and is estimated from what is kept. Clamping is not taken into account. It is
+    one factor (d, d), or (d, r) and (r, d) where that is less work.
     """
     flat = images.flatten(1)
     root = (flat - flat.mean(dim=0)) / len(flat) ** 0.5  # S = root^T root
@@ -88,13 +83,7 @@ def linear_filter(images: Tensor, cloak: Cloak) -> tuple[Tensor, ...]:
 def trained_reader(
     network: nn.Module, cloak: Cloak, images: Tensor, wanted: Tensor, training: Training, seed: int
 ) -> Reader:
-    """Train a network to read the attribute out of what is sent.
-
-    Args:
-        network: untrained, images (n, C, H, W) -> logits; it is trained in place.
-        images: (n, C, H, W) on [0, 1], public, float64.
-        wanted: (n,), int64, the attribute.
-    """
+    """Train a network, in place, to read the attribute ``wanted`` (n,) out of what is sent of public images."""
     stream = torch_stream(seed, "probe-reading")
     factors = tuple(factor.float() for factor in linear_filter(images, cloak)) if training.filtered else ()
     sent = cloak.hide(images, stream).float().flatten(1)
@@ -114,8 +103,6 @@ def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, 
     """Return how often the largest logit is the wanted one, for each image (n,), over draws of the noise.
 
     The draws are the same for every network and deviation: what is compared differs in nothing else.
-
-    ``images``: (n, C, H, W) on [0, 1], float64; ``wanted``: (n,), int64.
     """
     stream = torch_stream(seed, "probe-sent")
     right = torch.zeros(len(images), dtype=torch.float64)
@@ -138,8 +125,6 @@ def equal_uniform(answers: Network, accuracy: float, images: Tensor, labels: Ten
     """Return the strongest even noise with which answers stay as often right as wanted, by bisection.
 
     Where noise that is hardly there costs more than that, it is the strongest that costs a quarter of a point.
-
-    ``images``: (n, C, H, W) on [0, 1], float64; ``labels``: (n,), of the model's task.
     """
 
     def accurate(sigma: float) -> float:
@@ -263,11 +248,8 @@ def trial_figures(
 
 
 def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[Figure, ...]:
-    """Return the shares of features that are the same in all images: of all, and of those that are ever above 0.
-
-    Nothing, where none is suppressed.
-
-    ``images``: (n, C, H, W), public.
+    """Return the shares of features that are the same in all images, and of those ever above 0; nothing where none is
+    suppressed.
     """
     if bool(cloak.kept.all()):
         return ()

@@ -40,8 +40,6 @@ class Cloak:
         The sum of log2(1 + variance / sigma^2) / 2 over the kept features: the capacity of as many Gaussian channels
         (Cover and Thomas, Elements of Information Theory, section 9.4), which features that depend on one another do
         not reach. Clamping tells no more. Of an image that is sent k times it is at most k times as much.
-
-        ``variances``: (C, H, W), of the features.
         """
         ratio = torch.where(self.kept, variances / self.sigma.square(), torch.zeros_like(variances))
         return float((torch.log2(1 + ratio) / 2).sum())
@@ -73,30 +71,13 @@ def uniform_noise(shape: Sequence[int], sigma: float, clamped: bool) -> Cloak:
 def cloak_loss(
     model: Model, cloak: Cloak, weight: float, images: Tensor, labels: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return -log mean sigma^2 + lambda CE(f(x + mu + sigma z), y), a number, differentiable in shift and sigma.
-
-    Args:
-        model: that is asked.
-        cloak: that is learnt.
-        weight: lambda.
-        images: (n, C, H, W) on [0, 1].
-        labels: (n,), int64.
-        generator: of z.
-    """
+    """Return -log mean sigma^2 + lambda CE(f(x + mu + sigma z), y), a number, differentiable in shift and sigma."""
     entropy = functional.cross_entropy(model(cloak.hide(images, generator)), labels)
     return weight * entropy - cloak.sigma.square().mean().log()
 
 
 def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning, generator: torch.Generator) -> Cloak:
-    """Learn shift and deviations.
-
-    Args:
-        model: that is asked; its numbers stay as they are.
-        images: (n, C, H, W) on [0, 1], float64, public: what is learnt from somebody's own images may tell of them.
-        labels: (n,), int64, of the model's task.
-        learning: how.
-        generator: of batches and noise.
-    """
+    """Learn shift and deviations on public images: what is learnt from somebody's own images may tell of them."""
     shift = torch.zeros(images.shape[1:], dtype=images.dtype, requires_grad=True)
     rho = torch.full_like(shift, _START).requires_grad_()
     even = uniform_noise(images.shape[1:], 1.0, learning.clamped)
@@ -120,14 +101,7 @@ def suppress(
 ) -> Cloak:
     """Send a constant in place of each feature whose deviation is above a threshold, trained for the cross entropy.
 
-    Args:
-        cloak: of :func:`learn_noise`; the noise of what is kept stays as it is.
-        threshold: T.
-        model: as for :func:`learn_noise`, and so are the others.
-        images: the constants begin at their mean.
-        labels: of the model's task.
-        learning: steps, rate and batch.
-        generator: of batches and noise.
+    The noise of what is kept stays as it is.
     """
     kept = cloak.sigma <= threshold
     constants = (images.mean(dim=0) + cloak.shift).requires_grad_()

@@ -64,8 +64,6 @@ def solved_scores(images: Tensor, shown: Array) -> AffineScores:
     """Solve for the logits that explain answers, by least squares where there are more answers than numbers.
 
     With fewer, it is the solution of smallest norm. Rounded probabilities are taken for at least half a unit.
-
-    ``images``: (n, C, H, W), what was asked; ``shown``: (n, classes), the probabilities that were answered.
     """
     logs = np.log(np.maximum(shown, max(rounding_unit(shown) / 2, _SMALLEST)))
     targets = logs - logs.mean(axis=1, keepdims=True)

@@ -21,15 +21,7 @@ DECAY = 1e-6
 
 
 def trained_copy(scene: ProbeScene, images: Tensor, targets: Array, seed: int = 0) -> Network:
-    """Train a network of the model's architecture on answers, with the cross entropy of all classes.
-
-    Args:
-        images: (n, C, H, W) on [0, 1], at least one.
-        targets: (n, classes), probabilities.
-
-    Returns:
-        Images -> logits, without gradients of its numbers.
-    """
+    """Train a network of the model's architecture on probabilities, with the cross entropy of all classes."""
     network = scene.copy(int(numpy_stream(scene.seed, "probe-copy", seed).integers(2**31))).eval()
     inputs, wanted = scene.normalise(images.double()), torch.from_numpy(targets)
     parameters = [value for value in network.parameters() if value.requires_grad]
@@ -84,9 +76,8 @@ NO_THEOREM = "no theorem bounds how well a copy does that is trained on answers"
 
 
 def never_asked(scene: ProbeScene) -> Network | None:
-    """Return the copy of someone who asked nothing: trained on the public images and their own labels.
-
-    ``None`` where the adversary holds no public images.
+    """Return the copy of someone who asked nothing, trained on public images and their own labels; ``None`` without
+    these.
     """
     if scene.public is None:
         return None

@@ -46,11 +46,7 @@ class Descent:
 def invert(gradient: Gradient, start: Tensor, descent: Descent) -> tuple[Tensor, Tensor]:
     """Go down the cost of every class at once, and keep the best picture of each.
 
-    Args:
-        start: (classes, C, H, W) on [0, 1].
-
-    Returns:
-        The pictures (classes, C, H, W) and their costs (classes,); those of a start that was never left are infinite.
+    The cost of a start that was never left is infinite.
     """
     images, labels = start.clone(), torch.arange(len(start))
     best, costs = start.clone(), torch.full((len(start),), torch.inf, dtype=torch.float64)
@@ -184,8 +180,6 @@ def places(pictures: Tensor, test_means: Tensor) -> Tensor:
     """Return at which place each class's own test pictures are, by likeness to the picture offered for it: (K,).
 
     Likeness is the cosine once the mean of all classes' test pictures is removed. Ties count against the attack.
-
-    ``pictures``: (K, C, H, W), one a class; ``test_means``: (K, C, H, W), without NaN.
     """
     middle = test_means.mean(dim=0)
     offered = torch.nn.functional.normalize((pictures - middle).flatten(1), dim=1)
@@ -195,10 +189,7 @@ def places(pictures: Tensor, test_means: Tensor) -> Tensor:
 
 
 def inverted_classes(referee: ProbeReferee, pictures: Tensor, names: Sequence[str]) -> tuple[Inverted, ...]:
-    """Return how each class came out; classes without test or training pictures are left out.
-
-    ``pictures``: (classes, C, H, W) on [0, 1].
-    """
+    """Return how each class came out; classes without test or training pictures are left out."""
     kept = _complete(referee)
     ranks = places(pictures[kept], referee.test_means[kept])
     confidence = referee.scores(pictures).softmax(dim=1).diagonal()[kept]
@@ -210,10 +201,7 @@ def inverted_classes(referee: ProbeReferee, pictures: Tensor, names: Sequence[st
 
 
 def inversion_figures(referee: ProbeReferee, inverted: Sequence[Inverted], guess: Tensor) -> tuple[Figure, ...]:
-    """Return who is told, and how near the pictures are, with floor and reference.
-
-    ``guess``: (C, H, W), what someone offers for every class who has no model: the mean of public pictures, or grey.
-    """
+    """Return who is told, and how near the pictures are, with floor and reference."""
     kept, count = _complete(referee), len(inverted)
     reference = places(referee.train_means[kept], referee.test_means[kept])
     floor = metrics.psnr(referee.train_means[kept], guess.expand(count, *guess.shape)).clamp(max=200)

@@ -130,10 +130,7 @@ def attacked(
     steps: int,
     stream: torch.Generator,
 ) -> Tensor:
-    """Return images (B, C, H, W) in ball and box whose loss the attack made large.
-
-    ``images``: (B, C, H, W) on [0, 1], on the network's device; ``labels``: (B,), the true ones.
-    """
+    """Return images (B, C, H, W) in ball and box whose loss the attack made large."""
     count = 1 if attack.single else steps
     far = attack.far if ball.norm == "linf" or attack.single else _FAR_L2
     moved = ball.anywhere(images, stream) if attack.starts_anywhere else images

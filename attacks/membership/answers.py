@@ -48,10 +48,7 @@ def ask_rows(endpoint: Questions, game: MembershipGame, rows: NDArray[np.int64])
 
 
 def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) -> Told:
-    """Return the signals of answers; a probability of 0 is taken for half a unit of rounding, or for next to nothing.
-
-    ``labels``: (n,), the right ones.
-    """
+    """Return the signals of answers; a probability of 0 counts as half a unit of rounding, or as next to nothing."""
     shares = probabilities(answers, classes)
     unit = 0.0 if answers.probabilities is None else rounding_unit(np.nan_to_num(answers.probabilities))
     least = max(unit / 2, _SMALLEST)
@@ -73,10 +70,7 @@ def reference_answers(rule: AnswerRule | None, outputs: Array) -> Answers:
 def reference_signals(
     rehearsal: Rehearsal, rule: AnswerRule | None, stack: Vector, pool: Pool, rows: NDArray[np.int64]
 ) -> list[Told]:
-    """Return what each of several models would say about rows of a pool.
-
-    ``stack``: of R models, name -> (R, *shape).
-    """
+    """Return what each of several models would say about rows of a pool."""
     network = mapped_network(rehearsal.world.model)
     chosen = torch.from_numpy(rows).to(pool.images.device)
     outputs = network.outputs(stack, pool.images[chosen]).double().cpu().numpy()
@@ -127,12 +121,7 @@ def attack_scores(signals: Signals) -> dict[str, Array]:
 
 
 class ExactQuestions:
-    """The model itself, for a referee; see :class:`fedpriv.attacks.questions.Questions`.
-
-    Attributes:
-        classes: how many there are.
-        asked: images answered so far.
-    """
+    """The model itself, for a referee; see :class:`fedpriv.attacks.questions.Questions`."""
 
     def __init__(self, referee: ProbeReferee) -> None:
         """Take the referee's model."""
@@ -153,10 +142,7 @@ def membership_figures(
     seed: int,
     raw: Mapping[str, Array] | None = None,
 ) -> tuple[Figure, ...]:
-    """Return the area under the curve of each attack, and the largest advantage of the one with the largest area.
-
-    ``scores``: name -> (N,), higher for members; ``truth``: (N,), who is one.
-    """
+    """Return the area under the curve of each attack, and the largest advantage of the one with the largest area."""
     auc, theorem = _ceiling(proven, membership_auc)
     figures = {
         name: Figure(

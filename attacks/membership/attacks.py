@@ -45,16 +45,7 @@ def shadow_models(signals: Signals) -> Floats:
 
 
 def judged(records: Floats, inside: NDArray[np.bool_], asked: Floats) -> Floats:
-    """Learn what predictions on members look like, and judge others.
-
-    Args:
-        records: (R, N, F), predictions of each shadow on each of its examples.
-        inside: (R, N), whether the shadow was trained with it.
-        asked: (M, F), predictions of the target.
-
-    Returns:
-        (M,), the log-odds of "in".
-    """
+    """Learn what predictions (R, N, F) on members look like, and return the log-odds of "in" of others, (M, F)."""
     from sklearn.neural_network import MLPClassifier  # a second to import, and only an audit needs it
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -92,12 +83,8 @@ SMALLEST = 1e-12
 def attack_p(target: Floats, population: Floats) -> Floats:
     """Attack-P (Ye et al. 2022, Section 4.2): the loss against those of the population under the same model.
 
-    Args:
-        target: (N,), the target's losses.
-        population: (Z,), its losses on population data.
-
-    Returns:
-        (N,), the smoothed share of population losses above the candidate's, ties counted half: one minus the p-value.
+    It returns the smoothed share of population losses above the candidate's, ties counted half: one minus the
+    p-value.
     """
     others = population[:, None]
     above = (others > target).sum(axis=0) + 0.5 * (others == target).sum(axis=0)
@@ -108,16 +95,9 @@ def attack_p(target: Floats, population: Floats) -> Floats:
 def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float | None = None) -> Floats:
     """Attack-R, MIA-R (Ye et al. 2022, Section 4.3): the loss against those under models trained without the example.
 
-    The share of reference losses above the target's is smoothed, since a few references would make most candidates tie:
-    each reference counts as a normal distribution around its logit, of which losses are a decreasing function.
-
-    Args:
-        target: (N,), the target's logits.
-        references: (R, N), the references'.
-        inside: (R, N), which references were trained with which candidate; those are left out.
-
-    Returns:
-        (N,), log(share / (1 - share)), which also tells shares near 1 apart.
+    The share of reference losses above the target's is smoothed, since a few references would make most candidates
+    tie: each reference counts as a normal distribution around its logit, of which losses are a decreasing function.
+    It returns log(share / (1 - share)), which also tells shares near 1 apart.
     """
     need_references(~inside, 2, "trained without it")
     if bandwidth is None:
@@ -134,16 +114,9 @@ def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float
 def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
     """LiRA with references trained with and without each example (Carlini et al. 2022, Algorithm 1).
 
-    Two normal distributions are fitted to each candidate's logits, with and without it. With several rounds they are
-    multivariate, with one covariance of the rounds for all candidates with and one for those without it.
-
-    Args:
-        target: (T, N), the target's logits at T rounds.
-        references: (R, T, N), the references'.
-        inside: (R, N).
-
-    Returns:
-        (N,), log-likelihood ratios.
+    Two normal distributions are fitted to each candidate's logits, with and without it. With several rounds they
+    are multivariate, with one covariance of the rounds for all candidates with and one for those without it. It
+    returns log-likelihood ratios (N,) of logits (T, N) at T rounds.
     """
     need_references(inside, 2, "trained with it")
     need_references(~inside, 2, "trained without it")
@@ -153,13 +126,7 @@ def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
 def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
     """LiRA with references trained without each example (Carlini et al. 2022, Section IV.C).
 
-    Args:
-        target: (N,), the target's logits.
-        references: (R, N), the references'.
-        inside: (R, N), which are left out.
-
-    Returns:
-        (N,), the log of the probability that a model trained without it is less confident than the target.
+    It returns the log of the probability that a model trained without it is less confident than the target.
     """
     need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)

@@ -37,11 +37,8 @@ RATES = (0.01, 0.001)
 def draw_references(
     world: World, candidates: MemberPairs, count: int, seed: int
 ) -> tuple[list[Reference], NDArray[np.bool_]]:
-    """Draw what references are trained with.
-
-    Returns:
-        The references, and (R, 2 C), which was trained with which candidate. References 2 i and 2 i + 1 have opposite
-        coins.
+    """Draw what references are trained with, and (R, 2 C), which with which candidate; 2 i and 2 i + 1 have opposite
+    coins.
     """
     if count < 2 or count % 2:
         raise InputError(key="references", given=count, allowed="an even number from 2")
@@ -115,10 +112,7 @@ def make_attacks(
 def score_membership(
     attack: str, scores: Floats, members: Bools, rng: np.random.Generator, confidence: float = 0.95, repeats: int = 1000
 ) -> MembershipAttack:
-    """Return all figures of an attack with their intervals, and its curve.
-
-    ``scores``: (N,), higher for members; ``members``: (N,), the truth; at least two of each kind.
-    """
+    """Return all figures of an attack with their intervals, and its curve."""
     whole = curve(scores, members)
     figures: dict[str, Callable[[RocCurve], float]] = {
         "tpr_at_1_percent": lambda points: points.tpr_at(RATES[0]),

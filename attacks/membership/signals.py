@@ -63,14 +63,8 @@ class Signals:
 
 
 def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of the right label's softmax probability p, in float64.
-
-    Args:
-        outputs: (..., B, classes), logits of a network with at least two classes.
-        labels: (B,), from 0 to classes - 1.
-
-    Returns:
-        (..., B): the right label's logit minus the log of the sum of the others' exponentials.
+    """Return log(p / (1 - p)), (..., B), of the right label's softmax probability p in logits (..., B, classes), in
+    float64.
     """
     precise = outputs.double()
     right = labels.expand(precise.shape[:-1]).unsqueeze(-1)
@@ -79,14 +73,8 @@ def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def wrong_log_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the logarithms of the softmax probabilities of wrong labels, the largest first, in float64.
-
-    Args:
-        outputs: (..., B, classes), logits of a network with at least two classes.
-        labels: (B,), the right labels.
-
-    Returns:
-        (..., B, K), K the number of wrong labels, at most 9.
+    """Return the logarithms of wrong labels' softmax probabilities, (..., B, at most 9), the largest first, in
+    float64.
     """
     logs = outputs.double().log_softmax(-1)
     wrong = logs.scatter(-1, labels.expand(logs.shape[:-1]).unsqueeze(-1), -torch.inf)
@@ -94,10 +82,7 @@ def wrong_log_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
-    """Refuse candidates with fewer references of a kind than an attack needs.
-
-    ``wanted``: (R, N), which references are of that kind for which candidate.
-    """
+    """Refuse candidates with fewer references of a kind than an attack needs."""
     counts = wanted.sum(axis=0)
     if len(counts) and counts.min() < least:
         first = int(counts.argmin())

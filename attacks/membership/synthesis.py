@@ -78,10 +78,7 @@ def by_model(
 
 
 def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np.random.Generator) -> Public:
-    """Draw every feature from its own distribution, independently, and ask the target for the labels.
-
-    ``images``: (N, C, H, W), public ones, whose features' distributions are known.
-    """
+    """Draw every feature from its own distribution, independently, and ask the target for the labels."""
     flat = images.double().flatten(1).numpy()
     rows = generator.integers(len(flat), size=(count, flat.shape[1]))
     made = torch.from_numpy(flat[rows, np.arange(flat.shape[1])]).view(-1, *images.shape[1:])
@@ -89,10 +86,7 @@ def by_statistics(images: Tensor, endpoint: Questions, count: int, generator: np
 
 
 def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.random.Generator) -> Public:
-    """Return real records with noise: a share of binary features is flipped, others get normal noise of that deviation.
-
-    ``images``: (N, C, H, W) on [0, 1]; ``labels``: (N,).
-    """
+    """Return real records with noise: a share of binary features is flipped, others get normal noise so large."""
     flat = images.double().numpy()
     if is_binary(images):
         made: NDArray[np.float64] = np.where(generator.random(flat.shape) < share, 1 - flat, flat)

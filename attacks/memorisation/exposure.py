@@ -44,11 +44,8 @@ class Exposure:
 def exposures(
     network: Network, canaries: Canaries, length: int, rng: np.random.Generator
 ) -> tuple[tuple[Exposure, ...], float | None]:
-    """Return the exposure of each secret, those that nobody trained on included.
-
-    Returns:
-        The exposures, and the p-value of the fit (Kolmogorov and Smirnov, of other random secrets); ``None`` where all
-        secrets were ranked.
+    """Return each secret's exposure, and the p-value of the fit (Kolmogorov and Smirnov); ``None`` where all were
+    ranked.
     """
     if canaries.space <= MOST_ENUMERATED:
         everything = enumerated(network, canaries, length)
@@ -91,13 +88,8 @@ def log_perplexities(network: Network, canaries: Canaries, secrets: Numbers, len
 
 
 def log_probabilities(network: Network, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through sequences, some at a time, with what a network says comes next.
-
-    Args:
-        tokens: (N, m), m <= T.
-
-    Yields:
-        Some of them, (n, m), and the logarithms of the probabilities behind each place, (n, m, V), float64, on the CPU.
+    """Go through sequences (N, m), some at a time, with log-probabilities (n, m, V) of what comes next, float64, on
+    the CPU.
     """
     for part in tokens.split(_AT_ONCE):
         logits = network(functional.pad(part, (0, length - part.shape[1]), value=PAD))

@@ -24,10 +24,7 @@ _SHOWN = 5
 
 
 def sampled(network: Network, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Let a model write texts, each token drawn from what it says comes next, until their end.
-
-    It returns (N, T), int64, padded.
-    """
+    """Let a model write texts, each token drawn from what it says comes next, until their end."""
     tokens = torch.full((count, length), PAD, dtype=torch.int64)
     tokens[:, 0] = START
     for place in range(1, length):
@@ -69,17 +66,7 @@ def written_secrets(written: Numbers, canaries: Canaries) -> NDArray[np.bool_]:
 def extraction(
     written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int
 ) -> tuple[ExtractedTexts, list[Numbers]]:
-    """Search what a model wrote for what stands in its training data.
-
-    Args:
-        written: (N, T).
-        gains: (N,), the membership rank: how much likelier each became by training; larger comes first.
-        train: (M, T).
-        test: (L, T), public.
-
-    Returns:
-        The figures, and some of the sequences that were found, each (tokens,).
-    """
+    """Search what a model wrote, ordered by ``gains`` (how much likelier training made it), for its training data."""
     ours, public = windows(train, tokens), windows(test, tokens)
     secret, other = ours - public, public - ours
     each = [windows([text], tokens) for text in written]

@@ -154,11 +154,7 @@ class TrainedPrior:
 
 
 def read_trained_prior(path: Path) -> TrainedPrior:
-    """Read a prior from its file.
-
-    Raises:
-        InputError: there is no such file, or it is no prior.
-    """
+    """Read a prior from its file."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[ABOUT])
@@ -182,15 +178,7 @@ def digests_of(images: Tensor) -> Tensor:
 
 
 def train_prior(images: Tensor, data: str, steps: int, seed: int, report: Callable[[int, float], None]) -> TrainedPrior:
-    """Train a prior on images (N, C, H, W) of a data set, on the [0, 1] scale.
-
-    Args:
-        images: public ones, at least 20, of 4 pixels a side or more.
-        data: the data set's name.
-        steps: of Adam, each on 64 noisy images.
-        seed: of images, noise and first weights.
-        report: told (steps done, squared error over that of the Wiener filter) after each.
-    """
+    """Train a prior on images (N, C, H, W) of a data set, on the [0, 1] scale."""
     shape = (images.shape[1], images.shape[2], images.shape[3])
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)

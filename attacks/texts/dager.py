@@ -62,10 +62,7 @@ class _EnoughError(Exception):
 
 
 def find_probes(network: nn.Module, names: Sequence[str], length: int, vocabulary: int) -> list[ProbedLayers]:
-    """Return the probes of a network in the order in which it calls them, first those that see single tokens.
-
-    ``network``: takes tokens int64 (B, T).
-    """
+    """Return the probes of a network in the order in which it calls them, first those that see single tokens."""
     layers = _matrices(network, names)
     stream = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(min(END + 1, vocabulary - 1), vocabulary, (1, length), generator=stream)
@@ -260,9 +257,8 @@ class Span:
 
 
 def span_of(probe: ProbedLayers, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
-    """Return the row space of a gradient, or why it tells nothing.
-
-    ``gradient``: (rows, n); ``samples``: (M, n), inputs of any tokens, which say how many dimensions inputs have.
+    """Return the row space of a gradient, as many dimensions as the inputs of any tokens have, or why it tells
+    nothing.
     """
     if not bool(gradient.any()):
         return Unusable("zero", f"the gradient of {probe.layer} is zero")

@@ -65,10 +65,7 @@ _UNMADE = {"restart": 0, "chosen": True, "loss": None, "note": ""}  # of what no
 
 
 def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, guesses: Sequence[Guess]) -> Scores:
-    """Score every restart of one reading; a true sentence for which nothing was offered counts as read as nothing.
-
-    ``reconstruction``: what the attack offers; its "images" are tokens, int64 (N, 1, 1, T).
-    """
+    """Score every restart of one reading; a true sentence for which nothing was offered counts as read as nothing."""
     if (reconstruction.round, reconstruction.client) != (truth.round, truth.client):
         raise ValueError("the reading and the truth are of different uploads")
     true = [bare(tokens) for tokens in truth.images]
@@ -172,8 +169,6 @@ def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
     """Return what public texts allow: the most frequent tokens, as many as in a usual text, and a sample of a model.
 
     The model counts triples of tokens, pairs, and tokens (Jelinek and Mercer 1980).
-
-    ``public``: int64 (N, 1, 1, T) with N >= 1, texts of the same kind, none of the victims'.
     """
     texts = [bare(tokens) for tokens in public]
     counts = Counter(token for text in texts for token in text)
@@ -188,14 +183,9 @@ def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
 def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
     """Return an estimate of how often the best constant sentence is exactly right, from above.
 
-    The sentence that is most frequent in one half of the public texts, and each guess, is counted in the other half; of
-    each the upper Clopper-Pearson limit is taken, at a confidence that holds for all together (Bonferroni).
-
-    Args:
-        public: int64 (N, 1, 1, T).
-
-    Returns:
-        From 0 to 1; 1 where there are fewer than two texts.
+    The sentence that is most frequent in one half of the public texts, and each guess, is counted in the other
+    half; of each the upper Clopper-Pearson limit is taken, at a confidence that holds for all together
+    (Bonferroni). It is 1 where there are fewer than two texts.
     """
     texts = [tuple(bare(tokens)) for tokens in public]
     offered, tried = texts[::2], texts[1::2]

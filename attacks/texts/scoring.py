@@ -91,15 +91,7 @@ class Scorer:
         return float(self.exchanged(texts, (0,), texts.tokens[None, :1], texts.labels[None, :1]))
 
     def exchanged(self, texts: Texts, slots: Sequence[int], sentences: Tensor, labels: Tensor) -> Tensor:
-        """Return the objective of a batch with other sentences in some of its places.
-
-        Args:
-            sentences: (N, k, L).
-            labels: int64 (N, k).
-
-        Returns:
-            (N,), float64 where the device has that.
-        """
+        """Return the objective (N,) of a batch with other sentences (N, k, L) in some of its places."""
         step = max(1, WRITTEN if self._matcher is not None else TOGETHER // len(slots))
         parts = zip(sentences.split(step), labels.split(step), strict=True)
         return torch.cat([self._score(texts, slots, *part) for part in parts])
@@ -276,11 +268,7 @@ class _Even(nn.Module):
 
 
 class Language:
-    """A language model over the tokens of an experiment.
-
-    Args:
-        network: maps tokens (N, T) to logits of the next token, (N, T, V).
-    """
+    """A language model over the tokens of an experiment, from (N, T) to logits of the next token, (N, T, V)."""
 
     def __init__(self, network: nn.Module, title: str) -> None:
         self._network = network.eval()

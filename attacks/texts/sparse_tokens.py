@@ -29,10 +29,7 @@ BEAM = 32  # beginnings that are kept while tokens are put in a usual order
 
 
 def present_tokens(gradient: Tensor, inputs: Tensor, deviation: float) -> Tensor:
-    """Return the tokens of a gradient (rows, n) of noise of this deviation, those that explain most first.
-
-    ``inputs``: (V, n), of each token; zero where a token may not stand.
-    """
+    """Return the tokens of a gradient (rows, n) of noise of this deviation, those that explain most first."""
     heard, atoms = gradient.double(), torch.nn.functional.normalize(inputs.double(), dim=1)
     rows, width = heard.shape
     names = (heard @ atoms.mT).square().sum(dim=0).topk(min(MOST, len(atoms))).indices

@@ -88,14 +88,8 @@ def groups(columns: Sequence[ColumnSpec]) -> tuple[slice, ...]:
 
 
 def decode(columns: Sequence[ColumnSpec], rows: "NDArray[np.floating]") -> "NDArray[np.float64]":
-    """Read cells off rows that need not be any that the table could hold, such as reconstructions.
-
-    Args:
-        rows: (N, features) on the [0, 1] scale; numbers outside are cut.
-
-    Returns:
-        (N, columns). A category's cell is the number of its largest feature, the first of several; a flag's is 1 from
-        0.5 on; a number's is the number, rounded where it is whole, and NaN where none is told.
+    """Read cells (N, columns) off rows on [0, 1] that need not be any that the table could hold, such as
+    reconstructions. :: A number that is not told is NaN.
     """
     import numpy as np
 

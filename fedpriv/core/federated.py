@@ -30,10 +30,6 @@ def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = N
 
     Of sequences it is the mean over their targets, so that long ones count as much as short ones; 0 where a sequence
     has none.
-
-    Args:
-        outputs: logits (B, K), or (B, T, K) of sequences.
-        labels: (B,), or (B, T), negative where nothing is predicted.
     """
     precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if labels.ndim > 1:
@@ -47,11 +43,8 @@ def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = N
 
 
 def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:
-    """Return the objective of a batch, (...).
-
-    Args:
-        losses: (..., B), each example's cross entropy.
-        weights: (..., B), from 0; they sum to 1 for a full batch.
+    """Return the objective of a batch, from each example's cross entropy (..., B) and weights that sum to 1 for a full
+    batch.
     """
     if tilt is None:
         return (losses * weights).sum(dim=-1)
@@ -92,11 +85,7 @@ def train_locally(
     gradient: Callable[[int], Vector],
     descend: Callable[[int], None] | None = None,
 ) -> Vector:
-    """Do a client's work of one round; an optimiser starts afresh.
-
-    Returns:
-        The upload; for FedAvg on the devices of ``before``.
-    """
+    """Do a client's work of one round, and return the upload; an optimiser starts afresh."""
     keep_freed_memory()
     training = experiment.training
     if experiment.federation.algorithm == "fedsgd":

@@ -114,11 +114,7 @@ class EpsilonBound:
     method: str  # the theorem
 
     def against(self, claimed: float | None, delta: float) -> Figure:
-        """Return the bound as a figure between 0 and what is claimed to be proven at this delta.
-
-        Raises:
-            InputError: the bound is about a smaller delta, and says nothing of the claim.
-        """
+        """Return the bound as a figure between 0 and what is claimed to be proven at this delta."""
         if claimed is not None and self.delta < delta:
             raise InputError(f"a bound at delta = {self.delta:g} does not speak about a claim at delta = {delta:g}")
         measured = Interval(self.epsilon, self.epsilon, None, self.confidence)
@@ -126,11 +122,7 @@ class EpsilonBound:
 
 
 def refuse_exceeded(figures: Iterable[Figure]) -> None:
-    """Raise where what was measured refutes what is claimed to be proven.
-
-    Raises:
-        RunFailedError: it does; everything is written before that is said.
-    """
+    """Raise where what was measured refutes what is claimed to be proven; everything is written before that is said."""
     refuted = [figure for figure in figures if figure.exceeded]
     if refuted:
         raise RunFailedError(

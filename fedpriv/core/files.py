@@ -52,12 +52,9 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
 
 
 def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:
-    """Write a file unless one of that name is there; of several processes that try at a time, one does.
+    """Write a file unless one of that name is there, and return whether this call did; of several processes, one does.
 
     It appears with all its content, and is on the disk before this returns.
-
-    Returns:
-        Whether this call wrote it.
     """
     try:
         with _part(path, content, mode, durable=True) as temporary:

@@ -272,14 +272,6 @@ def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: st
     """Return the attack that tables show: the given one, else the strongest on average of those that most trials have.
 
     One attack for all trials: the best of several in each trial would look better by chance alone.
-
-    Args:
-        strengths: attack -> strength, of each trial.
-        what: such attacks are called.
-        asked: its name; empty: the strongest. There may be none at all.
-
-    Raises:
-        InputError: no trial has an attack of that name.
     """
     known: dict[str, list[float]] = {}
     for own in strengths:

@@ -123,11 +123,7 @@ class NoiseStream:
 
 
 class NoiseStreams(NoiseStream):
-    """Several streams, each of which fills its own share of a draw with the numbers that it would draw alone.
-
-    Args:
-        each: the streams, at least one.
-    """
+    """Several streams, each of which fills its own share of a draw with the numbers that it would draw alone."""
 
     def __init__(self, each: Sequence[NoiseStream]) -> None:
         self.each = tuple(each)
@@ -142,12 +138,7 @@ class NoiseStreams(NoiseStream):
 
 
 def keystream(key: bytes, number: int) -> CipherContext:
-    """Return one of the independent streams of bits of a key: what the cipher makes of zeros.
-
-    Args:
-        key: 16 bytes.
-        number: of the stream, from 0 to 2^64 - 1; each has 2^64 blocks of 16 bytes.
-    """
+    """Return one of the 2^64 independent streams of bits of a key (16 bytes): what the cipher makes of zeros."""
     counter = number.to_bytes(BLOCK_BYTES // 2, "big") + bytes(BLOCK_BYTES // 2)
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
@@ -170,10 +161,6 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 
     Of torch's generators the CPU's and the device's are seeded: ``torch.manual_seed`` would look for every device there
     might be, and that takes longer than a small model's gradient.
-
-    Args:
-        seed: from 0 to 2^64 - 1.
-        device: where the network computes.
     """
     kept = np.random.get_state(), random.getstate()  # noqa: NPY002 - here and below the global generator is meant
     forked = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
@@ -191,11 +178,7 @@ def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def generator_states(device: torch.device | None = None) -> tuple[object, ...]:
-    """Return the states of the global generators of torch, numpy and Python; equal if they will draw the same.
-
-    Args:
-        device: whose generator of torch counts, too; ``None``: the CPU's alone.
-    """
+    """Return the states of the global generators of torch (the CPU's and a device's), numpy and Python."""
     _, words, *rest = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())  # noqa: NPY002
     torchs = [torch.default_generator.get_state()]
     if device is not None and device.type != "cpu":

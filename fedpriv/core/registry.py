@@ -123,12 +123,7 @@ def _packages(place: str) -> Iterator[ModuleType]:
 
 
 def check_complete(kind: Any, base: type[Any]) -> type[Any]:
-    """Return what another package has entered, if it is what the others of its kind are.
-
-    Args:
-        kind: whatever its entry point names.
-        base: what it has to be a subclass of.
-    """
+    """Return what another package has entered, if it is what the others of its kind are."""
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise TypeError(f"{getattr(kind, '__qualname__', repr(kind))} is no subclass of {base.__qualname__}")
     fields = getattr(kind, "model_fields", {})

@@ -43,11 +43,7 @@ class Tracked:
 
 
 def check_trackers(experiment: Experiment) -> None:
-    """Refuse trackers whose library is not installed, before a run starts.
-
-    Raises:
-        InputError: the line names the extra.
-    """
+    """Refuse trackers whose library is not installed, before a run starts."""
     for name in experiment.report.trackers:
         if name in _LIBRARIES:
             _library(name)
@@ -61,12 +57,7 @@ def _library(name: str) -> Any:
 def track(folder: RunFolder, name: str | None = None) -> None:
     """Log a finished run to the trackers that its settings name.
 
-    Args:
-        folder: of the run.
-        name: of the run in a tracker; ``None``: the experiment's and the folder's.
-
-    Raises:
-        RunFailedError: a tracker cannot be reached or written; the run itself is complete.
+    ``None`` names a run after the experiment and the folder.
     """
     experiment, summary = folder.experiment(), folder.summary()
     if not experiment.report.trackers or summary is None or summary.status != COMPLETED:

@@ -58,11 +58,7 @@ def private_bounds(schema: "Schema", epsilon: float, secret: Secret, before: flo
 def estimated_bounds(
     numbers: Mapping[str, NDArray[np.float64]], epsilon: float, secret: Secret
 ) -> dict[str, tuple[float, float]]:
-    """Return low and high of each column, epsilon-DP all together, for replacing a row.
-
-    Args:
-        numbers: name of a column -> (N,), NaN where a cell is empty.
-    """
+    """Return low and high of each column, epsilon-DP all together, for replacing a row."""
     bounds = {}
     for place, (name, values) in enumerate(numbers.items()):
         draws = secret.stream("bounds", place).numpy()

@@ -119,14 +119,7 @@ class Dataset:
         return digest.digest()
 
     def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Scale images to what the network is fed.
-
-        Args:
-            images: (..., C, H, W), uint8 from 0 to 255 or floating point on [0, 1].
-
-        Returns:
-            (image - mean) / std, of the same shape and on the same device; of texts the tokens, int64 (B, T).
-        """
+        """Scale images (..., C, H, W) to what the network is fed; of texts return the tokens, int64 (B, T)."""
         if self.text is not None:
             return images.flatten(1).long()
         values = unit_scale(images, dtype)

@@ -68,13 +68,6 @@ def partition_indices(
       so that several clients hold copies of one example.
     - ``partitioner``: as a partitioner of flwr-datasets cuts them.
     - ``key``: each client is one of those whose examples there are most; what belongs to others is nobody's.
-
-    Args:
-        labels: integers (N,).
-        keys: whose each example is, (N,), numbers from 0; ``None``: nobody says.
-
-    Returns:
-        The shares; disjoint but for overlapping ones.
     """
     _check_enough(len(labels), config, clients)
     if config.partition == "overlapping":

@@ -39,15 +39,8 @@ def read_pictures(
     where: str,
     places: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Read pictures, each a path or what such a file holds, behind its name in errors.
-
-    Args:
-        size: of the square that pictures are brought to: the shorter side is scaled to it, and the middle cut out;
-            ``None``: all pictures have one size already.
-        places: of each picture in the result; ``None``: as they come.
-
-    Returns:
-        uint8 (count, C, H, W): C is 1 where all are grey, else 3.
+    """Read pictures, paths or what such files hold, as uint8 (count, C, H, W): C is 1 where all are grey, else 3. ::
+    With ``size`` the shorter side is scaled to it and the middle cut out; without, all have one size already.
     """
     import numpy as np
 

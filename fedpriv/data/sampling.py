@@ -55,11 +55,7 @@ class Sampling:
         return int(binom.isf(tail, self.examples, self.rate))
 
     def batch(self, seed: int, partition: int, step: int) -> np.ndarray:
-        """Return the batch of a step.
-
-        Returns:
-            int64, distinct local indices from 0 to ``examples`` - 1; poisson, balls-in-bins: possibly none.
-        """
+        """Return the batch of a step: distinct local indices, int64; of poisson and balls-in-bins possibly none."""
         if self.kind == "balls-in-bins":
             epoch, position = divmod(step, self.steps_per_epoch)
             order, ends = _bins(seed, partition, epoch, self.examples, self.steps_per_epoch)
@@ -81,9 +77,8 @@ class Sampling:
     def participations(self, steps: Sequence[int]) -> int:
         """Return the most often that one example can have been used over these steps.
 
-        Returns:
-            shuffled, balls-in-bins: the number of passes touched, since the batches of one pass are disjoint (a pass
-            counts as often as its most repeated step); fixed and poisson: the number of steps.
+        Batches of one pass of shuffled and balls-in-bins are disjoint: that counts the passes touched; else the
+        steps count.
         """
         if not self.in_passes:
             return len(steps)

@@ -224,8 +224,7 @@ class IdxFiles(Torchvision):
 def read_idx(path: Path) -> np.ndarray:
     """Read one idx file of unsigned bytes, as published for MNIST and Fashion-MNIST, gzipped or not.
 
-    Returns:
-        uint8, of the shape that the file's header says; of a file that holds more, no more is unpacked.
+    Of a file that holds more than its header says, no more is unpacked.
     """
     import numpy as np
 

@@ -81,11 +81,7 @@ def random_dataset(config: DataConfig, shape: tuple[int, ...], classes: int, exa
 def fitting(
     name: str, overrides: Sequence[str], shape: tuple[int, ...] | None, classes: int, batch: int
 ) -> tuple[Experiment, Dataset]:
-    """Return an experiment with a network, and random examples that it takes.
-
-    Raises:
-        InputError: there is no such network, or it takes none of these.
-    """
+    """Return an experiment with a network, and random examples that it takes."""
     reasons: list[InputError] = []
     for tried in SHAPES if shape is None else (shape,):
         experiment = experiment_around(name, overrides, len(tried) == 1, tried[-1])
@@ -102,11 +98,7 @@ def fitting(
 
 
 def diagnose(experiment: Experiment, dataset: Dataset, batch: int, progress: Progress) -> Diagnosis:
-    """Measure a network on random examples of a data set's shape.
-
-    Raises:
-        InputError: the network cannot be built.
-    """
+    """Measure a network on random examples of a data set's shape."""
     with cpu_threads(experiment.engine.threads):
         keep_freed_memory()
         progress.stage(f"building {experiment.model.name}")

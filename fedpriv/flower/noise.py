@@ -90,16 +90,7 @@ def _frames() -> Iterator[Any]:
 def others_noise(
     noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, batches: Mapping[str, int]
 ) -> ReleasedUpdate | None:
-    """Return what is known of the noise in a reply; ``None``: none is known.
-
-    Args:
-        noises: what was seen.
-        told: what ``[tap.noise]`` says.
-        client: whose reply it is.
-        answers: how many of its replies had such noise by now, with this one.
-        sent: the floating-point arrays of the message.
-        batches: ``size`` of one, ``examples`` of the client and ``steps`` of a round, of noise on examples.
-    """
+    """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known."""
     tensors = tuple(value.numel() for value in sent.values())
     if told is not None:
         whole = told.unit == "update"

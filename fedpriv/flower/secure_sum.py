@@ -90,15 +90,7 @@ def protocol_of(context: Context) -> Protocol:
 
 
 def check_protocol(protocol: Protocol, plan: Plan, before: Vector, noisy: Iterable[str], form: Form) -> None:
-    """Refuse what the ledger would not be true of; all of it is known to the server.
-
-    Args:
-        protocol: of the round.
-        plan: of the client.
-        before: all arrays that came.
-        noisy: names of those that get noise.
-        form: what a reply holds of them.
-    """
+    """Refuse what the ledger would not be true of; all of it is known to the server."""
     share, step = plan.share_of_noise, protocol.step
     if protocol.least < share.survivors:
         raise WrongAppError(

@@ -179,14 +179,13 @@ class NormalNoise(BlockMechanism):
 
 @dataclass(frozen=True)
 class GaussianMechanism(NormalNoise):
-    """Each finite gradient is clipped to a norm, others count as zero.
+    """Clip each finite gradient to a norm; the sum, also that of an empty batch, always gets normal noise. :: Others
+    count as zero.
 
-    The sum gets normal noise, always, also that of an empty batch.
-
-    Attributes:
-        sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
-            coordinate.
-        clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
+        Attributes:
+            sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
+                coordinate.
+            clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
     """
 
     name: ClassVar[str] = "gaussian"

@@ -30,8 +30,6 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
 
     On the image it is put around the whole network. Behind a layer it is where the network has it, or around the first
     Conv or Linear layer of one that has none, in place.
-
-    ``shape``: (C, H, W) of an image.
     """
     hidden = place == "hidden"
     if hidden and not noise_layers(network):

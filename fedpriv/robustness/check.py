@@ -34,10 +34,7 @@ def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Genera
 
 
 def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> bool:
-    """Return whether the answer for an image depends on the others of its batch: then votes are not independent.
-
-    ``shape``: (C, H, W) of an image.
-    """
+    """Return whether the answer for an image depends on the others of its batch: then votes are not independent."""
     weights = next(network.parameters())
     first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
 

@@ -53,10 +53,7 @@ class RobustnessNoise(RandomLayer):
         return self._value(lambda: self.layer(x))
 
     def value_at(self, network: nn.Module, x: Tensor) -> Tensor:
-        """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed.
-
-        ``x``: normalised images, (B, C, H, W).
-        """
+        """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed."""
         self._halts = True
         try:
             network(x)
@@ -67,11 +64,8 @@ class RobustnessNoise(RandomLayer):
         raise ValueError("the network does not call its noise layer")
 
     def onwards(self, network: nn.Module, z: Tensor, x: Tensor) -> Tensor:
-        """Return the logits (B, classes) that follow from z at the place of the noise, which draws nothing here.
-
-        Args:
-            z: the values, (B, ...).
-            x: normalised images (B, C, H, W), on which the logits do not depend unless something goes past the noise.
+        """Return the logits (B, classes) that follow from z (B, ...) at the place of the noise, which draws
+        nothing here. :: They do not depend on the images x unless something goes past the noise.
         """
         self._given = z
         try:

@@ -148,11 +148,7 @@ def dual_bound(matrix: Tensor, weights: Tensor) -> float:
     """Return sqrt(sum t lambda_max(T^(-1/2) G T^(-1/2))), which is at least S_infinity for any t > 0.
 
     For |alpha|_inf <= 1, alpha' G alpha <= lambda_max alpha' T alpha <= lambda_max sum t. The best t is within
-    sqrt(pi / 2) of S_infinity (Nesterov 1998).
-
-    Args:
-        matrix: G, (d, d), positive semidefinite, float64.
-        weights: t, (d,), not negative; where it is 0, G has to be 0.
+    sqrt(pi / 2) of S_infinity (Nesterov 1998). Where t is 0, G has to be 0.
     """
     seen = weights > 0
     roots = weights[seen].sqrt()
@@ -161,10 +157,7 @@ def dual_bound(matrix: Tensor, weights: Tensor) -> float:
 
 
 def sign_ascent(product: Callable[[Tensor], Tensor], starts: Tensor) -> float:
-    """Return a lower bound of S_infinity = max of sqrt(s'Gs) over signs s: s <- sign(Gs) never lowers it.
-
-    ``product``: signs (n, d) -> their products with G, (n, d); ``starts``: (n, d), of any length.
-    """
+    """Return a lower bound of S_infinity = max of sqrt(s'Gs) over signs s: s <- sign(Gs) never lowers it."""
     signs = _signs(starts)
     best = 0.0
     for _ in range(_ASCENT_STEPS):

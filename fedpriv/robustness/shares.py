@@ -27,10 +27,7 @@ def uniform_spread(first: FirstLayer) -> Tensor:
 
 
 def vulnerable_spread(first: FirstLayer, images: Tensor, labels: Tensor, inflation: float) -> Tensor:
-    """More noise where the loss reacts: r in proportion to |mean over images of dL/dh_k| ** beta (Phan et al., Eq. 9).
-
-    ``images``: public ones, (B, C, H, W) on [0, 1], in the network's numbers and on its device; ``labels``: (B,).
-    """
+    """More noise where the loss reacts: r in proportion to |mean over images of dL/dh_k| ** beta (Phan et al., 9)."""
     network, layer = first.network, first.layer
     with torch.enable_grad():
         inputs = first.normalise(images)
@@ -58,8 +55,6 @@ def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tenso
     """Less noise on pixels that vary: precisions by water-filling, t_i = max(0, 1/lambda - 1/v_i), a tenth even.
 
     The sum of t is d / sigma^2, as for even noise of the deviation sigma, so that S_infinity is the same.
-
-    ``images``: public ones, (B, C, H, W) on [0, 1], B at least 2; v_i is the variance of pixel i.
     """
     variances = images.double().cpu().var(dim=0, correction=0)
     if not bool((variances > 0).any()):

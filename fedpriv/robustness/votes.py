@@ -40,8 +40,6 @@ class SmoothedNetwork:
         """Return logits (draws, B, classes) with fresh noise in each, differentiable by the images.
 
         For attacks through the expectation over the noise; the first layer is computed once for all draws.
-
-        ``images``: (B, C, H, W) on [0, 1], in the network's numbers and on its device.
         """
         inputs = self.normalise(images)
         value = self.layer.value_at(self.network, inputs)
@@ -52,8 +50,6 @@ class SmoothedNetwork:
         """Return how often each class won, (B, classes), int64, on the CPU.
 
         The first layer is computed once an image, and only the rest of the network for each vote, many at a time.
-
-        ``images``: (B, C, H, W), floating point on [0, 1]; clean ones, or attacked ones.
         """
         keep_freed_memory()
         with torch.inference_mode():

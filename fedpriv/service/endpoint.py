@@ -35,8 +35,6 @@ class Oracle:
 
         A number alone does not: with a query ledger of yesterday it comes twice, and the difference of two answers with
         one noise is exact.
-
-        ``images``: (n, C, H, W), from :func:`checked_images`.
         """
         draws = self.policy.draws_of(self.scale, self._streams(images, numbers), self.facts)
         return self.policy.answer(self.scores(images), draws)
@@ -75,10 +73,7 @@ class Endpoint:
 
 
 def checked_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Return images, if they are some of this shape.
-
-    ``images``: (n, C, H, W), uint8 or floating point on [0, 1]; ``shape``: (C, H, W).
-    """
+    """Return images, if they are some of this shape."""
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
         wanted = " x ".join(str(size) for size in ("n", *shape))
         given = " x ".join(str(size) for size in images.shape) or "one number"
@@ -106,10 +101,7 @@ def network_scores(network: torch.nn.Module, dataset: Dataset) -> Callable[[Tens
 
 
 def head_scores(weights: Scores, features: Features) -> Callable[[Tensor], Scores]:
-    """Return how images (n, C, H, W) get logits (n, classes), float64, from the convex head.
-
-    ``weights``: (classes, d).
-    """
+    """Return how images (n, C, H, W) get logits (n, classes), float64, from the convex head."""
 
     def scores(images: Tensor) -> Scores:
         return features(images) @ weights.T

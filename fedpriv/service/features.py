@@ -37,10 +37,7 @@ def public_features(size: int | None, norm: float) -> Features:
 
 
 def pooled_features(images: Array, size: int | None, norm: float) -> Array:
-    """Return public features (n, d) of images: pixels, averaged over squares, scaled to one length.
-
-    ``images``: (n, C, H, W) on [0, 1].
-    """
+    """Return public features (n, d) of images: pixels, averaged over squares, scaled to one length."""
     count, channels, height, width = images.shape
     if size is not None:
         if height % size or width % size:

@@ -75,14 +75,9 @@ _OPENING, _CHARGE = TypeAdapter(Opening), TypeAdapter(Charge)
 
 
 class QueryLedger:
-    """The charges of an endpoint; several processes may have it open.
+    """The charges of an endpoint; several processes may have it open."""
 
-    Attributes:
-        path: the file.
-        answers: images that are answered in all.
-        limits: for each user how many of them are theirs; who is not named has no limit of their own.
-    """
-
+    # limits: for each user how many answers are theirs; who is not named has no limit of their own.
     def __init__(self, path: Path, opening: Opening, limits: Mapping[str, int]) -> None:
         """Open the ledger, or begin it where there is none."""
         self.path, self.answers, self.limits = path, opening.answers, dict(limits)

@@ -98,13 +98,7 @@ class StoredAnswers:
 
 
 class Served:
-    """An endpoint with a query ledger; see :class:`fedpriv.attacks.questions.Questions`, as whoever has the folder.
-
-    Attributes:
-        oracle: what answers.
-        ledger: who has paid for what.
-        classes: how many there are.
-    """
+    """An endpoint with a query ledger; see :class:`fedpriv.attacks.questions.Questions`, as whoever has the folder."""
 
     def __init__(self, oracle: Oracle, ledger: QueryLedger, stored: StoredAnswers | None) -> None:
         """Open it."""

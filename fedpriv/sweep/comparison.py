@@ -230,9 +230,6 @@ def estimate(
 
     From three seeds on the interval is Student's, of the mean over seeds. Below that it spans the runs' own intervals,
     which are about test examples, candidates or images, not about seeds. Student's ends are cut off at 0 and ``most``.
-
-    Args:
-        figures: (value, low, high) of each run; values from 0 to ``most``.
     """
     known = [figure for figure in figures if figure[0] is not None]
     values = [value for value, _, _ in known if value is not None]

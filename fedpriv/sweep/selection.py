@@ -48,11 +48,7 @@ _CONDITIONS = (
 
 
 def chosen_trial(records: Sequence[TrialRecord]) -> Chosen:
-    """Return the most accurate of the trials, with the price of choosing it.
-
-    Raises:
-        InputError: of a trial nothing is proven, or trials prove different statements.
-    """
+    """Return the most accurate of the trials, with the price of choosing it."""
     done = [record for record in records if not record.failed and record.accuracy is not None]
     if not done:
         raise InputError("--private-selection: no trial has an accuracy to be chosen for")

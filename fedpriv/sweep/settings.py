@@ -134,16 +134,7 @@ def _unusual(experiment: Experiment) -> dict[str, Any]:
 
 
 def load_sweep(path: Path, scale: str = "") -> Sweep:
-    """Read a sweep file and make its trials.
-
-    Args:
-        path: the TOML file; the path of its base file is relative to it.
-        scale: the name of one of its ``[scales]``; empty: the file's key ``scale``, or the file as it is.
-
-    Raises:
-        InputError: the file cannot be read; a key does not exist; nothing varies; two trials are the same; or
-            some trials have contradictory settings: the error names all of them.
-    """
+    """Read a sweep file and make its trials."""
     tree = _scaled(_read(path), scale, str(path))
     file = validated(_file_kind() if "audit" in tree else _File, tree, str(path))
     base = _base(file.base, path)

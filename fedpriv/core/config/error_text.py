@@ -20,16 +20,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
-    """Make settings of one kind from nested tables.
-
-    Args:
-        kind: what is to be made, such as :class:`Experiment`.
-        tree: the tables.
-        source: the file, for people.
-
-    Raises:
-        InputError: a key or value is not allowed.
-    """
+    """Make settings of one kind from nested tables; ``source`` names the file in errors."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:

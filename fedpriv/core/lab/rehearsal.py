@@ -31,11 +31,7 @@ _CLIENT, _ROUND = 0, 1
 
 
 def rehearse(world: World) -> tuple[str, ...]:
-    """Make one upload of random images and attack it for one step; no client's data has a part in it.
-
-    Returns:
-        One line for each attack that refuses such an upload, although nothing protects it.
-    """
+    """Attack one upload of random images for one step; return a line for each attack that refuses it unprotected."""
     rehearsal = Rehearsal.of(world)
     refusals = {}
     for name in world.experiment.adversary.passive_attacks:
@@ -54,11 +50,7 @@ class Rehearsal:
 
     @staticmethod
     def of(world: World) -> "Rehearsal":
-        """Make an upload with the mechanism, and one without, which is heard.
-
-        Raises:
-            InputError: the network cannot be trained.
-        """
+        """Make an upload with the mechanism, and one without, which is heard."""
         stage = _stage(world)
         with (
             cpu_threads(world.experiment.engine.threads),

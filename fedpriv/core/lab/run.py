@@ -57,11 +57,7 @@ class Engine:
 
 
 def check_experiment(experiment: Experiment) -> tuple[str, ...]:
-    """Try all that a run needs without running it, and return one line for each thing that misleads.
-
-    Raises:
-        InputError: data, network, mechanism, device or attacks do not fit together.
-    """
+    """Try all that a run needs without running it, and return one line for each thing that misleads."""
     return _checked(build_world(experiment))
 
 

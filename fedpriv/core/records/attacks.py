@@ -184,11 +184,7 @@ class Score(Record):
 
     @property
     def error(self) -> float:
-        """The MSE of an image or a row.
-
-        Raises:
-            ValueError: it is a sentence.
-        """
+        """The MSE of an image or a row."""
         if self.mse is None:
             raise ValueError("a sentence has no mean squared error")
         return self.mse
@@ -273,11 +269,7 @@ class AttackResult(Record):
 
     @property
     def error(self) -> float:
-        """The MSE of images or rows.
-
-        Raises:
-            ValueError: these are sentences.
-        """
+        """The MSE of images or rows."""
         if self.mse is None:
             raise ValueError("sentences have no mean squared error")
         return self.mse

@@ -69,9 +69,6 @@ class LedgerLine(Guarantee, _Client):
         examples: n_k, how many examples each client holds.
         noise: sigma, scale or kappa of its releases; calibrated noise may differ between clients. None without
             a mechanism.
-
-    Raises:
-        ValueError: ``members`` are not ``count`` numbers, or ``client`` is not the lowest of them.
     """
 
     # the largest success rate that any attack on its uploads can have: `told` is for picking an image out of 100,
@@ -213,11 +210,7 @@ class Ledger(Record):
 
     @classmethod
     def of(cls, unit: str, mechanism: str, parameters: Mapping[str, Any], lines: Iterable[LedgerLine]) -> Self:
-        """Return the ledger with its lines sorted, worst first.
-
-        Raises:
-            ValueError: no lines.
-        """
+        """Return the ledger with its lines sorted, worst first."""
         return cls(unit, mechanism, dict(parameters), tuple(sorted(lines, key=lambda line: line.badness)))
 
     @property

@@ -29,16 +29,7 @@ class FileRecord(GrowingRecord):
 
 
 def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
-    """Read one JSON value as a record.
-
-    Args:
-        text: the JSON.
-        kind: of what type it has to be; keys that the type does not know are left out.
-        where: file and line, for people.
-
-    Raises:
-        InputError: it is not such a record.
-    """
+    """Read one JSON value as a record of this kind, without keys that it does not know; ``where`` is said in errors."""
     try:
         return kind.validate_json(text)
     except ValidationError as error:
@@ -50,11 +41,7 @@ def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of a file, or ``None`` where there is none.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Return the text of a file, or ``None`` where there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,10 +51,6 @@ def read_text(path: Path) -> str | None:
 
 
 def read_file(path: Path, kind: TypeAdapter[T]) -> T | None:
-    """Return the record that a file holds, or ``None`` where there is no file.
-
-    Raises:
-        InputError: it cannot be read, or is damaged.
-    """
+    """Return the record that a file holds, or ``None`` where there is no file."""
     text = read_text(path)
     return None if text is None else parse_json(text, kind, str(path))

@@ -90,11 +90,7 @@ class Origin(Record):
 
 @dataclass(frozen=True)
 class Asked(Record):
-    """One line of asked.jsonl: clients that got the same query in a round, and what they release in their answer.
-
-    Raises:
-        ValueError: numbers of clients do not ascend, or there are not as many kinds as clients.
-    """
+    """One line of asked.jsonl: clients that got the same query in a round, and what they release in their answer."""
 
     round: Annotated[int, Field(ge=1)]  # the round's number, from 1
     clients: tuple[Annotated[int, Field(ge=0)], ...]  # who was asked, ascending
@@ -131,11 +127,7 @@ class Holders(Record):
 
 @dataclass(frozen=True)
 class Partition(Record):
-    """referee/partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds.
-
-    Raises:
-        ValueError: there is no client, or one has another number of classes.
-    """
+    """referee/partition.json: ``clients[c][k]`` is the number of examples of class k that client c holds."""
 
     partition: str = field(default="", kw_only=True)  # how the data are shared, as in the settings
     class_names: tuple[str, ...]  # of all classes

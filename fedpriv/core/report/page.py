@@ -51,13 +51,6 @@ def reported(folder: Path) -> Iterator[None]:
     """Write the report of what happens inside, however it ends; nothing where nothing of the report was written.
 
     A command that is refused leaves a folder's report as it is, be it that of another run.
-
-    Args:
-        folder: of the run; need not be there yet.
-
-    Raises:
-        RunFailedError: the report cannot be written, after a good end. After a failure that failure alone is told.
-        InputError: what it is made of is damaged.
     """
     before = _versions(folder)
     try:

@@ -60,15 +60,7 @@ class Checkpoint:
 
 
 def picture_name(round_number: int, client: int, what: str, image: int | None = None, ending: str = ".png") -> str:
-    """Return the name of a picture in reconstructions/, or of a row there.
-
-    Args:
-        round_number: the round.
-        client: the client.
-        what: original, a guess's name, or an attack's with the kind of upload.
-        image: its number, where a client has several.
-        ending: .png, or .json of a row.
-    """
+    """Return the name of a picture in reconstructions/, or of a row there."""
     return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ending
 
 
@@ -87,12 +79,7 @@ class RunFolder(Files):
 
     @staticmethod
     def create(path: Path, experiment: Experiment) -> "RunFolder":
-        """Make the folder and write the resolved configuration into it.
-
-        Raises:
-            InputError: the folder exists and is not empty, or cannot be made.
-            RunFailedError: the disk is full; the folder is empty.
-        """
+        """Make the folder and write the resolved configuration into it."""
         with writing_to(path):
             if path.exists() and not is_empty(path):
                 raise InputError(f"{path} exists already; choose another --out, or finish it with --resume {path}")
@@ -103,11 +90,7 @@ class RunFolder(Files):
 
     @staticmethod
     def open(path: Path) -> "RunFolder":
-        """Return the folder of an earlier run.
-
-        Raises:
-            InputError: there is no such folder, or it is not a run's.
-        """
+        """Return the folder of an earlier run."""
         if not (path / "config.toml").is_file():
             raise InputError(f"{path} is not the folder of a run: it has no config.toml")
         folder = RunFolder(path)
@@ -166,11 +149,7 @@ class RunFolder(Files):
             ) from None
 
     def world_secret(self, experiment: Experiment) -> Secret | None:
-        """Return what the run's data are built with: its secret where batches or labels follow from it, else ``None``.
-
-        Raises:
-            InputError: it is no longer here, or never was: in a deployment only clients know what their labels became.
-        """
+        """Return the secret that batches or labels follow from; ``None`` where neither does."""
         if not experiment.rests_on_secret:
             return None
         if experiment.prepares_data and self.is_deployed:
@@ -215,11 +194,7 @@ class RunFolder(Files):
         return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
     def checked_summary(self) -> Summary | None:
-        """Return :meth:`summary`, whose figures are of the settings that are in the folder now.
-
-        Raises:
-            InputError: they are of others, because config.toml was edited; or the file is damaged.
-        """
+        """Return :meth:`summary`, whose figures are of the settings that are in the folder now."""
         summary = self.summary()
         if summary is not None and summary.settings not in ("", self.settings_digest()):
             raise InputError(

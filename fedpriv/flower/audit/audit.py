@@ -29,19 +29,7 @@ def audit_app(
     attacks: tuple[Sequence[str], Sequence[str]],
     progress: Progress,
 ) -> Audit:
-    """Audit the app in a folder, none of whose files is touched, and write audit.json.
-
-    Args:
-        app: the folder, with pyproject.toml.
-        out: where the audit is written; must not be there yet.
-        clients: how many are simulated.
-        overrides: of the app's run config.
-        attacks: names, and settings, as of ``fedpriv attack``.
-        progress: is told what happens.
-
-    Raises:
-        InputError: there is no app, it fails by itself, or it cannot be observed.
-    """
+    """Audit the app in a folder, none of whose files is touched, and write audit.json."""
     name, start = app_name(app), time.monotonic()
     if out.exists():
         raise InputError(key="--out", given=str(out), allowed="it is there already")

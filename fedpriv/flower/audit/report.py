@@ -16,11 +16,7 @@ _STATES = {"covered": "ok", "constant": "ok", "masked": "ok", "uncovered": "erro
 
 
 def write_audit_report(folder: Path) -> Path:
-    """Write ``report.html`` into the folder of an audit and return its path; the same folder gives the same bytes.
-
-    Raises:
-        InputError: it is not the folder of an audit.
-    """
+    """Write ``report.html`` into the folder of an audit and return its path; the same folder gives the same bytes."""
     from fedpriv.flower.audit.audit import RESULT
 
     audit = read_file(folder / RESULT, _AUDIT)

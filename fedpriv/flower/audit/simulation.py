@@ -46,11 +46,7 @@ _SIMULATED, _ANSWER = TypeAdapter(Simulated), TypeAdapter(Answer)
 
 
 def app_name(app: Path) -> str:
-    """Return the name of an app.
-
-    Raises:
-        InputError: the folder holds none.
-    """
+    """Return the name of an app."""
     if not app.is_dir():
         raise InputError(key="APP", given=str(app), allowed="no such folder")
     project = app / "pyproject.toml"
@@ -82,17 +78,7 @@ def copied(app: Path) -> Iterator[Path]:
 
 
 def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simulated, tuple[Answer, ...]]:
-    """Run a copy of an app in a process of its own; return what its server and its clients did.
-
-    Args:
-        copy: of the app's folder.
-        out: where everything is written.
-        clients: how many are simulated.
-        overrides: of the app's run config, as of ``flwr run --run-config``.
-
-    Raises:
-        InputError: the app fails by itself, or what it is made of cannot be observed.
-    """
+    """Run a copy of an app in a process of its own; return what its server and its clients did."""
     if find_spec("ray") is None:
         raise InputError("Flower's simulation needs Ray: pip install 'fedpriv[ray]'")
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,11 +100,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
 
 
 def read_answers(out: Path) -> tuple[Answer, ...]:
-    """Return all answers, by client, each client's in order.
-
-    Raises:
-        InputError: no client was asked, or each one failed.
-    """
+    """Return all answers, by client, each client's in order."""
     from fedpriv.flower.audit.observers import ANSWERS
 
     paths = sorted((out / ANSWERS).glob("*.jsonl"))

@@ -18,13 +18,8 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def with_adapters(network: nn.Module, given: str | Table, classes: int, task: str) -> nn.Module:
-    """Return the network with adapters.
-
-    Args:
-        network: as it is; frozen thereafter.
-        given: peft's configuration, or a folder that peft has saved.
-        classes: logits of the last layer, which is trained, too, unless the configuration says which ones are.
-        task: peft's name of it, or nothing.
+    """Return the network, frozen, with adapters by peft's configuration or of a folder that peft has saved. :: The
+    last layer is trained, too, unless the configuration says which ones are.
     """
     if find_spec("peft") is None:
         raise InputError(key=_KEY, given=_shown(given), allowed="needs peft: pip install 'fedpriv[zoo]'")

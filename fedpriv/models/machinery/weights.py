@@ -52,11 +52,7 @@ def _read(path: Path) -> "dict[str, Tensor]":
 
 
 def fill(network: "nn.Module", tensors: "Mapping[str, Tensor]", classes: int, path: str) -> None:
-    """Copy all tensors into a network; a layer of so many classes stays new where the file has others, or none.
-
-    Raises:
-        InputError: the file is of another network.
-    """
+    """Copy all tensors into a network; a layer of so many classes stays new where the file has others, or none."""
     own = network.state_dict()
     new = set()
     for name in dict.fromkeys([*own, *tensors]):
