@@ -40,7 +40,16 @@ def is_gaussian(experiment: Experiment) -> bool:
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Return one-sided limits of a probability, each of which holds with ``confidence`` (Clopper and Pearson 1934)."""
+    """Return one-sided limits of a probability, each of which holds with ``confidence`` (Clopper and Pearson 1934).
+
+    Args:
+        successes: from 0 to ``trials``.
+        trials: at least 1.
+        confidence: of each limit on its own, between 0 and 1.
+
+    Raises:
+        InputError: successes or trials out of range.
+    """
     if not (0 <= successes <= trials and trials > 0):
         raise InputError(f"{successes} successes in {trials} trials")
     low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
@@ -60,6 +69,9 @@ def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: floa
         inside: (N,), whether it was. Trials of one kind are independent, in an order that does not depend on scores.
         delta: from 0 to below 1.
         confidence: between 0 and 1.
+
+    Raises:
+        InputError: fewer than two trials with or without the example, shapes that differ, or a number out of range.
     """
     chosen, counted = _halves(scores, inside, delta, confidence)
     threshold, sign = _surest(*chosen, delta, confidence)
@@ -73,6 +85,15 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
     Its error rates satisfy mu >= Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth and Su 2022, Definition 4). Limits of the
     rates give mu, and mu gives epsilon at delta by their Corollary 1 (Nasr et al. 2023, Section 4). Tight for the
     Gaussian mechanism; not a bound for a mechanism of another kind.
+
+    Args:
+        scores: (N,), as for :func:`trials_epsilon`.
+        inside: (N,), whether the example was included.
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: as for :func:`trials_epsilon`.
     """
     if not delta > 0:
         raise InputError(
@@ -102,6 +123,9 @@ def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delt
         right: v, the number of right guesses.
         epsilon: at least 0.
         delta: from 0 to below 1.
+
+    Raises:
+        InputError: the counts do not satisfy 0 <= v <= r <= m.
     """
     if not 0 <= right <= guesses <= canaries:
         raise InputError(f"{right} right of {guesses} guesses about {canaries} canaries")
@@ -125,6 +149,9 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
         guesses: r, even, from 2 to m.
         delta: from 0 to below 1, under the adjacency that adds or removes one canary.
         confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
     """
     right = _right_guesses(scores, inside, guesses, delta, confidence)
 
@@ -176,8 +203,19 @@ def canary_gaussian_epsilon(
 
     Guesses are those of :func:`canary_epsilon`; the largest mu that :func:`canary_tradeoff_refuted` refutes, with
     F(x) = Phi(Phi^-1(x) + mu), gives epsilon at delta. It is larger than the bound for any mechanism. It holds for
-    normal noise without sampling, and is not a bound for a mechanism of another kind. Choose between the bounds
-    before you see the scores. About m / 10 guesses are a good choice.
+    normal noise without sampling, and is not a bound for a mechanism of another kind. Choose between the bounds before
+    you see the scores.
+
+    Args:
+        scores: (m,), as for :func:`canary_epsilon`; where uploads are observed, the sum over rounds of their products
+            with the canary's gradient.
+        inside: (m,), whether the canary was included, by a fair coin for each.
+        guesses: r, even, from 2 to m; about m / 10 is a good choice.
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
     """
     if not delta > 0:
         raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
@@ -201,11 +239,20 @@ def independent_canary_epsilon(
 ) -> EpsilonBound:
     """Bound epsilon of a mu-Gaussian mechanism from one run with canaries whose scores are independent.
 
-    Scores are independent given the coins if the canaries' gradients are orthogonal, the noise is normal and the
-    same in all directions, and a score is the sum over rounds of the observation's product with the canary's own
-    gradient. Then guesses by a fixed threshold are right independently of each other, with a probability of at most
-    Phi(mu / 2), and its Clopper-Pearson limit gives mu. Not a bound where canaries affect each other's scores. Fix
-    the threshold before you see the scores.
+    Scores are independent given the coins if the canaries' gradients are orthogonal, the noise is normal and the same
+    in all directions, and a score is the sum over rounds of the observation's product with the canary's own gradient.
+    Then guesses by a fixed threshold are right independently of each other, with a probability of at most Phi(mu / 2),
+    and its Clopper-Pearson limit gives mu. Not a bound where canaries affect each other's scores.
+
+    Args:
+        scores: (m,), as for :func:`canary_epsilon`.
+        inside: (m,), whether the canary was included, by a fair coin for each.
+        threshold: canaries with higher scores are guessed in; fix it before you see the scores.
+        delta: above 0 and below 1.
+        confidence: between 0 and 1.
+
+    Raises:
+        InputError: a number is out of range, or the shapes differ.
     """
     _check(scores, inside, delta, confidence)
     if not delta > 0:

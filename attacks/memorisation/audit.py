@@ -24,7 +24,7 @@ from fedpriv.accounting.memorisation import (
 from fedpriv.attacks.memorisation.exposure import Network, exposures
 from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, written_secrets
 from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, ExtractedTexts, Memorisation
-from fedpriv.core.config.canaries import CanaryConfig
+from fedpriv.core.config.data import CanaryConfig
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing

@@ -28,8 +28,8 @@ from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, flattened, per_example_gradients
 from fedpriv.gradients.operator import total, wide
-from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama
+from fedpriv.models.machinery.transformer import Gpt
 
 TOGETHER = 64  # sentences that go through the network at once
 WRITTEN = 8  # batches whose gradients are written out at once

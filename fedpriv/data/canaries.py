@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedpriv.core.config.canaries import CanaryConfig
+from fedpriv.core.config.data import CanaryConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import numpy_stream

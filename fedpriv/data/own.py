@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, cut, some_of
 from fedpriv.data.files import Arrays, Keys, check_memory, checked
 from fedpriv.data.source import Place, Source

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from typing_extensions import override
 
-from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
 from fedpriv.data.files import Arrays, Keys, check_memory

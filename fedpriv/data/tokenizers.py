@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeAliasType, override
 
-from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, optional
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.npz import read_arrays, read_headers

@@ -27,7 +27,7 @@ class EncoderSettings(TextModelSettings):
 
     @override
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
-        from fedpriv.models.machinery.encoder import Encoder
+        from fedpriv.models.machinery.transformer import Encoder
 
         if sequences.is_next:
             raise self.refusal("sees the tokens that it would predict; data.text.task = 'next' is for gpt and llama")

@@ -27,7 +27,7 @@ class GptSettings(TextModelSettings):
 
     @override
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
-        from fedpriv.models.machinery.gpt import Gpt
+        from fedpriv.models.machinery.transformer import Gpt
 
         self.check_fits(sequences, self.context)
         self.check_heads(self.width, self.heads)

@@ -10,8 +10,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.lab.run import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.sweep.run import kinds_of
-from fedpriv.sweep.settings import Sweep
-from fedpriv.sweep.trial import Trial
+from fedpriv.sweep.settings import Sweep, Trial
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from fedpriv.sweep.cost import Kind
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.settings import plain_settings
-from fedpriv.sweep.trial import Trial
+from fedpriv.sweep.settings import Trial, plain_settings
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0

@@ -45,7 +45,12 @@ _RECORD_FILE, _TRACEBACK_FILE = "record.json", "traceback.txt"
 
 
 class SweepFolder:
-    """The folder of one sweep; :meth:`prepare` makes it or resumes it, :meth:`open` reads it."""
+    """The folder of one sweep; :meth:`prepare` makes it or resumes it, :meth:`open` reads it.
+
+    Attributes:
+        path: the folder.
+        trials: the folder of the runs' folders.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.trials = path, path / "trials"
@@ -53,7 +58,12 @@ class SweepFolder:
 
     @staticmethod
     def prepare(path: Path, sweep: Sweep) -> "SweepFolder":
-        """Make the folder of a sweep, or open it to resume the sweep."""
+        """Make the folder of a sweep, or open it to resume the sweep.
+
+        Raises:
+            InputError: it contains other files, or results of another sweep, or cannot be made.
+            RunFailedError: the disk is full.
+        """
         folder = SweepFolder(path)
         content = json.dumps({"name": sweep.name, **sweep.identity()}, indent=2) + "\n"
         with writing_to(path):
@@ -69,7 +79,11 @@ class SweepFolder:
 
     @staticmethod
     def open(path: Path) -> "SweepFolder":
-        """Return the folder of an earlier sweep."""
+        """Return the folder of an earlier sweep.
+
+        Raises:
+            InputError: it is not the folder of a sweep.
+        """
         folder = SweepFolder(path)
         if not folder._plan.is_file():
             raise InputError(f"{path} is not the folder of a sweep: it has no sweep.json")
@@ -91,7 +105,12 @@ class SweepFolder:
         return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def write_command(self, text: str) -> None:
-        """Write the command that repeats the sweep."""
+        """Write the command that repeats the sweep.
+
+        Raises:
+            InputError: the folder cannot be written.
+            RunFailedError: the disk is full.
+        """
         with writing_to(self.path):
             write_whole(self.path / "command.txt", f"{text}\n".encode())
 
@@ -100,7 +119,11 @@ class SweepFolder:
         return self.trials / f"{number:04d}"
 
     def record(self, number: int) -> TrialRecord | None:
-        """The record of a trial; ``None``: it is not finished."""
+        """The record of a trial; ``None``: it is not finished.
+
+        Raises:
+            InputError: the file is damaged or cannot be read.
+        """
         path = self.trial(number) / _RECORD_FILE
         text = read_text(path)
         if text is None:
@@ -114,19 +137,31 @@ class SweepFolder:
         return record
 
     def records(self) -> list[TrialRecord]:
-        """The records of all finished trials, in their order."""
+        """The records of all finished trials, in their order.
+
+        Raises:
+            InputError: a file is damaged.
+        """
         numbers = range(1, self.planned + 1)
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:
-        """Write a trial's record, which marks it as finished."""
+        """Write a trial's record, which marks it as finished.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
         path = self.trial(record.trial)
         path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
         write_whole(path / _RECORD_FILE, text.encode(), durable=True)
 
     def forget_record(self, number: int) -> None:
-        """Delete a trial's record, so that the trial runs again."""
+        """Delete a trial's record, so that the trial runs again.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
         for name in (_RECORD_FILE, _TRACEBACK_FILE):
             path = self.trial(number) / name
             try:
@@ -152,14 +187,23 @@ class SweepFolder:
             raise
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:
-        """Write the records as results.parquet and results.csv."""
+        """Write the records as results.parquet and results.csv.
+
+        Raises:
+            WriteError: one of them cannot be written.
+        """
         table = to_table(records)
         write_whole(self.path / "results.parquet", to_parquet(table))
         write_whole(self.path / "results.csv", to_csv(table))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Lock the folder against other processes; the operating system releases the lock when this one ends."""
+        """Lock the folder against other processes; the operating system releases the lock when this one ends.
+
+        Raises:
+            InputError: another process holds the lock, or the folder cannot be locked.
+            RunFailedError: the disk is full.
+        """
         with locked(self.path):
             remove_parts(self.path)  # in the trials' folders, a worker of a killed sweep may still write
             yield

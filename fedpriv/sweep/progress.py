@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.trial import Trial
+from fedpriv.sweep.settings import Trial
 
 
 class SweepProgress:

@@ -139,7 +139,18 @@ def read_record(
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
 ) -> TrialRecord:
-    """Return the record of a finished run."""
+    """Return the record of a finished run.
+
+    Args:
+        folder: of the run.
+        label: name of the trial in the record.
+        trial: its number.
+        settings: the sweep's settings for it.
+        seconds: wall time of the whole trial in seconds; ``None``: the run's.
+
+    Raises:
+        InputError: the run has no summary, or a file is damaged.
+    """
     experiment = folder.experiment()
     summary, ledger = folder.final_summary(), folder.final_ledger()
     tested = _tested(folder, summary) if summary.evaluated_examples is None else summary.evaluated_examples

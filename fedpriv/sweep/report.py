@@ -45,7 +45,12 @@ class _Facet:
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Write ``report.html`` into the folder of a sweep from its finished trials, and return its path."""
+    """Write ``report.html`` into the folder of a sweep from its finished trials, and return its path.
+
+    Raises:
+        InputError: it is not the folder of a sweep.
+        WriteError: the report cannot be written.
+    """
     sweep = SweepFolder.open(folder)
     return write_comparison(
         sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command(), planned=sweep.planned
@@ -62,7 +67,21 @@ def write_comparison(
     command: str = "",
     planned: int = 0,
 ) -> Path:
-    """Write the report about these trials and return its path."""
+    """Write the report about these trials and return its path.
+
+    Args:
+        records: the trials.
+        path: of the file; it is written atomically.
+        reconstruction: attack to plot; empty: the strongest.
+        attacks: the attack to plot for each audit: name of the audit -> attack.
+        title: heading.
+        command: the command that repeats it; may be empty.
+        planned: the number of trials of the sweep; 0: as many as ``records``.
+
+    Raises:
+        InputError: no trial has such an attack.
+        WriteError: the file cannot be written.
+    """
     chosen = choose_attacks(records, reconstruction, attacks)
     write_whole(path, render_comparison(records, chosen, title, command, planned).encode())
     return path

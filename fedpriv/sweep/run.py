@@ -28,8 +28,7 @@ from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tas
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.progress import SweepProgress
 from fedpriv.sweep.record import TrialRecord, failed_record, read_record
-from fedpriv.sweep.settings import Refused, Sweep, refuse_trials
-from fedpriv.sweep.trial import Trial
+from fedpriv.sweep.settings import Refused, Sweep, Trial, refuse_trials
 
 _POLL_SECONDS = 0.5
 _MIB = 1 << 20

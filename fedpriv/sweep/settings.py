@@ -54,7 +54,26 @@ from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Integer, NonNegative, Positive, Settings
 from fedpriv.mechanisms import MECHANISM
 from fedpriv.models import MODEL
-from fedpriv.sweep.trial import Trial
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    number: int  # from 1
+    # its values of the settings that vary: key of the experiment file -> value, in the order of the file
+    settings: Mapping[str, Any]
+    seed: int  # of the experiment
+    experiment: Experiment  # resolved; the engine is inline
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The audits of its final model: description -> key in sweep.json, or empty."""
+        from fedpriv.core.finding import findings  # with torch, which reading settings need not wait for
+
+        every = (finding.asked_of_trials(self.experiment) for finding in findings())
+        return {words: key for asked in every for words, key in asked.items()}
+
 
 MOST_TRIALS = 100_000
 
@@ -134,7 +153,16 @@ def _unusual(experiment: Experiment) -> dict[str, Any]:
 
 
 def load_sweep(path: Path, scale: str = "") -> Sweep:
-    """Read a sweep file and make its trials."""
+    """Read a sweep file and make its trials.
+
+    Args:
+        path: the TOML file; the path of its base file is relative to it.
+        scale: the name of one of its ``[scales]``; empty: the file's key ``scale``, or the file as it is.
+
+    Raises:
+        InputError: the file cannot be read; a key does not exist; nothing varies; two trials are the same; or
+            some trials have contradictory settings: the error names all of them.
+    """
     tree = _scaled(_read(path), scale, str(path))
     file = validated(_file_kind() if "audit" in tree else _File, tree, str(path))
     base = _base(file.base, path)

@@ -11,11 +11,9 @@ from fedpriv.attacks.texts.sparse_tokens import present_tokens
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
-from fedpriv.models.machinery.encoder import Encoder
-from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
-from fedpriv.models.machinery.transformer import last_tokens
+from fedpriv.models.machinery.transformer import Encoder, Gpt, last_tokens
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,

@@ -25,9 +25,8 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Vector
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.machinery.encoder import Encoder
-from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
+from fedpriv.models.machinery.transformer import Encoder, Gpt
 from tests.cases import in_one_test
 
 CPU = torch.device("cpu")

@@ -40,10 +40,9 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import per_example_gradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
-from fedpriv.models.machinery.encoder import Encoder
-from fedpriv.models.machinery.gpt import Gpt
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.lora import with_adapters
+from fedpriv.models.machinery.transformer import Encoder, Gpt
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,

@@ -73,7 +73,7 @@ ALLOWED = {
     # Texts that prompts are made of, too.
     **dict.fromkeys(("agnews", "rotten_tomatoes", "sms_spam", "sst2"), PROMPTS),
     # Its tokenizer has the same name.
-    "llama": {"fedpriv/core/config/corpus.py", "fedpriv/data/tokenizers.py"},
+    "llama": {"fedpriv/core/config/data.py", "fedpriv/data/tokenizers.py"},
     # Texts are extracted from language models, too.
     "extraction": {"attacks/memorisation/extraction.py", "attacks/memorisation/audit.py"},
     # Pydantic calls the key of a union so.

@@ -13,8 +13,7 @@ from flwr.app import Message
 
 from fedpriv.accounting import running_epsilon
 from fedpriv.accounting.correlated import noise_factors
-from fedpriv.algorithms.rounds.ledger import run_ledger
-from fedpriv.algorithms.rounds.ledger_views import LISTS_PARTICIPANTS, views
+from fedpriv.algorithms.rounds.ledger import LISTS_PARTICIPANTS, run_ledger, views
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.references import Pool, Reference, train_references
 from fedpriv.clients.app import client_app

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.prompts.language import Counting, LanguageModel, Transformer, open_language
-from fedpriv.prompts.llama import Stories
+from fedpriv.prompts.language import Counting, LanguageModel, Stories, Transformer, open_language
 from fedpriv.prompts.remote import Http
 from fedpriv.prompts.settings import LanguageConfig
 

@@ -7,8 +7,7 @@ from typing import Any
 import tomli_w
 
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.settings import Sweep, load_sweep
-from fedpriv.sweep.trial import Trial
+from fedpriv.sweep.settings import Sweep, Trial, load_sweep
 from tests.integration.small import BASE
 
 NOISES: list[dict[str, Any]] = [

@@ -7,13 +7,107 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
-from fedpriv.core.config.canaries import CanaryConfig
-from fedpriv.core.config.corpus import CorpusConfig
 from fedpriv.core.config.table import TableConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import added_keys
 from fedpriv.core.settings import Count, Extensible, Groups, Integer, Positive, Real, Registered, Settings, absent
+
+
+class CorpusConfig(Settings):
+    """How texts are read, cut into tokens and laid into sequences."""
+
+    task: Literal["classify", "next"] | None = Field(
+        None,
+        description="classify: the label of a text; next: each token from those before it; unset: classify where the "
+        "texts have labels, else next",
+    )
+    tokenizer: Literal["byte", "word", "bpe", "llama"] = Field(
+        "byte",
+        description="byte: the bytes of UTF-8; word: the commonest words of a public list (word_freq_en.csv.gz in the "
+        "folder of the data sets); bpe: pairs of bytes merged by the library tokenizers; llama: the 512 tokens of "
+        "stories260k.npz",
+    )
+    vocabulary: Annotated[Integer, Field(ge=16, le=1_000_000)] = Field(
+        4096, description="word, bpe: number of tokens, the four with a meaning and punctuation included"
+    )
+    vocabulary_file: str = Field(
+        "", description="bpe: a tokenizer.json of the library tokenizers; empty: trained on the test texts"
+    )
+    length: Annotated[Integer, Field(ge=2, le=8192)] = Field(64, description="tokens of a sequence")
+    pack: bool = Field(
+        False,
+        description="next: lay the texts of a key end to end and cut them into sequences; false: a sequence is one "
+        "text, cut off or padded",
+    )
+    text: Annotated[str, Field(min_length=1)] = Field("text", description="own files: the column of the texts")
+    label: str = Field("", description="own files: the column of the labels; empty: none")
+    test_share: Annotated[Real, Field(gt=0, lt=1)] = Field(
+        0.1, description="share of the texts that is the test set, the last ones of each key, where no column says so"
+    )
+    tests: Count | None = Field(None, description="use only so many test sequences, drawn once for all; unset: all")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.pack and self.task == "classify":
+            raise InputError("pack = true lays texts end to end, and task = 'classify' needs each by itself")
+        if self.vocabulary_file and self.tokenizer != "bpe":
+            raise InputError(f"vocabulary_file goes with tokenizer = 'bpe'; given {self.tokenizer!r}")
+        if self.tokenizer == "bpe" and not self.vocabulary_file and self.vocabulary < _BYTES:
+            raise InputError(f"tokenizer = 'bpe' has {_BYTES} tokens before it merges; vocabulary = {self.vocabulary}")
+        return self
+
+
+_BYTES = 256 + 3
+"""Every byte, and the tokens that pad, begin and end."""
+
+
+_Copies = Annotated[Integer, Field(ge=1, le=100_000)]
+_MOST_BITS = 256  # of a secret: its exposure is a number of bits
+
+
+class CanaryConfig(Settings):
+    """Random sequences in the training data, after Carlini et al. 2019 (The Secret Sharer)."""
+
+    count: Annotated[Integer, Field(ge=1, le=1000)] = Field(8, description="secrets that are put in, each its own draw")
+    copies: Annotated[tuple[_Copies, ...], Field(min_length=1)] = Field(
+        (1,), description="how often each is put in; several numbers are gone through again and again"
+    )
+    length: Annotated[Integer, Field(ge=1, le=256)] = Field(4, description="tokens of a secret")
+    alphabet: Annotated[str, Field(min_length=2)] = Field(
+        "0123456789", description="the characters that its tokens are drawn from"
+    )
+    prefix: str = Field("the secret number is ", description="what stands before each, and is public")
+    client: Annotated[Integer, Field(ge=0)] = Field(0, description="whose training sequences are replaced")
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        if len(set(self.alphabet)) != len(self.alphabet):
+            raise InputError(f"alphabet = {self.alphabet!r} has a character twice")
+        # As many again are drawn that are not put in.
+        if 2 * self.count > self.space:
+            raise InputError(
+                key="count",
+                given=self.count,
+                allowed=f"alphabet and length make {self.space} secrets, and twice as many as count are drawn",
+            )
+        if self.space.bit_length() > _MOST_BITS:
+            raise InputError(key="length", given=self.length, allowed=f"a secret of more than {_MOST_BITS} bits")
+        return self
+
+    @property
+    def space(self) -> int:
+        """How many secrets there are: |R|."""
+        return int(len(self.alphabet) ** self.length)
+
+    def copies_of(self, canary: int) -> int:
+        """Return how often a secret is put in."""
+        return self.copies[canary % len(self.copies)]
+
+    @property
+    def rows(self) -> int:
+        """How many training sequences are replaced."""
+        return sum(map(self.copies_of, range(self.count)))
 
 
 def _empty(value: str) -> bool:

@@ -71,6 +71,13 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Experiment:
     Versions up to 0.2 wrote the keys of all mechanisms and networks; keys that the run's own do not read are dropped.
     Versions without mechanism.adjacency accounted for normal noise on Poisson batches under zero-out. Their runs
     keep zero-out: calibrated noise must not change in the middle of a run, nor when the run is attacked later.
+
+    Args:
+        folder: of the run; config.toml is read.
+        overrides: as of :func:`load_experiment`.
+
+    Raises:
+        InputError: as of :func:`load_experiment`.
     """
     path = folder / "config.toml"
     tree = read_toml(path)
@@ -91,7 +98,11 @@ def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Exper
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested tables."""
+    """Read a TOML file as nested tables.
+
+    Raises:
+        InputError: the file cannot be read or parsed.
+    """
     try:
         # Some editors put a byte-order mark in front.
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -109,6 +120,15 @@ def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], 
 
     Noise parameters exclude each other: a new one replaces the old one. With a new mechanism.name or model.name, the
     keys that the old and the new one read with the same meaning are kept.
+
+    Args:
+        tree: the tables.
+        values: pairs of a key's parts, such as ``("mechanism", "epsilon")``, and its value.
+        source: where the keys come from, for error messages.
+
+    Raises:
+        InputError: a part of a key is a value in the tables, not a section, or the tables' epsilon has another meaning
+            for the new mechanism.
     """
     for choice in (MECHANISM, MODEL):
         section = tree.get(choice.section)
@@ -145,7 +165,11 @@ def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, 
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string."""
+    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string.
+
+    Raises:
+        InputError: it is no such text.
+    """
     key, separator, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not separator or not all(keys):

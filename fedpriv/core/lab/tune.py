@@ -109,7 +109,21 @@ class _Victim:
 def tune_attack(
     source: Path, name: str, grid: Sequence[str], victims: int, overrides: Sequence[str], progress: Progress
 ) -> Tuning:
-    """Try settings of an attack on uploads computed from public images, and return the results of each."""
+    """Try settings of an attack on uploads computed from public images, and return the results of each.
+
+    Args:
+        source: an experiment file, or the folder of a run. From a folder, the first parameters that the adversary
+            observed are used; otherwise the initial ones.
+        name: of the attack.
+        grid: such as ``tv=1e-5,1e-4``; empty: the attack's tunable settings over seven orders of magnitude.
+        victims: the number of uploads to compute.
+        overrides: ``key=value`` for the experiment.
+        progress: receives the events.
+
+    Raises:
+        InputError: source, attack, key or value is unknown; the threat model withholds public images or other knowledge
+            that the attack needs; or there are too few public images.
+    """
     attack = known_attack(name)
     if attack.active():
         raise InputError(f"{name} is an active attack: its settings decide what clients receive, and cannot be tuned")

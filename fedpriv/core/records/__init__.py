@@ -34,9 +34,11 @@ from fedpriv.core.records.ledger import (
     MembershipBound,
     Person,
     Stop,
+    member_ranges,
+    members_text,
+    named_members,
     shown_epsilon,
 )
-from fedpriv.core.records.members import member_ranges, members_text, named_members
 from fedpriv.core.records.reading import FileRecord, GrowingRecord, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
     Asked,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.texts import Corpus, Row, TextColumns, TextSplit, split_by_key

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpriv.core.config.corpus import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays

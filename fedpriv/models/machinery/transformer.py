@@ -70,3 +70,52 @@ def last_tokens(x: Tensor, tokens: Tensor) -> Tensor:
     """Return what stands at the last token that is one, (B, width), of x (B, T, width) and tokens (B, T)."""
     places = ((tokens != PAD).sum(dim=1) - 1).clamp(min=0)
     return x[torch.arange(len(x), device=x.device), places]
+
+
+class Gpt(nn.Module):
+    """A decoder."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int | None) -> None:
+        super().__init__()
+        self.embedding = EmbeddedTokens(vocabulary, context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, causal=True) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocabulary if classes is None else classes, bias=classes is not None)
+        if classes is None:
+            self.output.weight = self.embedding.tokens.weight
+        self._is_next = classes is None
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) to logits (B, T, V), or (B, K)."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        logits: Tensor = self.output(x if self._is_next else last_tokens(x, tokens))
+        return logits
+
+
+class Encoder(nn.Module):
+    """An encoder; what pads a text is neither seen nor counted."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = EmbeddedTokens(vocabulary, context, width)
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(Block(width, heads, causal=False) for _ in range(depth))
+        self.last_norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, classes)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) to logits (B, K)."""
+        seen = tokens != PAD
+        seen[:, 0] = True  # of an example without tokens something has to be seen
+        x = self.norm(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, seen[:, None, None])
+        x = self.last_norm(x)
+        weights = seen[:, :, None].to(x.dtype)
+        logits: Tensor = self.output((x * weights).sum(dim=1) / weights.sum(dim=1))
+        return logits
