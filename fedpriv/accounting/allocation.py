@@ -21,6 +21,7 @@ import scipy
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from fedpriv.accounting.numerical import powered
 from fedpriv.accounting.pairs import Pair, interpolated
 from fedpriv.accounting.references import CeilingReference
 
@@ -95,7 +96,7 @@ class AllocationPair(Pair):
         """Return delta or slightly more at ascending epsilons."""
         ratios = _Ratios.of(self.reference)
         deltas = self._exact(ratios, epsilons) + ratios.infinite
-        deltas += (5 * _OUTSIDE + _ROUNDING * (200 + self.slots)) * (1 + np.exp(epsilons))
+        deltas += (6 * _OUTSIDE + _ROUNDING * (200 + self.slots)) * (1 + np.exp(epsilons))
         return np.asarray(np.minimum.accumulate(np.minimum(deltas, 1.0)), np.float64)
 
     def _highest(self, ratios: "_Ratios", slots: int) -> float:
@@ -119,8 +120,9 @@ class AllocationPair(Pair):
         for number, odds in enumerate(np.exp(epsilons)):
             own = np.concatenate([large, small]) - odds * np.minimum(np.concatenate([small, large]), rare)
             enough = odds * (high + rare)
-            ends = low - odds * high, high + _MOST_RARE * enough
-            others = _Sum.of(np.minimum(own, enough), masses, self.slots - 1, ends, self._grid[0])
+            lowered = np.minimum(own, enough)
+            ends = low - odds * high, high - odds * low + _MOST_RARE * float(lowered.max())
+            others = _Sum.of(lowered, masses, self.slots - 1, ends, self._grid[0])
             cells, cell_masses = others.split(own, masses)
             found[number] = np.sum(cell_masses * cells * others.above(-cells)) * others.cell
         return found
@@ -168,15 +170,16 @@ class ZeroOutAllocationPair(AllocationPair):
             )
         found = np.empty(epsilons.size)
         for number, enough in enumerate(self.slots * odds):
-            ends = low, high + _MOST_RARE * enough
-            others = _Sum.of(np.minimum(ratios.values, enough), ratios.masses, count, ends, self._grid[0])
+            lowered = np.minimum(ratios.values, enough)
+            ends = low, high + _MOST_RARE * float(lowered.max())
+            others = _Sum.of(lowered, ratios.masses, count, ends, self._grid[0])
             cells, masses = others.split(ratios.values, ratios.masses)
             own = cells * others.cell - odds[number]
             found[number] = np.sum(masses * own * others.above(enough / others.cell - cells))
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Ratios:
     """The density ratio of a step with the example and without it, where it is drawn without."""
 
@@ -205,14 +208,7 @@ class _Ratios:
 
     def sums(self, count: int) -> tuple[float, float]:
         """Return between what the sum of so many ratios lies (Chernoff's bound), where rare ones are lowered."""
-        values, masses = np.minimum(self.values, self.rare(count + 1)), self.masses
-        deviation = math.sqrt(float(masses @ values**2) - float(masses @ values) ** 2)
-        falling = np.geomspace(1e-4, 1e3, _ORDERS) / deviation
-        growing = np.geomspace(min(1e-4 / deviation, 1 / values[-1]), 500 / values[-1], _ORDERS)
-        moments = np.maximum(np.exp(-np.outer(falling, values)) @ masses, _SMALLEST)
-        lows = (-count * np.log(moments) + math.log(_OUTSIDE)) / falling
-        highs = (count * np.log(np.exp(np.outer(growing, values)) @ masses) - math.log(_OUTSIDE)) / growing
-        return max(0.0, float(lows.max())), min(float(highs.min()), count * float(values[-1]))
+        return _sums(self, count)
 
     def opposite(self) -> tuple[Array, Array, Array]:
         """Return the larger and the smaller of the ratios of two opposite gradients, and half of the probabilities.
@@ -234,6 +230,18 @@ def _ratios(reference: CeilingReference) -> _Ratios:
     masses = loss.masses[likely] / values
     rest = max(0.0, 1 - float(masses.sum()))
     return _Ratios(np.append(0.0, values), np.append(rest, masses), loss.infinite)
+
+
+@lru_cache(maxsize=8)
+def _sums(ratios: _Ratios, count: int) -> tuple[float, float]:
+    values, masses = np.minimum(ratios.values, ratios.rare(count + 1)), ratios.masses
+    deviation = math.sqrt(float(masses @ values**2) - float(masses @ values) ** 2)
+    falling = np.geomspace(1e-4, 1e3, _ORDERS) / deviation
+    growing = np.geomspace(min(1e-4 / deviation, 1 / values[-1]), 500 / values[-1], _ORDERS)
+    moments = np.maximum(np.exp(-np.outer(falling, values)) @ masses, _SMALLEST)
+    lows = (-count * np.log(moments) + math.log(_OUTSIDE)) / falling
+    highs = (count * np.log(np.exp(np.outer(growing, values)) @ masses) - math.log(_OUTSIDE)) / growing
+    return max(0.0, float(lows.max())), min(float(highs.min()), count * float(values[-1]))
 
 
 @dataclass(frozen=True)
@@ -259,7 +267,7 @@ class _Sum:
         cells, cell_masses = _split(values, masses, cell)
         placed = np.bincount(cells.astype(np.int64) % size, cell_masses, size)
         first = math.floor(low / cell) - 1 - reach
-        summed = scipy.fft.irfft(_power(scipy.fft.rfft(placed), count), size)
+        summed = scipy.fft.irfft(powered(scipy.fft.rfft(placed), count), size)
         return cls(cell, first, np.roll(summed, -(first % size)))
 
     def split(self, values: Array, masses: Array) -> tuple[Array, Array]:
@@ -284,16 +292,6 @@ class _Sum:
     @cached_property
     def _before(self) -> Array:
         return np.append(0.0, np.cumsum(self.probabilities))
-
-
-def _power(base: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
-    """Return base ** count by squaring, ten times as fast as numpy's complex powers."""
-    result = np.ones_like(base)
-    while count:
-        result = result * base if count % 2 else result
-        base = base * base
-        count //= 2
-    return result
 
 
 def _split(values: Array, masses: Array, cell: float) -> tuple[Array, Array]:

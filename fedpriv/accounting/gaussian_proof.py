@@ -80,8 +80,7 @@ class GaussianProof(Proof):
     @override
     def cheap_claims(self) -> list[Claim]:
         if not self.is_sampled and not self._is_poisson:
-            unsampled = self._unsampled()
-            return [unsampled, *self.allocated_claims(unsampled.epsilon, coarse=True)]
+            return [self._unsampled()]
         return [self._unsampled(), self._zero_out_renyi() if self._is_zero_out else self._sampled_renyi()]
 
     @override

@@ -64,7 +64,7 @@ def running_epsilon(release: Release) -> float:
     if _is_unused(release):
         return 0.0
     proof = _proof(release)
-    return smallest([_sound(proof, claim) for claim in proof.cheap_claims()]).epsilon
+    return smallest([_sound(proof, claim) for claim in proof.running_claims()]).epsilon
 
 
 def _is_unused(release: Release) -> bool:

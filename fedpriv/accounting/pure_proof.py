@@ -86,7 +86,7 @@ class PureProof(Proof):
         """Claims that need no numerical composition."""
         pure = self.pure()
         named = Claim(pure.epsilon, f"the pure figure, which is the smaller: {pure.theorem}")
-        return [named, self._composition(), self._renyi(), *self.allocated_claims(pure.epsilon, coarse=True)]
+        return [named, self._composition(), self._renyi()]
 
     @override
     def whole_run(self) -> tuple[Run, ...]:

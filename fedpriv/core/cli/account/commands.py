@@ -30,10 +30,13 @@ class _Mechanisms(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        kind = MECHANISMS[args[0]] if args[0] in MECHANISMS else None
+        if kind is not None and issubclass(kind, NoisySettings):
+            return args[0], _command(kind), args[1:]
         self._add_mechanisms()
-        if args[0] in MECHANISMS and args[0] not in self.commands:
+        if kind is not None and args[0] not in self.commands:
             owners = [name for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)]
-            own = "" if MECHANISMS[args[0]].on_gradients or not owners else owners[0]
+            own = "" if kind.on_gradients or not owners else owners[0]
             noisy = ", ".join(sorted(self.commands.keys() & MECHANISMS.keys()))
             where = f"; noise on models: fedpriv account {own}" if own else f"; allowed: {noisy}"
             raise InputError(f"nothing is proven about {args[0]}{where}")
