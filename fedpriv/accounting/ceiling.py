@@ -269,22 +269,23 @@ def membership_bound(release: Release, rates: Iterable[float] = ()) -> Membershi
         raise InputError(key="mechanism", given=release.mechanism, allowed=allowed)
     if release.participations == 0:
         return MembershipBound(0.0, tuple((rate, rate) for rate in checked), "no participation", proof.adjacency)
-    pair, number = proof.whole_run()[0][0]
+    pair, number = proof.tightest_runs()[0][0]
     if isinstance(pair, GaussianPair) and number == 1:
         advantage = 2 * float(scipy.special.ndtr(pair.mu / 2)) - 1
         powers = [float(scipy.special.ndtr(scipy.special.ndtri(rate) + pair.mu)) for rate in checked]
         return MembershipBound(advantage, tuple(zip(checked, powers, strict=True)), _NORMAL_TEST, proof.adjacency)
-    laws, slack = _run_laws(release), max(_ROUNDING, _ROUNDING_PER_RELEASE * release.participations)
+    laws, rounding = _run_laws(release), max(_ROUNDING, _ROUNDING_PER_RELEASE * release.participations)
+    slack = rounding + (proof.delta_of_sampling if proof.is_allocated else 0.0)
     advantage = max(float(_deltas(law, np.zeros(1))[0]) for law in laws) + slack
     powers = [min(max(law.success(rate) for law in laws) + slack, 1.0) for rate in checked]
     found = tuple(zip(checked, powers, strict=True))
-    return MembershipBound(min(advantage, 1.0), found, proof.run_theorem, proof.adjacency)
+    return MembershipBound(min(advantage, 1.0), found, proof.tightest_theorem, proof.adjacency)
 
 
 @lru_cache(maxsize=4)
 def _run_laws(release: Release) -> tuple[LossDistribution, ...]:
     """The loss of a whole run, for each order of the neighbours; kept, because a target asks for one many times."""
-    return tuple(map(_run_law, MECHANISMS[release.mechanism].proof()(release).whole_run()))
+    return tuple(map(_run_law, MECHANISMS[release.mechanism].proof()(release).tightest_runs()))
 
 
 def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:

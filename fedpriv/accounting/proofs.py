@@ -222,6 +222,19 @@ class Proof(ABC):
         pairs = _allocation_pairs(reference, self.release.slots, self.release.adjacency == "zero-out", coarse=False)
         return tuple(((pair, int(self.release.participations)),) for pair in pairs)
 
+    def tightest_runs(self) -> tuple[Run, ...]:
+        """Those of :meth:`allocated_runs` where there are any, and otherwise of :meth:`whole_run`."""
+        reference = self.reference()
+        return (() if reference is None else self.allocated_runs(reference)) or self.whole_run()
+
+    @property
+    def tightest_theorem(self) -> str:
+        """What figures of :meth:`tightest_runs` rest on."""
+        reference = self.reference()
+        if reference is None or not self.allocated_runs(reference):
+            return self.run_theorem
+        return _allocated_theorem(reference)
+
     def _used(self, units: int, examples: int | None) -> tuple[float, tuple[tuple[int, float], ...]]:
         """How probable it is that a step uses any of a group, and then how many, rounded up, with what probability."""
         rate = float(self.release.rate)
@@ -266,8 +279,7 @@ class Proof(ABC):
         zero_out = self.release.adjacency == "zero-out"
         count = int(self.release.participations)
         epsilon = _allocated_epsilon(reference, self.release.slots, count, delta, zero_out, coarse, known)
-        theorem = f"{reference.theorem}{_ALLOCATED}{COMPOSED_NUMERICALLY}"
-        return [] if epsilon is None else [Claim(epsilon, theorem)]
+        return [] if epsilon is None else [Claim(epsilon, _allocated_theorem(reference))]
 
     def best(self) -> Claim:
         """The smallest claim of all."""
@@ -314,6 +326,10 @@ class Proof(ABC):
             f"The same noise proves epsilon {figures[0]:.4g} for shuffled and {figures[1]:.4g} for Poisson batches, "
             "both under replace-one."
         )
+
+
+def _allocated_theorem(reference: CeilingReference) -> str:
+    return f"{reference.theorem}{_ALLOCATED}{COMPOSED_NUMERICALLY}"
 
 
 def _single(run: Run) -> Pair:

@@ -108,6 +108,18 @@ def test_balls_in_bins_have_the_epsilon_of_opakes_random_allocation(
     assert guarantee(run).epsilon == pytest.approx(epsilon, rel=3e-3)
 
 
+@in_one_test(("sigma", "steps", "passes"), [(0.7, 20, 3), (2.0, 10, 8)])
+def test_balls_in_bins_have_the_advantage_of_the_best_test(sigma: float, steps: int, passes: int) -> None:
+    """Drawn: the ratio of a pass is the mean of its steps'. Five standard errors: one false alarm in a million."""
+    noise = np.random.default_rng(3).standard_normal((40_000, passes, steps))
+    ratios = np.exp((noise - 1 / (2 * sigma)) / sigma).mean(axis=2).prod(axis=1)
+    gains = np.maximum(1 - ratios, 0)
+    run = run_of("gaussian", sigma, passes, 1 / steps, adjacency="zero-out", sampling="balls-in-bins")
+    found = membership_bound(run)
+    assert "balls in bins" in found.theorem
+    assert abs(found.advantage - gains.mean()) < 5 * gains.std() / math.sqrt(len(gains)) + 1e-3
+
+
 def envelope(order: Any, fpr: float) -> float:
     bound = lambda epsilon: math.exp(epsilon) * fpr + order.get_delta_for_epsilon(epsilon)  # noqa: E731
     return float(optimize.minimize_scalar(bound, bounds=(-4, 4), method="bounded").fun)
