@@ -30,7 +30,8 @@ class _Mechanisms(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        kind = MECHANISMS[args[0]] if args[0] in MECHANISMS else None
+        # Registries refuse what they do not know, and compare is no mechanism.
+        kind = dict(MECHANISMS).get(args[0])
         if kind is not None and issubclass(kind, NoisySettings):
             return args[0], _command(kind), args[1:]
         self._add_mechanisms()
