@@ -9,13 +9,15 @@ passes with other numbers of them.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from functools import cache
+from types import new_class
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from fedpriv.gradients.rules import OPERATIONS, Operation
 
@@ -72,7 +74,33 @@ class Otherwise(Exception):
     """A model calls other functions than those that were planned."""
 
 
-class Tracer(TorchFunctionMode):
+_TRACER: ContextVar["Tracer | None"] = ContextVar("tracer", default=None)
+
+
+class _Watched:
+    """What is mixed into the class of a tensor while a tracer looks: torch hands over the calls that are given it.
+
+    A mode would be handed all others, too, which takes as long as many of them.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tracer = _TRACER.get()
+        if tracer is not None and torch.is_grad_enabled():
+            return tracer.called(func, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@cache
+def _watched(kind: type[Tensor]) -> type[Tensor]:
+    watched: type[Tensor] = new_class(kind.__name__, (_Watched, kind))
+    return watched
+
+
+class Tracer:
     """Notes what happens to parameters inside the block, or does what a plan says.
 
     Attributes:
@@ -92,44 +120,50 @@ class Tracer(TorchFunctionMode):
         *,
         with_stand_ins: bool = False,
     ) -> None:
-        super().__init__()
         self._with_stand_ins = with_stand_ins
-        self._sources = {id(value): Source(value, (name,)) for name, value in parameters.items()}
+        self._sources: dict[int, Source] = {}
+        self._parameters = parameters
         self._examples = examples
         self._plan = plan
         self._number = 0
+        self._kinds: list[tuple[Tensor, type[Tensor]]] = []  # of what is watched
         self.steps: list[Step] = []
         self.blamed: dict[str, str] = {}
         self.uses: list[Use] = []
         self.copies: dict[int, tuple[Source, Tensor]] = {}
         self.stand_ins: list[tuple[Source, Tensor]] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = self._has_source(args) or (kwargs and self._has_source(kwargs.values()))
-        if not found or not torch.is_grad_enabled():
-            return func(*args, **kwargs)
+    def __enter__(self) -> Self:
+        self._token = _TRACER.set(self)
+        for name, value in self._parameters.items():
+            self._watch(Source(value, (name,)))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _TRACER.reset(self._token)
+        for value, kind in self._kinds:
+            value.__class__ = kind
+
+    def _watch(self, source: Source) -> None:
+        value = source.value
+        self._sources[id(value)] = source
+        self._kinds.append((value, type(value)))
+        value.__class__ = _watched(type(value))
+
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Do what is to be done in a call that is given a source."""
         if func in REWRITTEN and (rewritten := REWRITTEN[func](*args, **kwargs)) is not None:
-            with self:
-                return rewritten()
-        if func.__name__ in ASKED:
-            made = func(*args, **kwargs)
-            return self._followed(made, args, kwargs, None) if isinstance(made, Tensor) else made
-        return (self._noted if self._plan is None else self._planned)(func, args, kwargs)
+            return rewritten()
+        with torch._C.DisableTorchFunctionSubclass():
+            if func.__name__ in ASKED:
+                made = func(*args, **kwargs)
+                return self._followed(made, args, kwargs, None) if isinstance(made, Tensor) else made
+            return (self._noted if self._plan is None else self._planned)(func, args, kwargs)
 
     @property
     def complete(self) -> bool:
         """Whether all that was planned has happened."""
         return self._plan is None or self._number == len(self._plan)
-
-    def _has_source(self, values: Iterable[Any]) -> bool:
-        sources = self._sources
-        for value in values:
-            if id(value) in sources:
-                return True
-            if type(value) in (list, tuple) and self._has_source(value):
-                return True
-        return False
 
     def _given(self, args: Any, kwargs: Any) -> list[Source]:
         return [self._sources[id(value)] for value in _leaves((args, kwargs)) if id(value) in self._sources]
@@ -138,8 +172,7 @@ class Tracer(TorchFunctionMode):
         """Remember what was computed from parameters alone, and return it."""
         for value in (made,) if isinstance(made, Tensor) else _leaves(made):
             if isinstance(value, Tensor) and value.requires_grad and id(value) not in self._sources:
-                roots = _roots(self._given(args, kwargs))
-                self._sources[id(value)] = Source(value, roots, operation)
+                self._watch(Source(value, _roots(self._given(args, kwargs)), operation))
         return made
 
     # ---- without a plan ---------------------------------------------------------------------------------------------
