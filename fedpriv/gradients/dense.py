@@ -113,6 +113,8 @@ class FactoredGradients(GradientOperator):
         names = tuple(self.names(block))
         if names not in self._magnitudes:
             factors = [self.factors[name] for name in names]
+            if not any(factor.joins and factor.bounds() for factor in factors):
+                factors = [factor for _, factor in self._groups(block)]
             Sizes.compute([bound for factor in factors for bound in factor.bounds()])
             magnitudes = torch.stack([factor.magnitudes() for factor in factors], dim=1)
             self._magnitudes[names] = lengths(magnitudes)

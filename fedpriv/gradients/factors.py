@@ -8,7 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property, reduce
+from functools import cached_property
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
@@ -128,12 +129,14 @@ class Memory:
     Attributes:
         scratch: bytes for what is computed on the way.
         models: in how many ways the batch is cut; what is decided by its size is decided by one model's.
+        bounds: whether rows that are sums come with bounds of what they sum; else their norms are all that is known.
         most: bytes that are kept at most, where that is less than half.
     """
 
-    def __init__(self, chunk_bytes: int, models: int = 1, most: int | None = None) -> None:
+    def __init__(self, chunk_bytes: int, models: int = 1, most: int | None = None, *, bounds: bool = True) -> None:
         self.scratch = chunk_bytes // 2
         self.models = models
+        self.bounds = bounds
         kept = chunk_bytes - self.scratch
         self._free = models * (kept if most is None else min(kept, most))
 
@@ -145,9 +148,13 @@ class Memory:
         self._free -= wanted
         return True
 
+    def rows(self, rows: Tensor, sizes: "Sizes") -> "Rows":
+        """Return gradients that are written out and sums, with these bounds where they are wanted."""
+        return Rows(rows, self.scratch, sizes if self.bounds else None)
+
 
 class Sizes:
-    """A bound of the norms (B,) of what an example's gradient sums: a number times the norms of some tensors (B, ...).
+    """A bound of the norms (B,) of what an example's gradient sums: a number times the norms of 1 or 2 tensors (B, ...).
 
     A sum over positions of products of two tensors' entries is at most the product of both norms (Cauchy, Schwarz). It
     is computed when it is asked for, and of a batch's layers at once.
@@ -176,7 +183,7 @@ class Sizes:
     @property
     def waits(self) -> int:
         """How many bytes are kept for it, until it is computed."""
-        return sum(side.nbytes for side in self._sides)
+        return sum([side.nbytes for side in self._sides])
 
     def part(self, start: int, stop: int) -> "Sizes":
         """Return the bound of some examples."""
@@ -188,13 +195,21 @@ class Sizes:
     def compute(bounds: "Iterable[Sizes]") -> None:
         """Compute those of some bounds that have not been computed."""
         open_ = [bound for bound in bounds if bound._value is None]
-        sides = {id(side): side for bound in open_ for side in bound._sides}
-        if not sides:
+        if not open_:
             return
-        norms = dict(zip(sides, lengths_of([side.flatten(1) for side in sides.values()]), strict=True))
-        for bound in open_:
-            bound._value = bound._scale * reduce(torch.mul, [norms[id(side)] for side in bound._sides])
-            bound._sides = ()
+        # A layer's input is often another one's, too: views of the same numbers.
+        places = [[(side.data_ptr(), side.shape, side.stride()) for side in bound._sides] for bound in open_]
+        sides = dict(zip(chain(*places), chain(*(bound._sides for bound in open_)), strict=True))
+        ordered = sorted(sides, key=lambda place: place[1].numel())
+        norms = lengths_of([sides[place] for place in ordered])
+        numbers = {place: number for number, place in enumerate(ordered)}
+        pairs = [(*(numbers[place] for place in pair), len(ordered))[:2] for pair in places]
+        first, second = torch.tensor(pairs, device=norms.device).unbind(1)
+        scales = torch.tensor([bound._scale for bound in open_], dtype=norms.dtype, device=norms.device)
+        norms = torch.cat([norms, torch.ones_like(norms[:1])])
+        values = (norms[first] * norms[second]).mul_(scales[:, None])
+        for bound, value in zip(open_, values.unbind(), strict=True):
+            bound._value, bound._sides = value, ()
 
 
 class Inputs(Protocol):
@@ -647,20 +662,20 @@ class Rows(Factor):
 
     Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
     with writing them out. That is not so for the two sides of dyads, and for large gradients. Sizes bound
-    what was summed to make them; ``None``: they are no sums.
+    what was summed to make them; ``None``: they are no sums, or their norms are enough.
     """
 
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
-        super().__init__(rows.shape[0], rows.shape[1:], scratch)
-        self._order = list(range(rows.ndim - 1))
-        self._is_usual = True
-        if not rows.is_contiguous():
+        super().__init__(len(rows), rows.shape[1:], scratch)
+        self._order: Sequence[int] = range(rows.ndim - 1)
+        self._is_usual = rows.is_contiguous()
+        if not self._is_usual:
             strides = rows.stride()
-            self._order.sort(key=lambda axis: -strides[axis + 1])
+            self._order = sorted(self._order, key=lambda axis: -strides[axis + 1])
             self._is_usual = self._order == sorted(self._order)
             rows = rows.permute(0, *(axis + 1 for axis in self._order))
         # A new tensor from here on only where the rows have gaps.
-        self._rows = rows.reshape(self.examples, self._shape.numel())
+        self._rows = rows if rows.ndim == 2 else rows.reshape(self.examples, self._shape.numel())
         self._sizes = sizes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
@@ -720,7 +735,7 @@ class Rows(Factor):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients themselves."""
-        return self._shaped(self._rows[start:stop])
+        return self._shaped(self._rows if stop - start == self.examples else self._rows[start:stop])
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""
@@ -755,12 +770,12 @@ class Rows(Factor):
 
     def _laid_out(self, vector: Tensor) -> Tensor:
         """A tensor of the parameter's shape as a row."""
-        return vector.permute(self._order).reshape(-1)
+        return vector.permute(tuple(self._order)).reshape(-1)
 
     def _shaped(self, rows: Tensor) -> Tensor:
         """Rows as tensors of the parameter's shape."""
         if self._is_usual:
-            return rows.view(rows.shape[0], *self._shape)
+            return rows if len(self._shape) == 1 else rows.view(rows.shape[0], *self._shape)
         lying = rows.view(len(rows), *(self._shape[axis] for axis in self._order))
         return lying.permute(0, *(self._order.index(axis) + 1 for axis in range(len(self._shape))))
 

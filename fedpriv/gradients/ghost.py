@@ -8,7 +8,7 @@ tried before it is relied on; where it does not hold, :class:`Entangled` says wh
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,7 +107,7 @@ def ghost_gradients(
         return graph
     own = sum(value.nbytes for value in graph.trained.values())
     most = None if often else max(LEAST_KEPT, own)
-    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most), route)
+    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most, bounds=often), route)
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------
@@ -260,16 +260,17 @@ class _Gathered:
     def add(self, source: Source, contribution: Contribution) -> None:
         """Take what a parameter, or what was computed from parameters, is given."""
         number = id(source.value)
-        found = self._found.setdefault(number, [])
-        found.append(contribution)
         self._open[number] -= 1
         if self._open[number]:
+            self._found.setdefault(number, []).append(contribution)
             return
-        factor = factor_of(source.value.shape, self._found.pop(number), self._memory)
+        found = [*self._found.pop(number, ()), contribution]
+        factor = factor_of(source.value.shape, found, self._memory)
         for name, share in _passed_on(source, factor, self._trained, self._memory):
             self._factors.setdefault(name, []).append(share)
-            self._bounds += (own := share.bounds())
-            self._waiting += sum(bound.waits for bound in own)
+            for bound in share.bounds():
+                self._bounds.append(bound)
+                self._waiting += bound.waits
         if self._waiting > CACHE_BYTES:
             Sizes.compute(self._bounds)
             self._bounds.clear()
@@ -277,23 +278,21 @@ class _Gathered:
 
     def finished(self) -> dict[str, Factor]:
         """Return the parameters' factors."""
-        shapes = {name: self._trained[name].shape for name in self._factors}
-        return {name: factor_of(shapes[name], found, self._memory) for name, found in self._factors.items()}
+        several = {name: found for name, found in self._factors.items() if len(found) > 1}
+        made = {name: factor_of(self._trained[name].shape, found, self._memory) for name, found in several.items()}
+        return {name: found[0] for name, found in self._factors.items()} | made
 
 
 def _passed_on(
     source: Source, factor: Factor, trained: Mapping[str, Tensor], memory: Memory
-) -> Iterator[tuple[str, Factor]]:
+) -> Sequence[tuple[str, Factor]]:
     """What the gradients of a tensor that was computed from parameters give these."""
     value, roots = source.value, source.roots
-    if len(roots) == 1 and value is trained[roots[0]]:
-        yield roots[0], factor
-        return
+    if value is trained[roots[0]]:
+        return ((roots[0], factor),)
     rows = factor.rows(0, factor.examples).to(value.dtype)
-    parameters = [trained[root] for root in roots]
-    for name, gradients in zip(roots, _pulled_back(value, parameters, rows), strict=True):
-        if gradients is not None:
-            yield name, Rows(gradients, memory.scratch)
+    pulled = zip(roots, _pulled_back(value, [trained[root] for root in roots], rows), strict=True)
+    return [(name, Rows(gradients, memory.scratch)) for name, gradients in pulled if gradients is not None]
 
 
 def _pulled_back(value: Tensor, parameters: Sequence[Tensor], rows: Tensor) -> Sequence[Tensor | None]:

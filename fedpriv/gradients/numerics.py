@@ -7,12 +7,16 @@ would let through more than the bound. Neither may a number be lost because its 
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 # Coordinates whose sum is torch's: in float32 Euclidean norms are off by about 2e-7 then, L1 norms by 3e-6.
 PIECE = 1 << 12
+
+# Tensors of at most so many bytes are copied beside each other, so that one call does for many.
+SHORT_BYTES = 1 << 16
 
 # Bytes of rows that are divided by their largest numbers at once.
 AT_ONCE = 1 << 20
@@ -42,12 +46,20 @@ def lengths(rows: Tensor) -> Tensor:
     return norms
 
 
-def lengths_of(sides: Sequence[Tensor]) -> list[Tensor]:
-    """Return what :func:`lengths` says of each of some rows (B, n), B and the type the same, without extremes."""
-    norms, limits = torch.stack([row_norms(side) for side in sides]), torch.finfo(sides[0].dtype)
+def lengths_of(sides: Sequence[Tensor]) -> Tensor:
+    """Return what :func:`lengths` says of each of S tensors (B, ...) in the order of their sizes, without extremes.
+
+    B and the type are the same. The result is (S, B); short rows of one length are laid beside each other for it.
+    """
+    rows = [side.flatten(1) for side in sides]
+    groups = [
+        list(group) for _, group in groupby(rows, lambda row: (row.shape[1], row.nbytes > SHORT_BYTES and id(row)))
+    ]
+    norms = torch.cat([row_norms(torch.stack(group) if len(group) > 1 else group[0][None]) for group in groups])
+    limits = torch.finfo(norms.dtype)
     if norms.numel() and within(norms, math.sqrt(limits.tiny / limits.eps), LARGEST_SIDE[norms.dtype]):
-        return list(norms)
-    return [without_extremes(lengths(side)) for side in sides]
+        return norms
+    return torch.stack([without_extremes(lengths(row)) for row in rows])
 
 
 def scaled_norms(rows: Tensor) -> Tensor:

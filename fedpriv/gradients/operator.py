@@ -186,7 +186,7 @@ class GradientOperator(ABC):
 
 def flattened(rows: Tensor, axes: int = 1) -> Tensor:
     """Lay the numbers behind the first axes end to end: (N, *shape) -> (N, numbers), also where the shape is empty."""
-    return rows.reshape(*rows.shape[:axes], rows.shape[axes:].numel())
+    return rows if rows.ndim == axes + 1 else rows.reshape(*rows.shape[:axes], rows.shape[axes:].numel())
 
 
 def first_line(error: Exception) -> str:

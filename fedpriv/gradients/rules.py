@@ -29,7 +29,6 @@ from fedpriv.gradients.factors import (
     rows_are_cheaper,
     slices,
 )
-from fedpriv.gradients.numerics import lengths, without_extremes
 from fedpriv.gradients.operator import total
 
 Contributions = Mapping[str, Callable[[], "Contribution"]]
@@ -66,7 +65,8 @@ class Operation(NamedTuple):
             first = x.ndim - self.own_axes
             if place:
                 x, error = x.movedim(place, 0), error.movedim(place, 0)
-            x, error = (side.reshape(examples, -1, *side.shape[first:]) for side in (x, error))
+            x = x.reshape(examples, -1, *x.shape[first:])
+            error = error.reshape(examples, -1, *error.shape[first:])
         return self.rule(x, error, examples, memory)
 
 
@@ -93,8 +93,11 @@ Contribution = Products | Lookups | Factor
 
 def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) -> Factor:
     """Return the factor of a parameter from what all calls add to its gradients, at least one."""
-    if len(parts) == 1 and isinstance(parts[0], Factor):
-        return parts[0]
+    if len(parts) == 1:
+        (part,) = parts
+        if isinstance(part, Products):
+            return _multiplied(part, memory)
+        return _looked_up([part], shape, memory) if isinstance(part, Lookups) else part
     products = [part for part in parts if isinstance(part, Products)]
     lookups = [part for part in parts if isinstance(part, Lookups)]
     made = [part for part in parts if isinstance(part, Factor)]
@@ -108,7 +111,7 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
         return made[0]
     examples = made[0].examples
     bounds = total(part.magnitudes() for part in made)
-    return Rows(total(part.rows(0, examples) for part in made), memory.scratch, Sizes.known(bounds))
+    return memory.rows(total(part.rows(0, examples) for part in made), Sizes.known(bounds))
 
 
 def _together(parts: Sequence[Products]) -> Products:
@@ -124,7 +127,7 @@ def _multiplied(given: Products, memory: Memory) -> Factor:
         return Dyads(x[:, 0], side, memory.scratch)
     shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
     if _write_out(x.shape, error, memory):
-        return Rows(torch.bmm(error.mT, x), memory.scratch, sizes)
+        return memory.rows(torch.bmm(error.mT, x), sizes)
     return Outer(x, error, shape, memory.scratch, sizes)
 
 
@@ -139,7 +142,7 @@ def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
     shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
     if _write_out(x.shape, error, memory):
         rows = torch.bmm(error.mT, x).add_(table.rows(0, len(x)))
-        return Rows(rows, memory.scratch, Sizes.known(table.magnitudes() + sizes()))
+        return memory.rows(rows, Sizes.known(table.magnitudes() + sizes()))
     multiplied = Outer(x, error, shape, memory.scratch, sizes)
     return Tied(table, multiplied, (*shape, x.shape[1], table.positions), len(x), memory.scratch)
 
@@ -186,12 +189,12 @@ def _turned_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> 
 def _vector_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
     """Of a vector (n,) that is multiplied with inputs (B, T, n), whose errors are (B, T)."""
     rows = partial(torch.bmm, error[:, None], x)
-    return {"weight": lambda: Rows(rows()[:, 0], memory.scratch, Sizes(1.0, error, x))}
+    return {"weight": lambda: memory.rows(rows()[:, 0], Sizes(1.0, error, x))}
 
 
 def _added(error: Tensor, memory: Memory) -> Rows:
     """Of what is added at all positions, from the error (B, T, ...)."""
-    return Rows(error.sum(dim=1), memory.scratch, Sizes(math.sqrt(error.shape[1]), error))
+    return memory.rows(error.sum(dim=1), Sizes(math.sqrt(error.shape[1]), error))
 
 
 def _embedding(
@@ -255,23 +258,30 @@ def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, norm
     positions = math.sqrt(error.shape[1] * error.shape[3])
     return {
         "weight": lambda: _scaled(x, error, lambda some: normal(some.flatten(0, 1)).view_as(some), (1, 3), memory),
-        "bias": lambda: Rows(error.sum(dim=(1, 3)), memory.scratch, Sizes(positions, error)),
+        "bias": lambda: memory.rows(error.sum(dim=(1, 3)), Sizes(positions, error)),
     }
 
 
 def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: Sequence[int], memory: Memory) -> Rows:
     """Of a factor of what is normalised, from x and error (B, ...), with the axes of positions."""
-    parts, sizes = [], []
-    for chunk in slices(0, len(x), max(1, memory.scratch // (2 * max(1, x[0].nbytes)))):
+    parts, sizes, uses = [], [], math.prod(x.shape[axis] for axis in positions)
+    step = max(1, memory.scratch // (2 * max(1, x[0].nbytes)))
+    for chunk in slices(0, len(x), step):
         products = normal(x[chunk]).mul_(error[chunk])
-        sizes.append(without_extremes(lengths(products.flatten(1))))
+        sizes.append(Sizes(math.sqrt(uses), products))
         parts.append(products.sum(dim=tuple(positions)))
-    uses = math.prod(x.shape[axis] for axis in positions)
-    rows, bound = (parts[0], sizes[0]) if len(parts) == 1 else (torch.cat(parts), torch.cat(sizes))
-    return Rows(rows, memory.scratch, Sizes.known(math.sqrt(uses) * bound))
+        if step < len(x) and memory.bounds:
+            sizes[-1]()  # lets go of the products
+    if len(parts) == 1:
+        return memory.rows(parts[0], sizes[0])
+    return memory.rows(torch.cat(parts), Sizes.known(torch.cat([size() for size in sizes])))
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------------
+
+
+# With kernels up to this size oneDNN's backward pass is the faster way of two.
+SMALL_KERNEL = 3
 
 
 @dataclass(frozen=True)
@@ -333,14 +343,18 @@ class Patches:
 
 def patches(kernel: Moved, x: Tensor) -> Tensor:
     """Return the patches of some padded input (n, channels, *size), (n, channels, *kernel, *positions): a view."""
-    extents = [dilation * (size - 1) + 1 for dilation, size in zip(kernel.dilation, kernel.kernel_size, strict=True)]
-    sizes = zip(x.shape[2:], extents, kernel.stride, strict=True)
-    positions = [(size - extent) // stride + 1 for size, extent, stride in sizes]
     steps = x.stride()[2:]
     inside = [dilation * step for dilation, step in zip(kernel.dilation, steps, strict=True)]
     between = [stride * step for stride, step in zip(kernel.stride, steps, strict=True)]
-    shape = (*x.shape[:2], *kernel.kernel_size, *positions)
+    shape = (*x.shape[:2], *kernel.kernel_size, *_positions(kernel, x))
     return x.as_strided(shape, (*x.stride()[:2], *inside, *between))
+
+
+def _positions(kernel: Moved, x: Tensor) -> list[int]:
+    """How many places a kernel has along each axis of some padded input."""
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(kernel.dilation, kernel.kernel_size, strict=True)]
+    sizes = zip(x.shape[2:], extents, kernel.stride, strict=True)
+    return [(size - extent) // stride + 1 for size, extent, stride in sizes]
 
 
 def padded(layer: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
@@ -391,7 +405,7 @@ def _patched(x: Tensor, error: Tensor, examples: int, memory: Memory, kernel: Ke
         error = error.reshape(examples, -1, *error.shape[1:]).transpose(1, 2).flatten(2)
     return {
         "weight": lambda: _kernels(x, error, memory, kernel),
-        "bias": lambda: Rows(error.sum(dim=2), memory.scratch, Sizes(math.sqrt(error.shape[2]), error)),
+        "bias": lambda: memory.rows(error.sum(dim=2), Sizes(math.sqrt(error.shape[2]), error)),
     }
 
 
@@ -400,7 +414,7 @@ def _kernels(x: Tensor, error: Tensor, memory: Memory, kernel: Kernel) -> Factor
     examples, positions, wide = len(error), error.shape[2], kernel.shape[1:].numel()
     if _write_out((examples, positions, wide), error, memory, kernel.groups):
         sizes = Sizes(math.sqrt(kernel.uses), error, x.reshape(examples, -1))
-        return Rows(_written(kernel, x, error), memory.scratch, sizes)
+        return memory.rows(_written(kernel, x, error), sizes)
     parts = []
     for group, group_error in enumerate(error.chunk(kernel.groups, dim=1)):
         columns: Inputs = Patches(kernel, x, torch.Size((examples, positions, wide)), group)
@@ -430,6 +444,9 @@ def _written(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
 
 def _written_groups(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     """The same for groups, whose channels are too few for long runs; in the usual order."""
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    if plain and len(x) == len(error) and error.shape[2] > 1:
+        return _convolved(kernel, x, error)
     groups, wide, (examples, out, positions) = kernel.groups, kernel.shape[1:].numel(), error.shape
     tall, share = out // groups, len(x) // examples
     step = max(1, CACHE_BYTES // max(1, groups * wide * positions * x.element_size()))
@@ -442,6 +459,29 @@ def _written_groups(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
         columns = columns.reshape(-1, wide, positions)
         torch.bmm(error[chunk].reshape(-1, tall, positions), columns.mT, out=rows[chunk].view(-1, tall, wide))
     return rows
+
+
+def _convolved(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
+    """The same from one call of a convolution, for which each example's channels are channels of their own.
+
+    oneDNN has a fast backward pass for small kernels, and for groups of several channels. With one channel a group, the
+    gradient is a convolution, too: of the input with the errors as its kernel, steps and gaps exchanged.
+    """
+    axes, (examples, out) = len(kernel.kernel_size), error.shape[:2]
+    given = functional.pad(x, kernel.sides)
+    given = given.reshape(1, -1, *given.shape[2:])
+    errors = error.reshape(1, examples * out, *_positions(kernel, given))
+    small = max(kernel.kernel_size) <= SMALL_KERNEL and out == kernel.groups
+    if kernel.shape[1] > 1 or small:
+        of_weight = nn.grad.conv1d_weight if axes == 1 else nn.grad.conv2d_weight
+        size = (examples * out, *kernel.shape[1:])
+        moves: Any = (kernel.stride, 0, kernel.dilation, examples * kernel.groups)
+        return of_weight(given, size, errors, *moves).view(examples, *kernel.shape)
+    given = given.repeat_interleave(out // kernel.groups, dim=1)
+    convolve: Any = functional.conv1d if axes == 1 else functional.conv2d
+    made = convolve(given, errors.movedim(0, 1), None, kernel.dilation, 0, kernel.stride, examples * out)
+    inside = [slice(size) for size in kernel.kernel_size]  # beyond them lies what no step reached
+    return made[(..., *inside)].reshape(examples, *kernel.shape)
 
 
 OPERATIONS: dict[Any, Callable[..., Operation | None]] = {
