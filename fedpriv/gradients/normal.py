@@ -6,6 +6,7 @@ end at 5.8, are made by one thread, and follow from 32 bits.
 """
 
 import math
+from functools import cached_property
 
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -50,7 +51,8 @@ class _Points:
 
     def __init__(self, key: bytes, most: int, dtype: torch.dtype, device: torch.device) -> None:
         # Three streams, so that what is drawn of one does not depend on how much was drawn of another.
-        self._distances, self._finer, self._angles = (keystream(key, number) for number in range(3))
+        self._distances, self._angles = keystream(key, 0), keystream(key, 2)
+        self._key = key
         self._integers = torch.int32 if dtype == torch.float32 else torch.int64
         # The integers j are uniform from -end to end - 1.
         self._end = 2.0 ** (8 * dtype.itemsize - 1)
@@ -62,6 +64,12 @@ class _Points:
         size, pinned = most * dtype.itemsize + BLOCK_BYTES, device.type == "cuda"
         self._bits = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self._bits_view = self._bits.numpy().data
+        self._drawn = self._bits[: most * dtype.itemsize].view(self._integers)
+
+    @cached_property
+    def _finer(self) -> CipherContext:
+        """The third stream, which is hardly ever drawn from."""
+        return keystream(self._key, 1)
 
     def fill(self, first: Tensor, second: Tensor) -> None:
         """Fill two vectors with the coordinates of the next points; the second vector may be one shorter."""
@@ -82,6 +90,5 @@ class _Points:
 
     def _take(self, count: int, stream: CipherContext) -> Tensor:
         """Return the next integers of a stream, in a tensor that the next call may overwrite."""
-        size = count * self._integers.itemsize
-        stream.update_into(self._zeros[:size], self._bits_view)
-        return self._bits[:size].view(self._integers).to(self._device)
+        stream.update_into(self._zeros[: count * self._integers.itemsize], self._bits_view)
+        return self._drawn[:count].to(self._device)

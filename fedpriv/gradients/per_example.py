@@ -101,9 +101,10 @@ def _refuse_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> No
                 trained.append(value)
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
-    kinds = sorted({f"{value.dtype} on {value.device}" for value in trained})
+    kinds = {(value.dtype, value.device) for value in trained}
     if len(kinds) > 1:
-        raise InputError(f"{type(model).__name__} has parameters of several kinds: {', '.join(kinds)}; allowed: one")
+        several = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise InputError(f"{type(model).__name__} has parameters of several kinds: {several}; allowed: one")
     if trained[0].dtype not in (torch.float32, torch.float64):
         raise InputError(
             f"{type(model).__name__} has parameters of {trained[0].dtype}; allowed: torch.float32, torch.float64"
@@ -123,7 +124,8 @@ def versions(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[in
 
 def refuse_changes(modules: Mapping[str, nn.Module], before: Mapping[tuple[str, str], tuple[int, int]]) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    changed = [name for name, state in versions(modules).items() if before.get(name) != state]
+    now = versions(modules)
+    changed = [] if now == before else [name for name, state in now.items() if before.get(name) != state]
     if changed:
         name = ".".join(filter(None, changed[0]))
         raise InputError(

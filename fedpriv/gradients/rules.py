@@ -267,7 +267,8 @@ def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: Sequence[int], 
     parts, sizes, uses = [], [], math.prod(x.shape[axis] for axis in positions)
     step = max(1, memory.scratch // (2 * max(1, x[0].nbytes)))
     for chunk in slices(0, len(x), step):
-        products = normal(x[chunk]).mul_(error[chunk])
+        some, errors = (x, error) if step >= len(x) else (x[chunk], error[chunk])
+        products = normal(some).mul_(errors)
         sizes.append(Sizes(math.sqrt(uses), products))
         parts.append(products.sum(dim=tuple(positions)))
         if step < len(x) and memory.bounds:

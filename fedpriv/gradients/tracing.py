@@ -65,7 +65,7 @@ class Use(NamedTuple):
     operation: Operation  # without autograd's graph
     sources: Mapping[str, Source]  # by their roles in the operation
     edge: GradientEdge  # of its output
-    entry: GradientEdge | None  # of its input
+    entry: GradientEdge | None  # of its input, with stand-ins
     place: int  # the axis of the input that counts the examples
     version: int  # of the input; it counts changes in place
 
@@ -253,7 +253,7 @@ class Tracer:
         if self._with_stand_ins:
             args, kwargs = self._replaced(sources.values(), args, kwargs)
         made = func(*args, **kwargs)
-        entry = get_gradient_edge(given) if given.requires_grad else None
+        entry = get_gradient_edge(given) if self._with_stand_ins and given.requires_grad else None
         self.uses.append(Use(operation.detached(), sources, get_gradient_edge(made), entry, place, given._version))
         return made
 
