@@ -39,6 +39,10 @@ def with_adapters(network: nn.Module, given: str | Table, classes: int, task: st
         raise
     except Exception as error:
         layers = sorted({name.rpartition(".")[2] for name, layer in network.named_modules() if _is_layer(layer)})
+        if type(error).__name__ == "NoMatchingPeftModuleError":
+            wanted = given if isinstance(given, str) else given.plain().get("target_modules")
+            allowed = f"matches no layer of the network, which has {some_of(layers, 12)}"
+            raise InputError(key=f"{_KEY}.target_modules", given=wanted, allowed=allowed) from error
         allowed = f"peft does not adapt a network with layers {some_of(layers, 12)}: {reason_of(error)[:300]}"
         raise InputError(key=_KEY, given=_shown(given), allowed=allowed) from error
 
