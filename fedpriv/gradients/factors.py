@@ -154,7 +154,7 @@ class Memory:
 
 
 class Sizes:
-    """A bound of the norms (B,) of what an example's gradient sums: a number times the norms of 1 or 2 tensors (B, ...).
+    """A bound of the norms (B,) of what a gradient sums: a number times the norms of one or two tensors (B, ...).
 
     A sum over positions of products of two tensors' entries is at most the product of both norms (Cauchy, Schwarz). It
     is computed when it is asked for, and of a batch's layers at once.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
@@ -474,15 +475,16 @@ def _convolved(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     errors = error.reshape(1, examples * out, *_positions(kernel, given))
     small = max(kernel.kernel_size) <= SMALL_KERNEL and out == kernel.groups
     if kernel.shape[1] > 1 or small:
-        of_weight = nn.grad.conv1d_weight if axes == 1 else nn.grad.conv2d_weight
-        size = (examples * out, *kernel.shape[1:])
-        moves: Any = (kernel.stride, 0, kernel.dilation, examples * kernel.groups)
-        return of_weight(given, size, errors, *moves).view(examples, *kernel.shape)
+        of_weight: Any = conv1d_weight if axes == 1 else conv2d_weight
+        size, groups = (examples * out, *kernel.shape[1:]), examples * kernel.groups
+        rows: Tensor = of_weight(given, size, errors, kernel.stride, 0, kernel.dilation, groups)
+        return rows.view(examples, *kernel.shape)
     given = given.repeat_interleave(out // kernel.groups, dim=1)
     convolve: Any = functional.conv1d if axes == 1 else functional.conv2d
-    made = convolve(given, errors.movedim(0, 1), None, kernel.dilation, 0, kernel.stride, examples * out)
-    inside = [slice(size) for size in kernel.kernel_size]  # beyond them lies what no step reached
-    return made[(..., *inside)].reshape(examples, *kernel.shape)
+    made: Tensor = convolve(given, errors.movedim(0, 1), None, kernel.dilation, 0, kernel.stride, examples * out)
+    for axis, size in enumerate(kernel.kernel_size, 2):  # beyond it lies what no step reached
+        made = made.narrow(axis, 0, size)
+    return made.reshape(examples, *kernel.shape)
 
 
 OPERATIONS: dict[Any, Callable[..., Operation | None]] = {

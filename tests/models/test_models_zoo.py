@@ -286,7 +286,7 @@ def test_adapters_are_peft_s_and_saved_as_peft_reads_them(
     [
         ({"peft": {"peft_type": "LORAA"}}, "peft_type = 'LORAA'.*did you mean LORA"),
         ({"peft": {"peft_type": "LORA", "rank": 2}}, "LORA has no key rank; did you mean"),
-        ({"peft": {"peft_type": "LORA", "target_modules": ["query"]}}, "target_modules = .*query.*: matches no layer.*q_proj"),
+        ({"peft": {"peft_type": "LORA", "target_modules": ["query"]}}, "= .*query.*: matches no layer.*q_proj"),
         ({"peft": "nowhere"}, "peft = 'nowhere': a folder with adapter_model.safetensors"),
         ({"config": {"hiden_size": 8}}, "has no key hiden_size; did you mean hidden_size"),
     ],
