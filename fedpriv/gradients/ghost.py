@@ -95,7 +95,7 @@ def ghost_gradients(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     *,
     route: Route | None = None,
-    often: bool = False,  # whether more than norms and a sum will be asked for
+    often: bool | None = None,  # whether more than norms and a sum will be asked for; None: perhaps
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
     if route is None or route.steps is None:
@@ -107,7 +107,7 @@ def ghost_gradients(
         return graph
     own = sum(value.nbytes for value in graph.trained.values())
     most = None if often else max(LEAST_KEPT, own)
-    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most, bounds=often), route)
+    return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most, bounds=often is not False), route)
 
 
 # ---- one pass -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def per_example_gradients(
     *,
     route: Route | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    often: bool = False,
+    often: bool | None = None,
 ) -> FactoredGradients:
     """Return the gradients of a batch's losses, one an example, as an operator.
 
@@ -53,7 +53,8 @@ def per_example_gradients(
             one row of a weight matrix. Dense gradients, of the model or of a layer without a rule, are what is
             returned: B numbers a parameter are held, however many they are.
         often: whether more than norms and a sum will be asked for. Of what is cheaper to compute once and keep, as
-            much is kept then as ``chunk_bytes`` allows; else as many bytes as the parameters take.
+            much is kept then as ``chunk_bytes`` allows; else as many bytes as the parameters take. If not, magnitudes
+            of gradients that are written out are their norms. ``None``: as little is kept, and all bounds are known.
 
     Raises:
         InputError: the model has no parameter that is trained, has parameters of several types or devices or of
@@ -79,7 +80,7 @@ def per_example_gradients(
 
 
 def _layer_by_layer(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool | None
 ) -> FactoredGradients | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)

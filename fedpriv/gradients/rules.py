@@ -482,8 +482,8 @@ def _convolved(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     given = given.repeat_interleave(out // kernel.groups, dim=1)
     convolve: Any = functional.conv1d if axes == 1 else functional.conv2d
     made: Tensor = convolve(given, errors.movedim(0, 1), None, kernel.dilation, 0, kernel.stride, examples * out)
-    for axis, size in enumerate(kernel.kernel_size, 2):  # beyond it lies what no step reached
-        made = made.narrow(axis, 0, size)
+    for axis, length in enumerate(kernel.kernel_size, 2):  # beyond it lies what no step reached
+        made = made.narrow(axis, 0, length)
     return made.reshape(examples, *kernel.shape)
 
 
