@@ -1,59 +1,120 @@
-"""Tokens of one sequence, found in the noisy gradient of the pretrained Llama's first layer, compared with a guess.
+"""Tokens of batches, found in noisy gradients of the pretrained Llama's first layer, with a guess and a ceiling.
 
-Usage: python -m studies.sparse_tokens [--clients 8] [--length 16]
+Usage: python -m studies.sparse_tokens [--networks llama,lora] [--batches 1,4,16] [--clients 4] [--length 16]
 
-Each client uploads the gradient of one sequence of Shakespeare's text, clipped to 1. A token that was found counts if
-it occurs in the sequence; the guess names as many tokens, those that are most frequent in public texts. Needs the
-folder that FEDPRIV_DATA names.
+Each client uploads one gradient of sequences of Shakespeare's text, of all parameters or of adapters of rank 4, whose
+second factors are drawn at random as if they had been trained; with noise it is clipped to 1. A token that was found
+counts if it occurs in the batch; the guess names as many tokens, those that are most frequent in public texts; the
+ceiling is the proven one of its rate. ``picked``: the most probable of 100 sentences for the first of each batch, the
+others known, which no decision is right more often than; a guess is right in 1 %, and its ceiling is printed, too. Ends
+with 1 if a rate is above its ceiling by more than chance allows (1 %). Needs the folder that FEDPRIV_DATA names.
 """
 
-from fedpriv.attacks.reconstruction.upload_model import prepare_victims
+import sys
+from dataclasses import replace
+from itertools import product
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from fedpriv.accounting.ceiling import quick_ceiling
+from fedpriv.attacks.reconstruction.posterior import misfit
+from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.attacks.texts.dager import likely_tokens
 from fedpriv.attacks.texts.scene import TextScene
+from fedpriv.attacks.texts.scoring import Scorer, Texts, trained_network
+from fedpriv.attacks.texts.soft import soft_network
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.names import PAD
-from fedpriv.core.world import World, build_world
-from studies.arguments import StudyParser, whole
+from fedpriv.core.world import State, World, build_world
+from studies.arguments import StudyParser, listed, whole, wholes
 from studies.uploads import FIRST, heard
 
-NOISE = (("gaussian", "sigma", (0.001, 0.003, 0.01)), ("vmf", "kappa", (1e6, 1e5)))
+NOISE = (
+    ("none", "", 0.0),
+    ("gaussian", "sigma", 0.001),
+    ("gaussian", "sigma", 0.01),
+    ("gaussian", "sigma", 0.5),
+    ("vmf", "kappa", 1e6),
+    ("vmf", "kappa", 1e5),
+    ("vmf", "kappa", 1e3),
+)
+NETWORKS = ("llama", "lora")
+LISTED = 100  # sentences from which one is picked
+ADAPTED = 0.02  # the deviation of the adapters' second factors
+CHANCE = 0.01  # that a rate is above its ceiling by so much without an error
 
 
 def main() -> None:
-    """Print one line for each mechanism and strength."""
+    """Print one line for each network, batch and mechanism."""
     parser = StudyParser("studies.sparse_tokens", __doc__)
-    parser.add_argument("--clients", type=whole(1), default=8)
+    parser.add_argument("--networks", type=listed(NETWORKS), default=NETWORKS)
+    parser.add_argument("--batches", type=wholes, default=(1, 4, 16))
+    parser.add_argument("--clients", type=whole(1), default=4)
     parser.add_argument("--length", type=whole(2), default=16)
+    above = False
     with parser.parsed() as options:
-        for name, key, values in NOISE:
-            for value in values:
-                clip = {"clip_norm": 1.0} if name == "gaussian" else {}
-                world = _world(options.clients, options.length, {"name": name, key: value, **clip})
-                print(name, value, *_measured(world), flush=True)
+        for network, batch, (name, key, value) in product(options.networks, options.batches, NOISE):
+            mechanism = {"name": name} | ({key: value} if key else {})
+            mechanism |= {"clip_norm": 1.0} if name == "gaussian" else {}
+            cells, is_above = _measured(_world(network, batch, options.clients, options.length, mechanism))
+            print(network, batch, name, value, *cells, sep=", ", flush=True)
+            above = above or is_above
+    sys.exit(int(above))
 
 
-def _measured(world: World) -> tuple[str, ...]:
-    """Tokens that occur and were found, that occur, that were found and do not occur, and of the guess."""
-    observations = heard(world)
+def _measured(world: World) -> tuple[list[str], bool]:
+    """Tokens that occur and were found, wrong ones, the guess and its ceiling; sentences picked, and their ceiling."""
+    observations = heard(world, _adapted(world))
     public = observations[0].settings
     if public.text is None:
         raise ValueError("the uploads are not of texts")
-    scene = TextScene.of(world.model, public.shape, public.classes, public.text, None)
+    scene = TextScene.of(world.model, public.shape, public.classes, public.text, world.dataset.x_test)
     frequent = world.dataset.x_test.flatten().long().bincount(minlength=public.text.vocabulary)
     frequent[PAD] = 0
-    right = occurring = wrong = guessed = 0
-    for victim in prepare_victims(observations, scene.names, scene.device):
-        network = scene.with_parameters(victim.parameters)
-        tokens = likely_tokens(scene, victim, network)
-        found = set() if tokens is None else {*tokens.tolist()}
+    right = occurring = wrong = guessed = picked = 0
+    victims = prepare_victims(observations, scene.names, scene.device)
+    for victim in victims:
+        found = likely_tokens(scene, victim, scene.with_parameters(victim.parameters))
+        named = set() if found is None else {*found.tolist()}
         rows = world.uploaded_rows(victim.client, FIRST)
         true = {*world.dataset.x_train[rows].flatten().long().tolist()} - {PAD}
-        right, occurring, wrong = right + len(found & true), occurring + len(true), wrong + len(found - true)
+        right, occurring, wrong = right + len(named & true), occurring + len(true), wrong + len(named - true)
         guessed += len({*frequent.topk(len(true)).indices.tolist()} & true)
-    return f"found {right} of {occurring}", f"wrong {wrong}", f"guess {guessed}"
+        picked += _is_picked(scene, victim, world, rows)
+    release = world.plans[victims[0].client].accounted((FIRST,))
+    limits = [quick_ceiling(release, chance) for chance in (guessed / occurring, 1 / LISTED)]
+    counts = ((right, occurring), (picked, len(victims)))
+    above = any(binom.sf(count - 1, of, limit) < CHANCE for (count, of), limit in zip(counts, limits, strict=True))
+    cells = [f"found {right} of {occurring}", f"wrong {wrong}", f"guess {guessed}", f"ceiling {limits[0]:.3f}"]
+    return [*cells, f"picked {picked} of {len(victims)}", f"ceiling {limits[1]:.3f}"], above
 
 
-def _world(clients: int, length: int, mechanism: dict[str, object]) -> World:
+def _is_picked(scene: TextScene, victim: Victim, world: World, rows: Tensor) -> bool:
+    """Whether the first sentence of a batch is the most probable of a list, the others known."""
+    inputs, targets = world.dataset.x_train[rows].flatten(1).long(), world.dataset.y_train[rows]
+    texts = Texts(torch.cat([inputs, targets[:, -1:]], dim=1), torch.zeros(len(rows), dtype=torch.int64))
+    others = world.dataset.x_test[: LISTED - 1].flatten(1).long()
+    others = torch.cat([others, world.dataset.y_test[: LISTED - 1, -1:]], dim=1)
+    sentences = torch.cat([texts.tokens[:1], others])[:, None]
+    soft = soft_network(trained_network(scene, victim), scene.format.vocabulary, "probabilities")
+    scorer = Scorer(scene, victim, soft, misfit)
+    losses = scorer.exchanged(texts, (0,), sentences, torch.zeros(len(sentences), 1, dtype=torch.int64))
+    return int(losses.argmin()) == 0
+
+
+def _adapted(world: World) -> State:
+    """The initial state, with second factors of adapters that are not zero."""
+    stream = torch.Generator().manual_seed(1)
+    parameters = {
+        name: torch.randn(value.shape, generator=stream) * ADAPTED if "lora_B" in name else value
+        for name, value in world.initial.parameters.items()
+    }
+    return replace(world.initial, parameters=parameters)
+
+
+def _world(network: str, batch: int, clients: int, length: int, mechanism: dict[str, object]) -> World:
     tree = {
         "seed": 1,
         "data": {
@@ -61,9 +122,9 @@ def _world(clients: int, length: int, mechanism: dict[str, object]) -> World:
             "partition": "key",
             "text": {"tokenizer": "llama", "length": length, "pack": True, "tests": 512},
         },
-        "model": {"name": "llama"},
+        "model": {"name": "llama"} | ({"lora_rank": 4} if network == "lora" else {}),
         "federation": {"clients": clients, "rounds": 1},
-        "training": {"batch_size": 1},
+        "training": {"batch_size": batch},
         "mechanism": mechanism,
         "adversary": {"victims": clients},
     }

@@ -7,18 +7,25 @@ features to row j of the weight's: **the bias's gradient counts the records of e
 row of the weight's gradient is the features of that very record. That is the certificate, and it takes no look at the
 truth. Only records of the target class reach the layers before the last.
 
-An image is found in one of three ways:
+An image is found in one of five ways:
 
+- In networks of Linear layers and ReLU for two classes: by bins. All rows of the first layer measure one brightness,
+  with cut points as biases, and each record of the target adds the same error to all rows that it passes. So the
+  differences of the bias's gradient count the records of each bin, and where they count one, the quotient is that
+  record: the certificate is the count.
 - The target's, if the network begins with a Linear layer: the quotient of that layer's gradients. Certified if all rows
   have the same quotient, up to rounding.
 - From its features, if there are as many of them as pixels. In networks of convolutions, ReLU and pooling the server
   also makes the layers before: bias so large that ReLU lets everything pass, and kernels that stress details, so that
   the search is well posed. Certified if two searches from different starts end at the same image, and it has the
   features that were read.
+- The target's, in a vision transformer: the gradient of the table of positions is the error of each patch, and that of
+  the patches' kernels their sum of products with the patches: linear equations. Certified if these are solved, and
+  their rounding errors are small.
 - The target's, otherwise: by matching the gradient of all layers, as DLG does for one image. Certified if an image
   is found that matches it, with twice as many equations as unknowns.
 
-The last two certificates prove that the gradient is of one record; that no other image has the same features or
+The last two of them prove that the gradient is of one record; that no other image has the same features or
 gradients is no theorem.
 """
 
@@ -35,6 +42,7 @@ from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, re
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import last_layer
 from fedpriv.attacks.reconstruction.first_layer.closed_form import exact
+from fedpriv.attacks.reconstruction.first_layer.imprint import brightness, cut_points
 from fedpriv.attacks.reconstruction.first_layer.input_layer import find_input_layer
 from fedpriv.attacks.reconstruction.lbfgs import minimise
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
@@ -81,9 +89,12 @@ def craft_fishing(
         raise AttackRefused(f"fishing.target = {target}: the data have {classes} classes, counted from 0")
     if makes_body and layer.in_features >= shown[0].numel() and _is_plain(model, parameters):
         parameters |= _clear_body(model, name, shown)
+    has_bins = makes_body and layer.in_features < shown[0].numel() and classes == 2 and _is_mlp(model, parameters)
+    if has_bins:
+        parameters |= _binned_body(model, name, shown)
     weight, bias = torch.zeros_like(parameters[f"{name}.weight"]), torch.zeros_like(parameters[f"{name}.bias"])
     bias[silent_class(target, classes)] = SILENT
-    weight[target] = _target_row(network, parameters, name, shown)
+    weight[target] = _target_row(network, parameters, name, shown, even=has_bins)
     return {**parameters, f"{name}.weight": weight, f"{name}.bias": bias}
 
 
@@ -107,6 +118,30 @@ def _is_plain(model: nn.Module, parameters: Vector) -> bool:
         return False
     made = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
     return all(f"{name}.{part}" in parameters for name in made for part in ("weight", "bias"))
+
+
+def _is_mlp(model: nn.Module, parameters: Vector) -> bool:
+    """Whether the server can make a network of at least two Linear layers with ReLU between them."""
+    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    others = any(isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)) for layer in model.modules())
+    return len(linear) > 1 and not others and _is_plain(model, parameters)
+
+
+def _binned_body(model: nn.Module, last: str, images: Tensor) -> Vector:
+    """A first layer that sorts records into bins by a brightness, and means of it up to the last layer."""
+    first, *middle = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and name != last)
+    layer = model.get_submodule(first)
+    rows = brightness(layer.get_parameter("weight")).detach()
+    measured = images.flatten(1).double() @ rows.double()
+    count = len(layer.get_parameter("bias"))
+    made = {
+        f"{first}.weight": rows.expand(count, -1).clone(),
+        f"{first}.bias": -cut_points(measured, count, count).to(rows),
+    }
+    for name in middle:
+        weight, bias = (model.get_submodule(name).get_parameter(part) for part in ("weight", "bias"))
+        made |= {f"{name}.weight": torch.full_like(weight, 1 / weight.shape[1]), f"{name}.bias": torch.zeros_like(bias)}
+    return {name: value.detach() for name, value in made.items()}
 
 
 def _clear_body(model: nn.Module, last: str, images: Tensor) -> Vector:
@@ -157,11 +192,12 @@ def _features(network: Network, parameters: Vector, layer: str, images: Tensor) 
     return given[0]
 
 
-def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor) -> Tensor:
-    """Random weights whose logits of public images are small next to the silent class's."""
+def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor, *, even: bool) -> Tensor:
+    """Weights, random or all the same, whose logits of public images are small next to the silent class's."""
     with torch.no_grad():
         features = _features(network, parameters, layer, images)
     row = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(KERNELS)).to(features)
+    row = torch.ones_like(row) if even else row
     return row * LARGEST / (features @ row).abs().max().clamp(min=1e-30)
 
 
@@ -222,11 +258,23 @@ def run_fishing(
     made: list[tuple[Tensor, Tensor, float, str]] = []
     for victim, *starts in zip(rows, images, logits, strict=True):
         catch = read_catch(scene, victim)
-        landed = _landed(scene, victim, catch, (starts[0], starts[1]), config)
+        binned = _from_bins(scene, victim, catch)
+        if binned is None:
+            landed = _landed(scene, victim, catch, (starts[0], starts[1]), config)
+        else:
+            landed = binned
+            catch = replace(catch, labels=torch.full((len(landed.images),), catch.target))
         count = victim.model.examples
         labels = filled(catch.labels.cpu(), torch.tensor(UNREAD), count)
         loss = float(landed.misfits.mean()) if len(landed.misfits) else 1.0
-        made.append((filled(landed.images, mean_image(scene), count), labels, loss, _note(catch, landed, count)))
+        made.append(
+            (
+                filled(landed.images, mean_image(scene), count),
+                labels,
+                loss,
+                _note(catch, landed, count, "class" if binned is None else "bin"),
+            )
+        )
     losses = torch.tensor([loss for _, _, loss, _ in made], dtype=torch.float64)
     report(config.iterations, losses)
     return Outcome(
@@ -238,9 +286,9 @@ def run_fishing(
     )
 
 
-def _note(catch: Catch, landed: Landed, examples: int) -> str:
+def _note(catch: Catch, landed: Landed, examples: int, group: str) -> str:
     count = len(catch.labels)
-    text = f"active server, crafted parameters: {count} of {examples} records stand apart in their class"
+    text = f"active server, crafted parameters: {count} of {examples} records stand apart in their {group}"
     if not catch.is_certain:
         return f"{text}, which noise leaves uncertain: no certificate"
     return f"{text}, proven by the count; {int(landed.certified.sum())} images certified"
@@ -257,6 +305,26 @@ def _landed(
     image, misfit, certified = _target_image(scene, victim, catch, int(at), starts, config)
     found.images[at], found.misfits[at], found.certified[at] = image.to(found.images), misfit, certified
     return found
+
+
+def _from_bins(scene: Scene, victim: Victim, catch: Catch) -> Landed | None:
+    """The records of the target that are alone in their bins; ``None``: there are no bins, or there is noise."""
+    matrices = [name for name, value in victim.parameters.items() if name.endswith(".weight") and value.ndim == 2]
+    first, rest = matrices[0], matrices[1:]
+    weight, cuts = victim.parameters[first], victim.parameters.get(first.removesuffix("weight") + "bias")
+    if not catch.is_certain or cuts is None or weight.shape[1] != scene.pixels or bool((weight != weight[:1]).any()):
+        return None
+    # What a record of the target adds to each row of the first layer that it passes.
+    error = -victim.parameters[rest[-1]][catch.target].double()
+    for name in reversed(rest[:-1]):
+        error = error @ victim.parameters[name].double()
+    heard = torch.cat([victim.gradient[first], victim.gradient[first.removesuffix("weight") + "bias"][:, None]], dim=1)
+    passed = victim.model.examples * heard.double() / error[:, None]
+    bins = passed - torch.cat([passed[1:], torch.zeros_like(passed[:1])])
+    alone = (bins[:, -1] - 1).abs() < WHOLE
+    images = (bins[alone, :-1] / bins[alone, -1:]).unflatten(1, scene.shape).to(scene.mean)
+    zeros = torch.zeros(len(images))
+    return Landed(images, zeros, zeros == 0)
 
 
 def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) -> Landed:
@@ -305,6 +373,9 @@ def _target_image(
     estimate = None if layer is None else exact(*layer.gradients(victim.gradient))
     if estimate is not None:
         return estimate.image.view(scene.shape), 0.0, True
+    patches = _from_positions(scene, victim)
+    if patches is not None:
+        return patches, 0.0, True
     alone = _alone(victim, catch, place)
     recipe = Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known",))
     images, logits = (numbers[:STARTS, None] for numbers in starts)
@@ -322,6 +393,32 @@ def _target_image(
     misfit = float(outcome.losses[best]) / size
     enough = sum(value.numel() for value in alone.gradient.values()) >= 2 * scene.pixels
     return scene.box(outcome.images[best][0]), misfit, enough and misfit < MATCHED
+
+
+def _from_positions(scene: Scene, victim: Victim) -> Tensor | None:
+    """The image from the gradients of a table of positions and of the patches' kernels; ``None``: not certified."""
+    _, height, width = scene.shape
+    for name, layer in scene.network.model.named_modules():
+        weight = victim.gradient.get(f"{name}.weight")
+        if not isinstance(layer, nn.Conv2d) or weight is None or layer.kernel_size != layer.stride:
+            continue
+        size = (int(layer.kernel_size[0]), int(layer.kernel_size[1]))
+        count, wide = (height // size[0]) * (width // size[1]), len(weight)
+        tables = [
+            value.double()[0]
+            for value in victim.gradient.values()
+            if value.ndim == 3 and len(value) == 1 and value.shape[1] >= count and value.shape[2] == wide
+        ]
+        if len(tables) != 1 or count >= wide or weight[0].numel() * count != scene.pixels:
+            continue
+        errors, products = tables[0][-count:].mT, weight.double().flatten(1)
+        patches = torch.linalg.lstsq(errors, products).solution
+        least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
+        missing = float((errors @ patches - products).square().mean().sqrt()) * wide**0.5
+        rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
+        if missing + rounded < SAME * least:
+            return nn.functional.fold(patches.mT, (height, width), size, stride=size).to(scene.mean)
+    return None
 
 
 def _alone(victim: Victim, catch: Catch, place: int) -> Victim:

@@ -18,7 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fedpriv.clients.model_errors import unless_raised
-from fedpriv.clients.received import copied_rows
+from fedpriv.clients.received import copied_rows, lonely_bias
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.core.files import append_line, writing_to
 from fedpriv.core.plan import Plan
@@ -52,8 +52,12 @@ from fedpriv.mechanisms.machinery.base import NoiseAt
 
 _LOG = logging.getLogger("fedpriv")
 _MADE = (
-    "privatise: %d of %d rows of %s are copies of others, which training does not produce: the server may have crafted "
-    "these parameters to read single records; the ledger's proof still holds"
+    "privatise: %d of %d rows of %s are nearly copies of others, which training does not produce: the server may have "
+    "crafted these parameters to read single records; the ledger's proof still holds"
+)
+_DECIDES = (
+    "privatise: %s has one class %.1f above all others, which training does not produce: the server may have crafted "
+    "these parameters to count the records of each class; the ledger's proof still holds"
 )
 WEIGHT = "num-examples"
 """By what Flower's strategies weight replies."""
@@ -127,6 +131,8 @@ class Privatiser:
         before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
         for name, (copies, rows) in copied_rows(before).items():
             _LOG.warning(_MADE, copies, rows, name)
+        if (alone := lonely_bias(before)) is not None:
+            _LOG.warning(_DECIDES, *alone)
         protocol = protocol_of(context) if self.settings.mechanism.noise_at == "sum" else None
         ledger = self._ledger(client_of(context), before, layout, "clients" if protocol is None else "sum")
         if protocol is not None:

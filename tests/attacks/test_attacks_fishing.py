@@ -14,6 +14,7 @@ from fedpriv.core.config import AdversaryConfig
 from fedpriv.gradients import Vector
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
+from fedpriv.models.mlp import MlpSettings
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
@@ -73,6 +74,47 @@ def test_an_mlp_shows_the_target_as_a_quotient() -> None:
     found = fished(mlp("relu", (80, 32)), images, labels, FishingSettings(target=8, iterations=5))
     assert found.labels.tolist() == [0, 8, -1, -1]
     assert float((found.images[1] - images[3]).square().mean()) < 1e-10
+    assert "1 images certified" in found.note
+
+
+def test_rows_of_two_classes_are_read_by_bins() -> None:
+    """Records of the target that are alone between two cut points: those that plain arithmetic names, to rounding."""
+    images, labels = digits()[0][:24], torch.arange(24) % 2
+    model = build_model(MlpSettings(hidden=(40, 16)), SHAPE, 2, 1)
+    found = fished(model, images, labels, FishingSettings(target=1, iterations=5), classes=2)
+    first = model.get_submodule("hidden1")
+    heights = (normalise(images).flatten(1) @ first.weight[0])[labels == 1]
+    bins = (heights[:, None] > -first.bias).sum(dim=1).tolist()
+    places = (labels == 1).nonzero().flatten().tolist()
+    alone = [place for place, number in zip(places, bins, strict=True) if bins.count(number) == 1]
+    assert found.labels.tolist() == [1] * len(alone) + [-1] * (24 - len(alone)) and len(alone) > 5
+    errors = torch.cdist(found.images[: len(alone)].flatten(1), images[alone].flatten(1)).min(dim=1)
+    assert sorted(errors.indices.tolist()) == list(range(len(alone)))
+    assert float(errors.values.max()) < 1e-3
+    assert f"{len(alone)} of 24 records stand apart in their bin, proven by the count" in found.note
+
+
+class Patches(nn.Module):
+    """A small vision transformer: kernels of patches, a table of positions, attention, a last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.patches, self.positions = nn.Conv2d(1, 32, 2, 2), nn.Parameter(torch.randn(1, 17, 32))
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        made = self.patches(images).flatten(2).mT
+        made = torch.cat([made.new_zeros(len(made), 1, 32), made], dim=1) + self.positions
+        return self.output(self.block(made).mean(dim=1))
+
+
+def test_a_vision_transformer_shows_the_target_by_its_table_of_positions() -> None:
+    images, labels = batch([0, 4, 4, 8])
+    found = fished(Patches(), images, labels, FishingSettings(target=8, iterations=5))
+    assert found.labels.tolist() == [0, 8, -1, -1]
+    assert float((found.images[1] - images[3]).square().mean()) < 1 / 256**2
     assert "1 images certified" in found.note
 
 

@@ -1,4 +1,4 @@
-"""Rows that are copies: active attacks have them, networks at their start and in training have none."""
+"""Rows that are nearly copies, and biases that decide alone: active attacks have them, honest networks do not."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 from fedpriv.attacks.methods.fishing import FishingSettings
 from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.threat import threat_model
-from fedpriv.clients.received import copied_rows
+from fedpriv.clients.received import copied_rows, lonely_bias
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings
@@ -42,13 +42,13 @@ def test_honest_training_raises_no_alarm() -> None:
         for seed in range(3):
             model = build_model(settings, SHAPE, 10, seed)
             images, labels = torch.randn(20, *SHAPE, generator=generator), torch.arange(20) % 10
-            alarms += bool(copied_rows(held(model)))
+            alarms += bool(copied_rows(held(model)) or lonely_bias(held(model)))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             for _ in range(2):
                 optimizer.zero_grad()
                 F.cross_entropy(model(images), labels).backward()
                 optimizer.step()
-            alarms += bool(copied_rows(held(model)))
+            alarms += bool(copied_rows(held(model)) or lonely_bias(held(model)))
             cases += 2
     assert (alarms, cases) == (0, 36)
 
@@ -66,12 +66,20 @@ def test_active_attacks_raise_it(attack: ImprintSettings | FishingSettings, sett
     threat = threat_model(AdversaryConfig.model_validate({"threat_model": "malicious-server"}))
     public = torch.rand(50, *SHAPE, generator=torch.Generator().manual_seed(2))
     made = attack.craft(build_model(settings, SHAPE, 10, 1), public, threat)
-    copies, rows = copied_rows(made)[layer]
-    assert copies >= rows - 2
+    stream = torch.Generator().manual_seed(3)
+    for share in (0.0, 0.02):  # random numbers, relative to the longest row, that are to hide the copies
+        noise = torch.randn(made[layer].shape, generator=stream) * share / made[layer].shape[1] ** 0.5
+        noisy = made | {layer: made[layer] + noise * made[layer].norm(dim=1).max()}
+        copies, rows = copied_rows(noisy)[layer]
+        assert copies >= rows - 2
+    drawn = made | {layer: torch.randn(made[layer].shape, generator=stream)}
+    assert layer not in copied_rows(drawn)
+    assert lonely_bias(drawn) == (("output.bias", 20.0) if isinstance(attack, FishingSettings) else None)
 
 
 def test_few_copies_short_rows_and_untrained_zeros_are_none() -> None:
     drawn = torch.randn(10, 20, generator=torch.Generator().manual_seed(3))
     drawn[1] = drawn[0]
     assert not copied_rows({"a": drawn, "b": torch.zeros(5, 20), "c": torch.ones(64, 1, 2, 2), "d": torch.ones(30)})
-    assert copied_rows({"a": torch.cat([drawn, drawn])}) == {"a": (11, 20)}
+    assert not copied_rows({"a": torch.cat([drawn, drawn])})
+    assert copied_rows({"a": torch.cat([drawn] * 4)}) == {"a": (31, 40)}

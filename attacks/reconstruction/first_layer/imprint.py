@@ -86,9 +86,9 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
     rows = len(weight)
     if bins is not None and bins > rows:
         raise AttackRefused(f"imprint.bins = {bins}: the first layer ({layers.weight}) has {rows} rows")
-    weight.copy_((SMALL * _brightness(weight)).expand_as(weight))
+    weight.copy_((SMALL * brightness(weight)).expand_as(weight))
     measured = public_images.flatten(1).to(weight).double() @ weight[0].double()
-    bias.copy_(-_cut_points(measured, bins or rows, rows))
+    bias.copy_(-cut_points(measured, bins or rows, rows))
     following.copy_(_column(len(following), measured)[:, None].expand_as(following) / (bins or rows))
     return parameters
 
@@ -100,7 +100,7 @@ def is_crafted(parameters: Vector, layers: ImprintLayers) -> bool:
     return alike and bool((bias[1:] <= bias[:-1]).all()) and bool(weight.any())
 
 
-def _brightness(weight: Tensor) -> Tensor:
+def brightness(weight: Tensor) -> Tensor:
     """The weights (P,) of the pixels in the measurement: positive, 1 / P on average."""
     pixels = weight.shape[1]
     generator = torch.Generator().manual_seed(BRIGHTNESS)
@@ -108,7 +108,7 @@ def _brightness(weight: Tensor) -> Tensor:
     return (uneven / pixels).to(weight)
 
 
-def _cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
+def cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
     """Quantiles (bins,) of the measurements, the lowest below all, then cuts that no image passes: (rows,)."""
     levels = torch.arange(bins, device=measured.device, dtype=measured.dtype) / bins
     far = 2 * (measured.max() - measured.min()) + SMALL
