@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.attacks.commands import Audit, Probing, chosen_audit
+from fedpriv.core.cli.garbage import importing
 from fedpriv.core.cli.terminal import (
     FolderByDefault,
     Json,
@@ -100,10 +101,11 @@ def attack_folder(
     as_json: Json = False,
 ) -> None:
     """Attack the observations of an existing run, or of a tap, without training again; results are added to DIR."""
-    from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab import attack_command, attack_run
-    from fedpriv.core.report import reported
-    from fedpriv.flower.folder import ABOUT
+    with importing():
+        from fedpriv.core.cli.display import shown
+        from fedpriv.core.lab import attack_command, attack_run
+        from fedpriv.core.report import reported
+        from fedpriv.flower.folder import ABOUT
 
     path = out_dir or folder
     chosen = names or (), victims or (), set_ or ()

@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.core.cli.garbage import importing
 from fedpriv.core.cli.terminal import (
     File,
     Json,
@@ -102,11 +103,12 @@ def run(
 ) -> None:
     """Run FILE on the deployment; folder and report are as from `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
-    from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab import Engine, start_run
-    from fedpriv.core.report import reported
-    from fedpriv.deploy.folder import DeploymentFolder
-    from fedpriv.deploy.run import federate, for_deployment
+    with importing():
+        from fedpriv.core.cli.display import shown
+        from fedpriv.core.lab import Engine, start_run
+        from fedpriv.core.report import reported
+        from fedpriv.deploy.folder import DeploymentFolder
+        from fedpriv.deploy.run import federate, for_deployment
 
     experiment = for_deployment(experiment, folder)
     insecure = DeploymentFolder(folder).read().insecure

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedpriv.core.cli.account import account_app
 from fedpriv.core.cli.data import data
 from fedpriv.core.cli.doctor import doctor
+from fedpriv.core.cli.garbage import importing
 from fedpriv.core.cli.init import init
 from fedpriv.core.cli.terminal import (
     File,
@@ -85,9 +86,10 @@ def run(
     needed = "run needs an experiment FILE, such as the one that fedpriv init writes, or --resume DIR"
     experiment, path = begun_or_resumed(needed, load_experiment, file, resume, set_, out_dir)
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
-    from fedpriv.core.cli.display import shown
-    from fedpriv.core.lab import resume_run, start_run
-    from fedpriv.core.report import reported
+    with importing():
+        from fedpriv.core.cli.display import shown
+        from fedpriv.core.lab import resume_run, start_run
+        from fedpriv.core.report import reported
 
     with shown(quiet or as_json) as progress, reported(path):
         if experiment is None:
