@@ -56,7 +56,7 @@ def main() -> None:
     above = False
     with parser.parsed() as options:
         for network, batch, (name, key, value) in product(options.networks, options.batches, NOISE):
-            mechanism = {"name": name} | ({key: value} if key else {})
+            mechanism: dict[str, object] = {"name": name} | ({key: value} if key else {})
             mechanism |= {"clip_norm": 1.0} if name == "gaussian" else {}
             cells, is_above = _measured(_world(network, batch, options.clients, options.length, mechanism))
             print(network, batch, name, value, *cells, sep=", ", flush=True)
