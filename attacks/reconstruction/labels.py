@@ -180,6 +180,7 @@ class LogitSearch:
 
 
 JOINED = 8  # exchanges that are made together, at most
+DRAWN = 50  # random exchanges of equal labels for each pairing that is asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +198,28 @@ class Passes:
         # Of equal labels the first in a pass is the first in all passes.
         taken = first.argsort(stable=True)[passes.argsort(dim=1, stable=True).argsort(dim=1)]
         return Passes(first, taken.view_as(placed))
+
+    def pairings(self, count: int) -> "list[Passes]":
+        """These, then others in which examples of equal labels are exchanged: different ones, at most ``count``."""
+        passes = self.orders.view(-1, len(self.labels))
+        generator = torch.Generator().manual_seed(PROBE)
+        found = {self._steps(passes): passes}
+        for _ in range(DRAWN * (count - 1)):
+            if len(found) == count:
+                break
+            drawn = torch.rand(passes.shape, generator=generator).argsort(dim=1)
+            # Of equal labels in random order, the first stands for the first as they are numbered, and so on.
+            mixed = drawn.gather(1, self.labels.cpu()[drawn].argsort(dim=1, stable=True)).to(passes.device)
+            exchanged = torch.empty_like(passes).scatter_(1, self.labels.argsort(stable=True).expand_as(mixed), mixed)
+            exchanged[0] = torch.arange(len(self.labels), device=passes.device)
+            other = exchanged.gather(1, passes)
+            found.setdefault(self._steps(other), other)
+        return [Passes(self.labels, other.view_as(self.orders)) for other in found.values()]
+
+    def _steps(self, passes: Tensor) -> tuple[tuple[int, ...], ...]:
+        """The label and the step in each pass of every example: alike where only examples' numbers differ."""
+        steps = passes.argsort(dim=1) // self.orders.shape[1]
+        return tuple(sorted(map(tuple, torch.cat([self.labels[None], steps]).T.tolist())))
 
 
 class PassSearch:
@@ -284,24 +307,35 @@ def _together(placed: Tensor, better: Tensor) -> Tensor:
 
 
 def with_passes(scene: Scene, rows: Sequence[Victim]) -> list[Victim]:
-    """The same rows; of a client that passes several times over its examples with the labels of each step."""
+    """The same rows; of a client that passes several times over its examples with the labels of each step.
+
+    Which of the examples with equal labels is in which step is not known: a victim's rows have different pairings.
+    """
     layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
-    known = {id(victim): _with_passes(scene, victim, layer) for victim in {id(row): row for row in rows}.values()}
-    return [known[id(row)] for row in rows]
+    members: dict[int, list[int]] = {}
+    for number, victim in enumerate(rows):
+        members.setdefault(id(victim), []).append(number)
+    made = list(rows)
+    for numbers in members.values():
+        found = _passes(scene, rows[numbers[0]], layer)
+        pairings = [] if found is None else found.pairings(len(numbers))
+        for turn, number in enumerate(numbers if pairings else ()):
+            pairing = pairings[turn % len(pairings)]
+            made[number] = replace(rows[number], labels=pairing.labels, orders=pairing.orders)
+    return made
 
 
-def _with_passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Victim:
+def _passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Passes | None:
     training = victim.model.training
     if training is None or not training.passes(victim.model.examples) or victim.model.mechanism.protects or victim.more:
-        return victim
+        return None
     labels = victim.labels
     if labels is None:
         if layer is None:
-            return victim
+            return None
         signatures = label_signatures(scene.network, victim, layer, _random(victim, layer, scene.shape), scene.classes)
         labels = match_labels(victim.gradient[layer.name].flatten(), signatures, victim.model.examples)
-    found = PassSearch(scene, victim, training).search(labels, exchangeable=victim.labels is None)
-    return replace(victim, labels=found.labels, orders=found.orders)
+    return PassSearch(scene, victim, training).search(labels, exchangeable=victim.labels is None)
 
 
 TRIED = 4  # batches of random images on which local training is tried

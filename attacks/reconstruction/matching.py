@@ -87,6 +87,12 @@ class Matcher:
             total = total.index_add(0, group.index, values)
         return total
 
+    def updates(self, images: Tensor, labels: Tensor) -> Iterator[Vector]:
+        """Train on dummies and write out what they send, (n, *shape), of each group of rows."""
+        for group in self._groups:
+            dummies, given = (values[group.index].to(self._dtype) for values in (images, labels))
+            yield group.model.trained(self._network, group.parameters, dummies, given, orders=group.orders)
+
     def select(self, rows: Tensor) -> "Matcher":
         """Return the matcher of some of the rows, by their numbers (n,)."""
         chosen = object.__new__(Matcher)

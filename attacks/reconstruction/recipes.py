@@ -19,7 +19,7 @@ from fedpriv.attacks.baselines import most_frequent
 from fedpriv.attacks.reconstruction.features import ITERATIONS, read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, read_labels, with_passes
-from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.lbfgs import Minimum, minimise
 from fedpriv.attacks.reconstruction.matching import (
     Evaluator,
     Matcher,
@@ -241,6 +241,7 @@ class MatchProblem:
         if scene.trained is None:
             weights.pop("denoiser", None)
         used = {name: pair for name, pair in weights.items() if any(pair)}
+        self.passes = all(victim.orders is not None for victim in rows)  # whether clients passed several times
         self._penalties = [PRIORS[name] for name in used]
         self._weights = tuple(used.values())
         self._rows = len(rows)
@@ -276,6 +277,20 @@ class MatchProblem:
         for number, penalty in enumerate(self._penalties):
             total = total + weights[:, number] * penalty(self._scene, images)
         return total
+
+    def sensitivities(self, variables: Tensor, logits: Tensor) -> Tensor:
+        """Estimate how much the update changes, squared, with each of the variables (N, B, C, H, W)."""
+        generator = torch.Generator().manual_seed(PROBE)
+        leaf = variables.detach().requires_grad_()
+        with torch.enable_grad():
+            updates = self._matcher.updates(self.images(leaf), self.labels.probabilities(logits))
+            sent = torch.cat([value.flatten() for update in updates for value in update.values()])
+        squares = torch.zeros_like(variables)
+        for _ in range(PROBES):
+            # The gradient of a random combination: its mean square is the diagonal of J^T J (Hutchinson 1990).
+            along = torch.randn(len(sent), generator=generator, dtype=torch.float64).to(sent)
+            squares += torch.autograd.grad(sent, leaf, along, retain_graph=True)[0].square() / PROBES
+        return squares
 
     def images(self, variables: Tensor) -> Tensor:
         """Map variables to normalised images, both (N, B, C, H, W)."""
@@ -350,6 +365,12 @@ def _lbfgs(
     shape, pixels = variables.shape[1:], variables[0].numel()
     points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
+    if problem.passes and not problem.regular and objective == "squared-distance":
+        minimum = _by_scales(problem, points, start, _size(rows, objective), iterations, report)
+        ended, last = points.split(minimum.points)
+        return Outcome(
+            problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
+        )
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
     target = SOLVED * _size(rows, objective) if known else None
@@ -358,6 +379,57 @@ def _lbfgs(
     return Outcome(
         problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
     )
+
+
+# Of several passes an update says much about few coordinates of the images and little about most, and L-BFGS goes along
+# the few. So in the second half each coordinate is scaled by its part in the curvature. What the update leaves open has
+# to be kept small then, by a weight that falls.
+PROBES = 40  # random combinations of the update from which the curvature is estimated
+PROBE = 20261129  # their seed
+WEIGHTS = (1e-6, 1e-7, 1e-8)  # of the variables' mean square, next to the mismatch as a share of the update's
+
+
+def _by_scales(
+    problem: MatchProblem, points: "_RowPoints", start: Tensor, sizes: Tensor, iterations: int, report: Report
+) -> Minimum:
+    """Minimise the mismatch from ``start`` (N, D), in the first half of the steps on variables as they are."""
+    first = -(-iterations // 2)
+    minimum = minimise(points, start, first, report, SOLVED * sizes)
+    point, made = minimum.points, minimum.iterations
+    each = (iterations - first) // len(WEIGHTS)
+    for number, weight in enumerate(WEIGHTS if each else ()):
+        squares = problem.sensitivities(*points.split(point)).flatten(1)
+        penalty = squares.new_full(squares.shape[1:], weight / squares.shape[1])
+        curvature = squares / sizes[:, None] + penalty
+        scales = (curvature.median(dim=1, keepdim=True).values / curvature).sqrt()
+        rest = point.shape[1] - squares.shape[1]  # logits, which are not used: labels are known
+        scales, penalty = F.pad(scales, (0, rest), value=1.0), F.pad(penalty, (0, rest))
+        scaled = _Scaled(points, scales, penalty, sizes)
+        part = minimise(scaled, point / scales, each, _later(report, first + number * each))
+        point, made = scales * part.points, made + part.iterations
+    values, _ = points(point, torch.arange(len(point), device=point.device))
+    return Minimum(point, values, made)
+
+
+def _later(report: Report, before: int) -> Report:
+    return lambda done, losses: report(before + done, losses)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """The mismatch as a share of the update's squared length, with a penalty, of points divided by scales."""
+
+    points: "_RowPoints"
+    scales: Tensor  # (N, D)
+    penalty: Tensor  # (D,), of the squares
+    sizes: Tensor  # (N,)
+
+    def __call__(self, scaled: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        point = self.scales[index] * scaled
+        values, gradients = self.points(point, index)
+        sizes = self.sizes[index].to(values)
+        values = values / sizes + (self.penalty * point.square()).sum(dim=1)
+        return values, self.scales[index] * (gradients / sizes[:, None] + 2 * self.penalty * point)
 
 
 class _RowPoints:
