@@ -18,6 +18,7 @@ from torch import Tensor
 from fedpriv.core.errors import RefusedError
 
 _LOG = logging.getLogger(__name__)
+_SIGNALS = tuple(signal.valid_signals())
 T = TypeVar("T")
 
 
@@ -117,7 +118,7 @@ def _watched_handlers() -> Iterator[list[BaseException]]:
         return handle
 
     is_main = threading.current_thread() is threading.main_thread()
-    present = {number: signal.getsignal(number) for number in signal.valid_signals()} if is_main else {}
+    present = {number: signal.getsignal(number) for number in _SIGNALS} if is_main else {}
     handlers = {number: handler for number, handler in present.items() if callable(handler)}
     for number, handler in handlers.items():
         signal.signal(number, watched(handler))
