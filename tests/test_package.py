@@ -2,15 +2,19 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
+from email import message_from_string as metadata_of
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from venv import EnvBuilder
 
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.superlink.grid import InMemoryGrid
+from packaging.requirements import Requirement
 
 import fedpriv as package
 from fedpriv.clients.app import app as client_app
@@ -70,21 +74,45 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def needed(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """The distributions that these need, and those that they need, as they are installed here; no others."""
+    found: dict[str, Distribution] = {}
+    seen, waiting = set(requirements), [Requirement(each) for each in requirements]
+    while waiting:
+        wanted = waiting.pop()
+        found[wanted.name.lower()] = here = distribution(wanted.name)
+        extras = [{"extra": extra} for extra in ("", *wanted.extras)]
+        further = {text for text in here.requires or () if _holds(Requirement(text), extras)} - seen
+        seen |= further
+        waiting += map(Requirement, further)
+    return found
+
+
+def _holds(requirement: Requirement, extras: Iterable[dict[str, str]]) -> bool:
+    return requirement.marker is None or any(map(requirement.marker.evaluate, extras))
+
+
 @pytest.fixture(scope="module")
-def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python in a fresh environment with the wheel and what it needs, without any extra."""
+def alone(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python in an environment with the wheel and what it says that it needs, without any extra.
+
+    They are links to what is installed here: to install it anew, and to compile it, takes most of a minute.
+    """
     folder = tmp_path_factory.mktemp("alone")
-    inside = folder / "bin" / "python"
-    if uv := shutil.which("uv"):
-        create, pip = [uv, "venv", "--quiet", "--python", sys.executable, str(folder)], [uv, "pip"]
-        where = ["--quiet", "--python", str(inside)]
-    else:
-        create, pip, where = [sys.executable, "-m", "venv", str(folder)], [str(inside), "-m", "pip"], ["--quiet"]
-    subprocess.run(create, check=True)
-    subprocess.run([*pip, "install", *where, str(wheel)], check=True)
-    # Flower installs its servers' libraries; training and attacks need none of them.
-    subprocess.run([*pip, "uninstall", *where, *([] if uv else ["--yes"]), "fastapi", "uvicorn"], check=True)
-    return inside
+    EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    (site,) = folder.glob("lib/*/site-packages")
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    told = metadata_of(metadata.read_text())
+    plain = [text for text in told.get_all("Requires-Dist", []) if _holds(Requirement(text), [{"extra": ""}])]
+    for name, each in needed(plain).items():
+        # Flower installs its servers' libraries; training and attacks need none of them.
+        tops = {file.parts[0] for file in each.files or () if name not in ("fastapi", "uvicorn")}
+        for top in tops - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(each.locate_file(top))
+    for path in installed.iterdir():
+        (site / path.name).symlink_to(path)
+    return folder / "bin" / "python"
 
 
 def test_a_wheel_takes_one_name_only(installed: Path) -> None:
@@ -104,7 +132,7 @@ def users_modules(folder: Path) -> None:
 
 
 def test_a_wheel_works_alone(alone: Path, tmp_path: Path) -> None:
-    """Installed in a fresh environment, without a clone and without any extra, next to modules of the same names."""
+    """In an environment of its own, without a clone and without any extra, next to modules of the same names."""
 
     def inside(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(alone), *arguments], cwd=cwd, capture_output=True, text=True, timeout=1200)
