@@ -56,30 +56,12 @@ def head_sensitivity(norm: float, regularisation: float, examples: int, toleranc
     return 2 * math.sqrt(2) * norm / (regularisation * examples) + 2 * tolerance / regularisation
 
 
-def tilted_sensitivity(norm: float, regularisation: float) -> float:
-    """Return how far one example may move a model with the tilted (risk-averting) loss: it does not shrink with n.
-
-    A log-mean-exp weighs example i by softmax(alpha l)_i, which may be 1, so that Delta <= 4 sqrt(2) R / lambda.
-    """
-    return 4 * math.sqrt(2) * norm / regularisation
-
-
-def probability_change(sensitivity: float, norm: float) -> float:
-    """Return how far replacing one example moves a probability: tanh(sqrt(2) Delta R / 4)."""
-    return math.tanh(math.sqrt(2) * sensitivity * norm / 4)
-
-
 def model_break_even(classes: int, features: int) -> float:
     """Return the number of answers from which noise on the model beats noise on each answer, for pure epsilon.
 
     It is sqrt((C d + 1) / (C + 1)), from the second moments of the two noises' lengths. Under normal noise it is 1.
     """
     return math.sqrt((classes * features + 1) / (classes + 1))
-
-
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return rho + 2 sqrt(rho log(1/delta)), an epsilon of rho-zCDP (Bun and Steinke 2016, Prop. 1.3)."""
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def answer_guarantee(release: AnswerRelease) -> Guarantee:

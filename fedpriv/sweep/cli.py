@@ -67,7 +67,7 @@ def sweep(
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
     from fedpriv.sweep.display import SweepDisplay
     from fedpriv.sweep.folder import SweepFolder
-    from fedpriv.sweep.progress import SweepProgress
+    from fedpriv.sweep.record import SweepProgress
     from fedpriv.sweep.report import write_sweep_report
     from fedpriv.sweep.run import check_resources, check_trials, run_sweep
 

@@ -14,8 +14,7 @@ from rich.text import Text
 from fedpriv.sweep.comparison import choose_attacks, columns_of
 from fedpriv.sweep.cost import Kind
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.progress import SweepProgress
-from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.record import SweepProgress, TrialRecord
 from fedpriv.sweep.settings import Trial, plain_settings
 
 _LAST_SHOWN = 10

@@ -4,7 +4,7 @@ It is read from the files of a run's folder only, so that runs outside of sweeps
 run has no such figure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
@@ -24,6 +24,7 @@ from fedpriv.core.records import (
 )
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
+from fedpriv.sweep.settings import Trial
 
 C = TypeVar("C", bound=Columns)
 
@@ -263,3 +264,19 @@ def _reconstruction(result: AttackResult) -> ReconstructionPart:
 def _shared(record: object, kind: type[BaseModel]) -> dict[str, Any]:
     """The fields that both have."""
     return {key: getattr(record, key) for key in kind.model_fields if hasattr(record, key)}
+
+
+class SweepProgress:
+    """The listener of a sweep: overrides what it shows."""
+
+    def found(self, records: Sequence[TrialRecord]) -> None:
+        """These trials were over before."""
+
+    def started(self, trial: Trial) -> None:
+        """A trial runs."""
+
+    def ended(self, record: TrialRecord) -> None:
+        """A trial is over."""
+
+    def tick(self) -> None:
+        """Time has passed."""

@@ -26,12 +26,10 @@ from fedpriv.core.world import build_world
 from fedpriv.engines import refuse_without_ray
 from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tasks
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.progress import SweepProgress
-from fedpriv.sweep.record import TrialRecord, failed_record, read_record
+from fedpriv.sweep.record import SweepProgress, TrialRecord, failed_record, read_record
 from fedpriv.sweep.settings import Refused, Sweep, Trial, refuse_trials
 
 _POLL_SECONDS = 0.5
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.models.machinery.convex import Objective, _descended, minimised
 from fedpriv.service.features import pooled_features
 from fedpriv.service.policies import softmax
-from fedpriv.service.proof import head_sensitivity, probability_change
+from fedpriv.service.proof import head_sensitivity
 from tests.cases import in_one_test
 
 Array = NDArray[np.float64]
@@ -89,7 +89,7 @@ def test_no_replacement_moves_the_model_further_than_is_proven(
             largest = max(largest, float(np.linalg.norm(moved)) / bound)
             points = np.concatenate([objective.features, other.features])
             shift = softmax(points @ (weights + moved).T) - softmax(points @ weights.T)
-            assert np.abs(shift).max() <= probability_change(bound, 1.0)
+            assert np.abs(shift).max() <= np.tanh(np.sqrt(2) * bound / 4)  # docs/service.md
             assert np.linalg.norm(points @ moved.T, axis=1).max() <= bound
     # The bound holds, and is no multiple of what can happen.
     assert (0.1 if regularisation == 1 else 0.01) < largest <= 1

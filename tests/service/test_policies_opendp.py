@@ -10,8 +10,9 @@ from scipy import special, stats
 from fedpriv.core.errors import InputError
 from fedpriv.service.draws import ExactDraws
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, named_policy
-from fedpriv.service.proof import AnswerRelease, answer_guarantee, zcdp_epsilon
+from fedpriv.service.proof import AnswerRelease, answer_guarantee
 from tests.service.test_policies import LEDGER
+from tests.service.zcdp import zcdp_epsilon
 
 FACTS = Facts(classes=10, sensitivity=0.2, norm=1.5, features=4, models=50)
 CHANGE = FACTS.sensitivity * FACTS.norm  # of the logits, in length

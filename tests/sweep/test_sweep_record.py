@@ -19,8 +19,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.sweep.display import result_table
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.progress import SweepProgress
-from fedpriv.sweep.record import TrialRecord, read_record
+from fedpriv.sweep.record import SweepProgress, TrialRecord, read_record
 from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import run_sweep
 from fedpriv.sweep.table import describe_columns, from_csv, to_csv, to_parquet, to_table

@@ -16,8 +16,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from fedpriv.algorithms.pate.settings import PateConfig
-from fedpriv.algorithms.pate.supervised import teach
-from fedpriv.algorithms.pate.teachers import noise_of_votes, votes_type
+from fedpriv.algorithms.pate.teachers import noise_of_votes, teach, votes_type
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.model_errors import unless_raised
 from fedpriv.core.errors import RefusedError

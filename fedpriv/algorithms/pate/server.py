@@ -24,8 +24,7 @@ from fedpriv.accounting.votes import (
 from fedpriv.algorithms.pate.poll import Poll, keep_poll, kept_poll
 from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answers
 from fedpriv.algorithms.pate.settings import PateConfig
-from fedpriv.algorithms.pate.supervised import teach
-from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teachers, votes_type
+from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teach, teachers, votes_type
 from fedpriv.core.asked_log import questions as asked_lines
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream

@@ -47,7 +47,6 @@ WRAPPERS = (
     "DifferentialPrivacyClientSideAdaptiveClipping",
 )
 _NEEDED = ("noise_multiplier", CLIPPING_NORM, "num_sampled_clients")
-_OF_WRAPPERS = ("aggregate_train", "aggregate_fit", "_add_noise_to_aggregated_arrays")
 _CONFIGURE, _AGGREGATE = ("configure_train", "configure_fit"), ("aggregate_train", "aggregate_fit")
 
 
