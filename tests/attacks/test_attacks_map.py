@@ -191,7 +191,7 @@ def smooth() -> Any:
 
 
 def kinked() -> Any:
-    return mlp("relu", hidden=(256, 256))
+    return mlp("relu", hidden=(64, 64))
 
 
 @pytest.mark.slow
