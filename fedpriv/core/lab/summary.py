@@ -45,18 +45,7 @@ from fedpriv.core.records import (
 from fedpriv.core.settings import enumerated
 from fedpriv.mechanisms.machinery.base import NoiseAt
 
-_PACKAGES = (
-    "fedpriv",
-    "torch",
-    "torchvision",
-    "flwr",
-    "ray",
-    "numpy",
-    "dp-accounting",
-    "scikit-image",
-    "torchmetrics",
-    "lpips",
-)
+_PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 
 
 # exp(20) is half a billion: odds that may change by that factor are no protection anybody would ask for.
