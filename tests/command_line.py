@@ -35,12 +35,13 @@ IMPORTED = [
     "fedpriv.sweep.display",
     "flwr_datasets.partitioner",
     "lpips",
+    "scipy.ndimage",
     "scipy.signal",
     "sklearn.datasets",
     "sklearn.model_selection",
     "sklearn.neural_network",
     "torch._dynamo",
-    "torchmetrics.functional.image",
+    "torchmetrics.functional.text.rouge",
     "tests.warm",
 ]
 SECONDS = 540
@@ -170,6 +171,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     if file_size >= 0:
+        sys.dont_write_bytecode = True  # Python keeps what it could write of a module, and fails to read it later
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     sys.argv = ["fedpriv", *arguments]
     main()

@@ -14,8 +14,8 @@ REMOVABLE = [name for name in CAPABILITIES if name not in ("evasion", "own model
 SCRIPT = """
 import io, os, subprocess, sys
 from pathlib import Path
-import dp_accounting, flwr.clientapp, flwr.serverapp, lpips, pyarrow, randomgen, scipy.stats, sklearn.datasets
-import torchmetrics.functional.image
+import dp_accounting, flwr.clientapp, flwr.serverapp, lpips, pyarrow, randomgen
+import scipy.ndimage, scipy.stats, sklearn.datasets
 from matplotlib.figure import Figure
 figure = Figure()
 figure.subplots().semilogy([1, 2], label="letters")
