@@ -35,10 +35,14 @@ from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
 from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.timm import TimmSettings
+from fedpriv.models.transformers import TransformersSettings
 
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0
 CLASSES = 10
 LOSS = example_losses  # a sequence's is the mean over its tokens
+
+LLAMA = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 1408}
 
 TEXTS = SequenceShape(length=64, vocabulary=259, tokenizer="byte", classes=259, is_next=True)
 
@@ -59,6 +63,10 @@ MODELS = {
     "convnet": NetworkSetting(ConvnetSettings(), (3, 32, 32)),
     "gpt(4,256)": NetworkSetting(GptSettings(width=256), (1, 1, 64), TEXTS),
     "gpt(4,256), lora": NetworkSetting(GptSettings(width=256, lora_rank=4), (1, 1, 64), TEXTS),
+    "vit_tiny, 224": NetworkSetting(TimmSettings(name="timm:vit_tiny_patch16_224"), (3, 224, 224)),
+    "llama(6,512)": NetworkSetting(
+        TransformersSettings.model_validate({"name": "transformers:llama", "config": LLAMA}), (1, 1, 64), TEXTS
+    ),
 }
 
 

@@ -31,6 +31,7 @@ from fedpriv.gradients import find_route, per_example_gradients
 from studies.arguments import whole
 
 BATCHES = (64, 256)
+LARGEST_SIDE = 32  # pixels of images by default
 SLOW_SECONDS = 1.0
 SLOW_REPEATS = 3
 WARMUP = 2
@@ -41,8 +42,10 @@ LARGEST_GIB = 12.0
 def main() -> None:
     """Measure, print a table, and write the rows."""
     parser = options("step", __doc__)
-    images = [name for name, setting in MODELS.items() if setting.sequences is None]
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of images")
+    images = [
+        name for name, setting in MODELS.items() if setting.sequences is None and max(setting.shape) <= LARGEST_SIDE
+    ]
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of small images")
     parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--repeats", type=whole(1), default=30, help="rounds in which every method takes a step")
