@@ -26,6 +26,10 @@ _PATIENCE_SECONDS = 60.0
 _ORNAMENT = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]")
 
 
+class NoAnswerError(RunFailedError):
+    """Flower's command was still waiting for the SuperLink when its time was over."""
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """What Flower says of a run."""
@@ -152,7 +156,7 @@ def _ask(folder: DeploymentFolder, *arguments: str) -> dict[str, Any]:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        raise RunFailedError(f"{question}: no answer from the SuperLink within {_PATIENCE_SECONDS:g} s") from None
+        raise NoAnswerError(f"{question}: no answer from the SuperLink within {_PATIENCE_SECONDS:g} s") from None
     answer = _json(done.stdout)
     if answer is None or not answer.get("success", False):
         said = str((answer or {}).get("error-message") or done.stderr or done.stdout)

@@ -255,6 +255,21 @@ def test_a_superlink_in_a_container_that_is_away_is_asked_again(
         outage.status("7")
 
 
+def test_a_superlink_in_a_container_that_is_slow_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, told = recorded(tmp_path), Told()
+    deployment.write(DeploymentRecord(1, free_ports(1), True, (), is_contained=True))
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(flower, "program", lambda _: str(slow))
+    monkeypatch.setattr(flower, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("fedpriv.deploy.run.is_serving", lambda *_: True)
+    assert _Outage(deployment, told).status("7") is None
+    assert "does not answer; retrying" in told.texts[0]
+
+
 def test_what_flower_says_of_a_killed_server_is_put_in_words() -> None:
     lost = RunStatus("7", "finished:failed", "No heartbeat received from the task")
     contained = DeploymentRecord(1, 8000, False, (), is_contained=True)
