@@ -167,7 +167,7 @@ def test_why_an_app_failed_is_in_the_clients_own_log(tmp_path: Path, caplog: pyt
 
 def test_a_client_is_warned_of_weights_whose_rows_are_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked(app_of(tmp_path, longer))
-    assert "39 of 40 rows of weight are copies of others" in caplog.text
+    assert "39 of 40 rows of weight are nearly copies of others" in caplog.text
 
 
 def test_ctrl_c_ends_the_process_and_no_answer_leaves(tmp_path: Path) -> None:
