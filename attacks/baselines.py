@@ -38,10 +38,7 @@ def recovered_rows(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tenso
 
 
 def most_frequent(columns: Sequence[ColumnSpec], rows: Tensor) -> Tensor:
-    """Return the row (1, 1, features) of the most frequent values and the medians of rows (N, 1, 1, features).
-
-    Of all rows of independent columns it has the most right categories and the least absolute errors of numbers.
-    """
+    """Return the row (1, 1, features) of the most frequent values and the medians of rows (N, 1, 1, features)."""
     flat = rows.flatten(1)
     made = torch.zeros_like(flat[0])
     for column, where in slices(columns):

@@ -110,10 +110,7 @@ class _AttackBrokenError(AttackRefused):
 
 @contextmanager
 def _in_words(attack: str) -> Iterator[None]:
-    """Turn what an attack raises into one line: a failed allocation, which torch reports in several ways, into advice.
-
-    Any other error ends this attack alone. Files that cannot be written are no attack's.
-    """
+    """Turn what an attack raises into one line, a failed allocation into advice; files cannot be an attack's fault."""
     try:
         yield
     except (InputError, OSError, RunFailedError, RunInterruptedError):

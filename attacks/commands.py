@@ -40,11 +40,7 @@ class Audit(Options, ABC, Generic[R]):
 
 
 def chosen_audit(run: "RunFolder", audits: "Sequence[Audit[Any]]") -> "Audit[Any]":
-    """Return the audit that suits a run.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the audit that suits a run; an ``InputError`` where there is none."""
     chosen: Audit[Any] | None = next((each for each in reversed(audits) if each.suits(run)), None)
     if chosen is None:
         raise InputError(f"{run.path}: there is no audit for this run")
@@ -60,10 +56,7 @@ class ReadyProbe(Generic[R]):
 
 
 class Probing(Options, ABC, Generic[R]):
-    """One kind of attacks on a finished run, with its options; the first kind is made unless another is asked for.
-
-    Its name is the key of what was found in JSON.
-    """
+    """One kind of attacks on a finished run, with its options; its name is the key of what was found in JSON."""
 
     verb: ClassVar[str] = "probe DIR"
     heading: ClassVar[str]  # over the list of its attacks
@@ -94,11 +87,7 @@ class Probing(Options, ABC, Generic[R]):
 
     @abstractmethod
     def ready(self, run: "RunFolder", names: tuple[str, ...], adversary: str | None) -> ReadyProbe[R]:
-        """Check options and attacks, all that there are where none is named.
-
-        Raises:
-            InputError: one is not allowed.
-        """
+        """Check options and attacks, all that there are where none is named."""
 
     def figures(self, found: R) -> "tuple[Figure, ...]":
         """Return what must not exceed what is claimed."""

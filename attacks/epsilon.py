@@ -304,10 +304,7 @@ def _thresholds(with_it: Floats, without: Floats) -> Floats:
 
 
 def _limits(threshold: float, sign: int, with_it: Floats, without: Floats, confidence: float) -> tuple[float, float]:
-    """What the rate of hits is at least, and that of false hits at most.
-
-    Sign 1 guesses "with it" above the threshold; sign -1 guesses "without" at or below it.
-    """
+    """Limits of the rates of hits and false hits; sign 1 guesses "with it" above the threshold, -1 "without" below."""
     each = (1 + confidence) / 2
     hits, false_hits = int((with_it > threshold).sum()), int((without > threshold).sum())
     trials = len(with_it), len(without)

@@ -79,9 +79,7 @@ def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
 
 
 def binomial_lower(count: int, trials: int, alpha: float) -> float:
-    """Return what a probability is at least (Clopper and Pearson 1934), after ``count`` of ``trials``, with confidence
-    1 - alpha.
-    """
+    """Return what a probability is at least after ``count`` of ``trials`` (Clopper and Pearson 1934)."""
     return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
 
 

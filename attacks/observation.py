@@ -193,10 +193,7 @@ _SETTINGS = TypeAdapter(PublicSettings)
 
 
 def write_observation(folder: Path, observation: Observation) -> Path:
-    """Write the two files of an observation and return the path of the tensors.
-
-    Both appear whole, the tensors last, and are on the disk then: a resumed run attacks what it heard before.
-    """
+    """Write the two files of an observation, the tensors last, durably, and return the tensors' path."""
     about = {"round": observation.round, "client": observation.client, "order": [*observation.parameters]}
     about["settings"] = _plain(observation.settings)
     if observation.labels is not None:

@@ -391,10 +391,7 @@ class TriedLoss:
 
 
 def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
-    """Try a loss on random logits: it must take probabilities and be the mean or the sum over examples.
-
-    Logits are in ``like``'s type and on its device, because a loss may hold weights of classes.
-    """
+    """Try a loss on random logits like these: it must take probabilities and be the mean or the sum over examples."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(max(TRIED, classes), classes, generator=generator).to(like)
     numbers = torch.arange(len(logits), device=like.device) % classes
@@ -433,9 +430,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _check_numbers(loss: Criterion, logits: Tensor, numbers: Tensor, together: Tensor, alone: Tensor) -> None:
-    """A loss that takes class numbers must mean the same by them, for every class: a mean with class weights divides by
-    the sum of the labels' weights for class numbers, and by the number of examples for probabilities.
-    """
+    """A loss that takes class numbers must mean the same by them, for every class; one with class weights does not."""
     try:
         batch = loss(logits[:TRIED], numbers[:TRIED])
         each = torch.stack([loss(logits[k : k + 1], numbers[k : k + 1]) for k in range(len(logits))])

@@ -76,15 +76,7 @@ class ModelAttack(Settings):
 
     @abstractmethod
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
-        """Attack, and have the referee score what came of it, in all variants.
-
-        Args:
-            scene: all that the adversary has.
-            referee: scores; nothing that it says goes back into the attack.
-
-        Raises:
-            InputError: the run or the policy is none for this attack.
-        """
+        """Attack with what the scene has, and have the referee score what came of it, in all variants."""
 
     def refusal(self, scene: "ProbeScene") -> str | None:
         """Say why it cannot be made on this model or its answers, or return ``None``; nothing is asked."""

@@ -56,11 +56,7 @@ class Answers:
 
 
 class Questions(Protocol):
-    """Whoever answers questions about images.
-
-    Attributes:
-        asked: images answered so far.
-    """
+    """Whoever answers questions about images; ``asked`` counts them."""
 
     classes: int  # how many there are
 
@@ -69,11 +65,7 @@ class Questions(Protocol):
         """Images answered so far."""
 
     def ask(self, images: Tensor) -> Answers:
-        """Answer questions.
-
-        Args:
-            images: (n, C, H, W) as the data set holds them: uint8, or floating point on [0, 1] before normalisation.
-        """
+        """Answer questions, images (n, C, H, W) as the data set holds them."""
 
 
 class AnswerRule(Protocol):
@@ -121,11 +113,7 @@ class Endpoints(ABC):
 
     @abstractmethod
     def budget(self, experiment: Experiment, policy: str, wanted: int | None) -> int | None:
-        """Return how many images one attack may ask about; ``None``: as many as it likes.
-
-        Raises:
-            InputError: the run's own endpoint answers fewer than requested.
-        """
+        """Return how many images one attack may ask about, or ``None``; refused beyond the run's own budget."""
 
     @abstractmethod
     def open(self, folder: RunFolder, world: World, policy: str) -> OpenEndpoint:
@@ -133,11 +121,7 @@ class Endpoints(ABC):
 
 
 def endpoints() -> Endpoints:
-    """Return what answers for finished models.
-
-    Raises:
-        InputError: nothing does.
-    """
+    """Return what answers for finished models; an ``InputError`` where nothing does."""
     found: list[type[Endpoints]] = list(ENDPOINTS.values())
     if not found:
         raise InputError("nothing here answers for a finished model")

@@ -111,11 +111,7 @@ def score(
 
 
 def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, picked: bool) -> tuple[Score, ...]:
-    """Return a line for each image of an attacked upload for which the attack offered nothing.
-
-    They are for rates alone: an attack that speaks only when it is sure must not look better than one that always
-    does. They have no figures, and are not written.
-    """
+    """Return a line, for rates alone and without figures, for each image for which the attack offered nothing."""
     if truth.tokenizer is not None:
         from fedpriv.attacks.texts.referee import missed_sentences  # which only texts need
 
@@ -303,10 +299,7 @@ def _pairs(originals: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(originals: Tensor, images: Tensor, others: Tensor | None) -> tuple[list[int | None], list[int | None]]:
-    """The place of each original by distance to its picture, and among how many; copies of the original do not count.
-
-    A tie counts against the attack, so that a picture as near to all candidates as to the original picks nothing.
-    """
+    """The place of each original by distance to its picture, and among how many without copies; ties count against."""
     if others is None:
         return [None] * len(images), [None] * len(images)
     true, made, rest = (part.cpu().double().flatten(1) for part in (originals, images, others))

@@ -38,10 +38,7 @@ class RocCurve(NamedTuple):
         return float(self.true_positive_rate[self.false_positive_rate <= rate].max())
 
     def log_points(self, count: int = 100) -> "RocCurve":
-        """Return at most ``count`` points for logarithmic axes: false positive rates spread evenly in their logarithm.
-
-        Only points whose two rates are above zero; each rate is paired with the true positive rate reached there.
-        """
+        """Return at most ``count`` points above zero for logarithmic axes, false positive rates spread evenly."""
         shown = (self.false_positive_rate > 0) & (self.true_positive_rate > 0)
         if not shown.any():
             return RocCurve(np.empty(0), np.empty(0))

@@ -62,11 +62,7 @@ class AttackSettings(Settings):
     @classmethod
     @abstractmethod
     def methods(cls) -> "tuple[Recipe | Runs, ...]":
-        """Its parts; or, where it is not made of them, what runs it.
-
-        Of a victim's restarts the first runs the first of them, the second the second, and so on, and then from the
-        start again.
-        """
+        """Its parts, of which a victim's restarts take turns; or, where it has none, what runs it."""
 
     @classmethod
     def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]] | None":
@@ -131,9 +127,7 @@ def known_attack(name: str) -> type[AttackSettings]:
 
 
 def is_active(label: str) -> bool:
-    """Whether an attack, by its name or its name with settings as in scores, needs parameters of the adversary's
-    making.
-    """
+    """Whether an attack, by its name or as scores call it, needs parameters of the adversary's making."""
     name = label.partition(",")[0]
     return name in ATTACKS and bool(ATTACKS[name].active())
 

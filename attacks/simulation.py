@@ -202,10 +202,7 @@ class SimulationCheck:
 
 
 def simulated_upload(network: Network, victim: Victim, examples: Tensor, labels: Tensor) -> Vector:
-    """Return what a network, as an attack runs it, makes a client upload for a batch, in gradient space.
-
-    By ordinary autograd, which is cheap; that the quicker ways of attacks compute the same is checked where they begin.
-    """
+    """Return what a network, as attacks run it, makes a client upload for a batch, by ordinary autograd."""
 
     def gradient(parameters: Vector, rows: Sequence[int]) -> Vector:
         wanted = {name: parameters[name].detach().requires_grad_() for name in network.names}

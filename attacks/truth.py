@@ -91,10 +91,7 @@ def odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, A
 
 
 def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | None:
-    """How often an image is picked out by a guess, if the candidates are as likely as it is.
-
-    A guess that may offer several images, of which the referee takes the nearest, is right as many times more often.
-    """
+    """How often a guess, of several images the nearest, picks an image out of candidates as likely as it is."""
     label = truth.used[image]
     if picked:
         return None if truth.candidates is None else 1 / len(truth.candidates.alike(image, label, truth.labels_known))

@@ -4,11 +4,7 @@ from torch import nn
 
 
 def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Two unpadded convolutions, max-pooling, dropout and a hidden layer, with Xavier weights.
-
-    Args:
-        shape: (C, H, W) of an image.
-    """
+    """Two unpadded convolutions, max-pooling, dropout and a hidden layer, with Xavier weights, for images (C, H, W)."""
     channels, height, width = shape
     features = 64 * ((height - 4) // 2) * ((width - 4) // 2)
     network = nn.Sequential(

@@ -85,11 +85,7 @@ class Answering:
     def trained(
         self, message: Message, context: Context, places: tuple[NoiseAt, ...]
     ) -> tuple[World, State, Secret | None]:
-        """Return the experiment, what this client computes in the message's round, and the secret of its noise, if any.
-
-        ``places`` is where the answer gets noise: a server that asks for it in another way than the mechanism needs
-        gets none.
-        """
+        """Return the experiment, what this client computes in a round, and the secret of its noise at ``places``."""
         before = self.cohort.sent(message)
         question = self.question(message, context)
         question.experiment.mechanism.require_noise_at(*places)

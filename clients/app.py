@@ -36,10 +36,7 @@ def client_app(secret: Secret | None) -> CohortApp:
 
 
 def train(answering: Answering, message: Message, context: Context) -> Message:
-    """Train for one round from the parameters in the message and reply with the upload.
-
-    The reply carries no training loss: measured on private data and sent without noise it would leak.
-    """
+    """Train for one round and reply with the upload, without a training loss, which would leak."""
     world, upload, _ = answering.trained(message, context, ("clients", "server"))
     if transport_of(world.experiment) is not None:
         raise ValueError("the settings say that uploads are masked; this one was asked for as it is")

@@ -32,10 +32,7 @@ def copied_rows(parameters: Vector) -> dict[str, tuple[int, int]]:
 
 
 def lonely_bias(parameters: Vector) -> tuple[str, float] | None:
-    """Return the last layer's bias, and by how much one class is above all others, if it decides alone; else ``None``.
-
-    Only then is a record's share in the gradient a whole number, which a certificate by counting needs.
-    """
+    """Return the last layer's bias, and by how much one class is above all others, if it decides alone."""
     named = [name.removesuffix("weight") + "bias" for name, value in parameters.items() if value.ndim == 2]
     biases = [name for name in named if name in parameters and len(parameters[name]) > 1]
     if not biases or not parameters[biases[-1]].is_floating_point():

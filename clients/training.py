@@ -59,10 +59,7 @@ def local_upload(world: World, client: int, before: State, round_number: int, se
 def unprotected_upload(
     world: World, before: State, batches: Sequence[tuple[Tensor, Tensor]], seed: int
 ) -> tuple[Vector, bool]:
-    """Return what a client would upload for batches that are nobody's, without a mechanism; no client's data is read.
-
-    The second value says whether the network's code drew random numbers from a global generator.
-    """
+    """Return an upload for nobody's batches, without a mechanism, and whether the network drew random numbers."""
     before.load_into(world.model)
     world.model.train()
     drew = False
@@ -155,10 +152,7 @@ def _computed(world: World, plan: Plan, step: int, images: Tensor, labels: Tenso
 
 @contextmanager
 def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
-    """What the model is run in: the numbers that the settings ask for, and randomness of its own, as for dropout.
-
-    These streams start afresh with every step: what one step draws cannot depend on the examples of an earlier one.
-    """
+    """What the model runs in: the settings' numbers, and streams for dropout that start afresh with every step."""
     seed = torch_stream(plan.seed, "model-noise", plan.client, step).initial_seed()
     with _drawing(world, seed, plan.seed, plan.client, step):
         yield

@@ -24,10 +24,7 @@ _MARKS = "noise/marks"  # (m, 32), uint8: of the last m rounds, from which their
 
 
 class ServerOptimizer:
-    """SGD or Adam on the global parameters, driven by the mean upload (Reddi et al. 2021, Algorithm 2).
-
-    Plain averaging of FedAvg's updates is SGD with a learning rate of 1.
-    """
+    """SGD or Adam on the global parameters, by the mean upload (Reddi et al. 2021); at rate 1 plain averaging."""
 
     def __init__(self, experiment: Experiment, state: State) -> None:
         self._parameters = {name: value.clone() for name, value in state.parameters.items()}
@@ -134,11 +131,7 @@ class CentralNoise:
         self._earlier: deque[_RoundNoise] = deque(maxlen=len(self._factors) if len(self._factors) > 1 else 0)
 
     def mean(self, number: int, uploads: Sequence[Upload]) -> State:
-        """Return the noisy sum of clipped updates, divided by the public number of clients that a round asks.
-
-        Who fails counts as zero, and a round that asks nobody is noise alone: the divisor tells nothing of either. The
-        noise is keyed by the sum, so that a round that is repeated with other uploads has other noise.
-        """
+        """Return the noisy sum of clipped updates over the public number of clients; the noise is keyed by the sum."""
         world, bound = self._world, self._world.plans[0].config.bound
         total = {name: torch.zeros_like(value, device="cpu") for name, value in world.initial.parameters.items()}
         if uploads:

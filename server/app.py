@@ -52,11 +52,7 @@ class StartedRun:
         return isinstance(self.grid, InMemoryGrid)
 
     def connected(self, tell: Callable[[int], None]) -> int:
-        """Wait until there is a SuperNode for each client, and return how many there are.
-
-        That is a minute at most; a quarter of one where some are there and no other one comes. Flower simulates all of
-        them at once.
-        """
+        """Wait a minute at most for a SuperNode for each client, a quarter where no other comes; return how many."""
         began = changed = time.monotonic()
         nodes, told = 0, False
         steady = _TELL_SECONDS if self.is_simulated else _STEADY_SECONDS
@@ -78,10 +74,7 @@ class StartedRun:
 
 
 def started_app(run: Callable[[StartedRun], None]) -> ServerApp:
-    """Return an app that does what ``run`` does with what Flower has started.
-
-    It reads ``experiment`` of the run configuration, the file; ``overrides``, comma-separated; ``seed``.
-    """
+    """Return an app that does what ``run`` does with what Flower started, by its experiment, overrides and seed."""
     bound = ServerApp()
 
     @bound.main()

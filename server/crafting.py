@@ -36,10 +36,7 @@ def check_crafting(world: World) -> None:
 
 
 def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[int]) -> tuple[int, ...]:
-    """Return the clients of a round that are sent made parameters; none, where the adversary only listens.
-
-    Those are the first ``adversary.victims`` of the clients asked; all of them where only their sum will be read.
-    """
+    """Return the clients of a round that are sent made parameters: the victims, or all whose sum is read."""
     adversary = experiment.adversary
     if not adversary.crafts or round_number not in adversary.rounds:
         return ()

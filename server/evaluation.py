@@ -127,10 +127,7 @@ def _distribution(accuracy: np.ndarray) -> ClientAccuracy | None:
 
 
 def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> float | None:
-    """The accuracy with one draw of the forward pass's noise an image; ``None`` where it has none.
-
-    Each round has a stream of its own, in which images have fixed places.
-    """
+    """The accuracy with one draw of the forward pass's noise an image, from a round's stream; ``None`` without."""
     if world.forward_noise is None:
         return None
     drawing = world.forward_noise.drawing(world.model, world.experiment.seed, number, evaluates=True)

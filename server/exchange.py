@@ -83,11 +83,7 @@ class Connected:
 
 
 def find_clients(grid: Grid, count: int, patience: Patience, tell: Callable[[str], None]) -> Connected:
-    """Wait for the clients to connect and to say which partition each holds; ``tell`` learns of those that are late.
-
-    Node ids are random and come in no order, so every node is asked, unless the grid knows. A node that is connected
-    is waited for as long as a round waits: its first answer is the slowest, since its app has to start.
-    """
+    """Wait for the clients to connect and to say which partition each holds, a round's time; ``tell`` of the late."""
     if isinstance(grid, KnowsPartitions):
         return Connected(grid.nodes_by_partition(), {})
     deadline = _deadline(patience.connect)
@@ -163,11 +159,7 @@ class Reached:
         return {client: replies[client] for client in contents if client in replies}
 
     def answers(self, kind: str, number: int, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message]]:
-        """Send, and yield the answers as they come, each with its client.
-
-        A client whose answer was lost, or whose process was killed or too slow to show that it lives, is asked once
-        more: it answers the same.
-        """
+        """Send, and yield the answers as they come, each with its client; a lost one is asked for once more."""
         asked = Questions(self.grid)
         clients = [client for client in contents if client in self.nodes]
         asked.send(

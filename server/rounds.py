@@ -33,10 +33,7 @@ _OUTLIER = 10
 
 
 def run_rounds(clients: Clients, world: World, folder: RunFolder, progress: Progress) -> None:
-    """Run the federation from the folder's last checkpoint, or from the start, to its last round.
-
-    That is federation.rounds, or the last one for which federation.target_epsilon leaves enough clients.
-    """
+    """Run the federation from the folder's last checkpoint, or from the start, to its last round."""
     settings = world.experiment.federation
     check_crafting(world)
     budget = Budget(world.experiment, world.plans)

@@ -42,10 +42,7 @@ def record_heard(
 def observe(
     world: World, round_number: int, before: State, uploads: Sequence[Upload], mean: State | None = None
 ) -> tuple[Observation, ...]:
-    """Return what the threat model lets the adversary see of a round.
-
-    That is the uploads of the first ``adversary.victims`` clients, or one sum of all of them, or nothing.
-    """
+    """Return what the threat model lets the adversary see of a round: uploads of victims, one sum, or nothing."""
     if not uploads:
         return ()
     threat = threat_model(world.experiment.adversary)

@@ -119,11 +119,7 @@ def _cells(study: Study, key: Key) -> list[str]:
 
 
 def small_tables(study: Study) -> list[Table]:
-    """Return four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads.
-
-    The last has `map` and the paper's attack; closed form is in :func:`table`. Levels that a sweep has not reached are
-    left out.
-    """
+    """Return four tables, levels by kinds of block: accuracy, proven epsilon, membership, uploads (`map`, `iga`)."""
     return [
         _small(study, {"": lambda key: in_percent(study.accuracy[key].accuracy)}, distances(study)),
         _small(study, {"": lambda key: _significant(study.accuracy[key].epsilon)}),

@@ -47,10 +47,7 @@ def records_of(path: Path, top_10: str = "") -> list[TrialRecord]:
 
 
 def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:
-    """Put the top-10 accuracy of the final model in the place of accuracy, with Wilson's interval at 95 %.
-
-    The paper reports it for LFW: its faces are of a hundred people.
-    """
+    """Put the final model's top-10 accuracy (the paper's for LFW), with Wilson's interval, in accuracy's place."""
     # Imported here: they take a second.
     import torch
     from scipy.stats import binomtest

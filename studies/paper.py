@@ -101,10 +101,7 @@ def brief(name: str, settings: Sequence[Setting]) -> Table:
 
 
 def by_blocks(name: str, settings: Sequence[Setting]) -> Table:
-    """Return rows of directional noise: a row for each network's reading of blocks, a column a level.
-
-    A cell is empty where a level is missing; a reading of which all are is left out.
-    """
+    """Return rows of directional noise: each network's reading of blocks that has a level, a column a level."""
     lines = []
     by_name = _by_name(settings)
     readings = sorted({setting.series[1] for setting in settings if setting.series[0] == "vmf"}, key=_size)

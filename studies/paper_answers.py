@@ -113,12 +113,7 @@ def tilted_table() -> Table:
 
 
 def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: float | None) -> Array:
-    """Return the weights (classes, d) that minimise a loss plus lambda/2 |W|^2.
-
-    Args:
-        features: (n, d).
-        labels: (n,).
-    """
+    """Return the weights (classes, d) that minimise a loss of features (n, d) and labels (n,) plus lambda/2 |W|^2."""
     shape, rows = (classes, features.shape[1]), np.arange(len(labels))
 
     def objective(flat: Array) -> tuple[float, Array]:

@@ -138,10 +138,7 @@ def audit_canaries(folder: RunFolder, count: int, progress: Progress) -> CanaryA
 
 
 def canary_scores(share: Share, inside: Bools, replaces: bool, noise: Secret) -> Floats:
-    """Release a client's canaries as its plan releases examples or updates, and return their scores, (m,).
-
-    Above 0 a canary looks as if its coin were up: what is expected of both sides is taken off.
-    """
+    """Release a client's canaries as its plan does, and return their scores, (m,), above 0 if the coin looks up."""
     plan, scores = share.plan, np.zeros(len(share))
     factors = np.where(inside, 1.0, -1.0 if replaces else 0.0)
     middles = np.zeros(len(share)) if replaces else share.middles()

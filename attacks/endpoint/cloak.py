@@ -100,10 +100,7 @@ def trained_reader(
 
 
 def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, seed: int) -> Rates:
-    """Return how often the largest logit is the wanted one, for each image (n,), over draws of the noise.
-
-    The draws are the same for every network and deviation: what is compared differs in nothing else.
-    """
+    """Return how often the largest logit is the wanted one, (n,), over draws that are the same for all compared."""
     stream = torch_stream(seed, "probe-sent")
     right = torch.zeros(len(images), dtype=torch.float64)
     with torch.no_grad():
@@ -122,10 +119,7 @@ def mean_interval(values: Rates) -> Interval:
 
 
 def equal_uniform(answers: Network, accuracy: float, images: Tensor, labels: Tensor, seed: int, clamped: bool) -> Cloak:
-    """Return the strongest even noise with which answers stay as often right as wanted, by bisection.
-
-    Where noise that is hardly there costs more than that, it is the strongest that costs a quarter of a point.
-    """
+    """Return the strongest even noise with which answers stay as often right as wanted, by bisection."""
 
     def accurate(sigma: float) -> float:
         cloak = uniform_noise(images.shape[1:], sigma, clamped)
@@ -248,9 +242,7 @@ def trial_figures(
 
 
 def suppression_figures(cloak: Cloak, images: Tensor) -> tuple[Figure, ...]:
-    """Return the shares of features that are the same in all images, and of those ever above 0; nothing where none is
-    suppressed.
-    """
+    """Return the shares of features that are the same in all images, and of those ever above 0; or nothing."""
     if bool(cloak.kept.all()):
         return ()
     lit = (images > 0).any(dim=0)

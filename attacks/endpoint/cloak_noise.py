@@ -99,10 +99,7 @@ def suppress(
     learning: Learning,
     generator: torch.Generator,
 ) -> Cloak:
-    """Send a constant in place of each feature whose deviation is above a threshold, trained for the cross entropy.
-
-    The noise of what is kept stays as it is.
-    """
+    """Send a constant in place of each feature whose deviation is above a threshold, trained for the cross entropy."""
     kept = cloak.sigma <= threshold
     constants = (images.mean(dim=0) + cloak.shift).requires_grad_()
     optimizer = torch.optim.Adam([constants], lr=learning.rate)

@@ -61,10 +61,7 @@ def affine_scores(network: Network, shape: tuple[int, int, int]) -> AffineScores
 
 
 def solved_scores(images: Tensor, shown: Array) -> AffineScores:
-    """Solve for the logits that explain answers, by least squares where there are more answers than numbers.
-
-    With fewer, it is the solution of smallest norm. Rounded probabilities are taken for at least half a unit.
-    """
+    """Solve for the logits that explain answers, by least squares of smallest norm; zeros are half a unit."""
     logs = np.log(np.maximum(shown, max(rounding_unit(shown) / 2, _SMALLEST)))
     targets = logs - logs.mean(axis=1, keepdims=True)
     flat = images.double().flatten(1).numpy()

@@ -76,9 +76,7 @@ NO_THEOREM = "no theorem bounds how well a copy does that is trained on answers"
 
 
 def never_asked(scene: ProbeScene) -> Network | None:
-    """Return the copy of someone who asked nothing, trained on public images and their own labels; ``None`` without
-    these.
-    """
+    """Return the copy of someone who asked nothing, trained on labelled public images; ``None`` without these."""
     if scene.public is None:
         return None
     return trained_copy(scene, scene.public.images, np.eye(scene.classes)[scene.public.labels.numpy()])
@@ -93,10 +91,7 @@ def agreement(referee: ProbeReferee, copy: Network, images: Tensor) -> Interval:
 def agreement_figures(
     referee: ProbeReferee, copy: Network, guess: Network | None, ceiling: float | None = None, theorem: str = NO_THEOREM
 ) -> tuple[Figure, ...]:
-    """Return what a copy is like: on the referee's images, on uniform ones, and in its probabilities.
-
-    The guess is the class that the model names most often, or the copy of someone who never asked if that does better.
-    """
+    """Return how a copy agrees on the referee's and uniform images, next to the better guess."""
     _, channels, height, width = referee.held.images.shape
     uniform = uniform_images(UNIFORM, (channels, height, width), numpy_stream(referee.seed, "probe-uniform"))
     return (

@@ -44,10 +44,7 @@ class Descent:
 
 
 def invert(gradient: Gradient, start: Tensor, descent: Descent) -> tuple[Tensor, Tensor]:
-    """Go down the cost of every class at once, and keep the best picture of each.
-
-    The cost of a start that was never left is infinite.
-    """
+    """Go down the cost of every class at once, and keep the best picture of each."""
     images, labels = start.clone(), torch.arange(len(start))
     best, costs = start.clone(), torch.full((len(start),), torch.inf, dtype=torch.float64)
     waited = torch.zeros(len(start), dtype=torch.int64)
@@ -177,10 +174,7 @@ _FLOOR = "a picture that does not depend on the class is nearest to its own test
 
 
 def places(pictures: Tensor, test_means: Tensor) -> Tensor:
-    """Return at which place each class's own test pictures are, by likeness to the picture offered for it: (K,).
-
-    Likeness is the cosine once the mean of all classes' test pictures is removed. Ties count against the attack.
-    """
+    """Return at which place, by cosine, each class's own test pictures are for its picture, (K,)."""
     middle = test_means.mean(dim=0)
     offered = torch.nn.functional.normalize((pictures - middle).flatten(1), dim=1)
     shown = torch.nn.functional.normalize((test_means - middle).flatten(1), dim=1)

@@ -64,10 +64,7 @@ class PlainTarget:
 
 
 def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:
-    """Return each image's gradient of its own loss, (B, C, H, W), detached.
-
-    Where it is not finite it is taken for zero: an image moved by it would be none, and what it shows no evidence.
-    """
+    """Return each image's gradient of its own loss, (B, C, H, W), detached; zero where it is not finite."""
     leaf = images.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
     return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -91,10 +88,7 @@ class Ball:
         return distance
 
     def project(self, origins: Tensor, images: Tensor) -> Tensor:
-        """Return images in the box [0, 1] and in the ball; the origins are in the box.
-
-        The Euclidean ball comes last: on the way to an origin in the box no image leaves the box.
-        """
+        """Return images in the box [0, 1] and in the ball; the Euclidean one last, which leaves no box."""
         boxed = images.clamp(0, 1)
         if self.norm == "linf":
             return origins + (boxed - origins).clamp(-self.size, self.size)

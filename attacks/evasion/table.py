@@ -36,11 +36,7 @@ class EvasionAttack(ABC):
 
     @classmethod
     def followed(cls, before: "Tensor | None", gradient: "Tensor") -> "Tensor":
-        """Return what the next step follows, (B, C, H, W): the gradient, unless an attack remembers more.
-
-        Args:
-            gradient: of each image's loss, (B, C, H, W); zero where the loss is flat.
-        """
+        """Return what the next step follows, (B, C, H, W): the loss's gradient, unless an attack remembers more."""
         return gradient
 
 

@@ -129,11 +129,7 @@ def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Ten
 
 
 def _line(trial: EvasionTrial, victims: Victims, at: int, distance: float, votes: Tensor) -> EvasionAttempt:
-    """One line. A certificate is broken where the votes show that another class is ahead of the certified one.
-
-    Of the votes for these two the certified class has, with confidence, less than half (Clopper and Pearson): given how
-    many there are, they are binomial. Less than half of all votes would prove nothing where several classes compete.
-    """
+    """One line; a certificate is broken where, of the votes for two classes, its own has surely less than half."""
     radius, label, ball = victims.radii.get(victims.rows[at]), int(victims.labels[at]), trial.ball
     others = votes.clone()
     others[label] = 0

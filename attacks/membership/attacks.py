@@ -1,7 +1,4 @@
-"""Membership attacks: functions of signals that give each candidate a score, higher for likely members.
-
-None of them is told who is a member. ``ATTACKS`` lists them with the same arguments: a :class:`Signals` in, scores out.
-"""
+"""Membership attacks: functions of signals that score candidates, higher for likely members; told no member."""
 
 from collections.abc import Callable, Mapping
 
@@ -81,11 +78,7 @@ SMALLEST = 1e-12
 
 
 def attack_p(target: Floats, population: Floats) -> Floats:
-    """Attack-P (Ye et al. 2022, Section 4.2): the loss against those of the population under the same model.
-
-    It returns the smoothed share of population losses above the candidate's, ties counted half: one minus the
-    p-value.
-    """
+    """Attack-P (Ye et al. 2022, Section 4.2): one minus the p-value of the loss among the population's."""
     others = population[:, None]
     above = (others > target).sum(axis=0) + 0.5 * (others == target).sum(axis=0)
     shares: Floats = (above + 0.5) / (len(population) + 1)
@@ -124,10 +117,7 @@ def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
 
 
 def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
-    """LiRA with references trained without each example (Carlini et al. 2022, Section IV.C).
-
-    It returns the log of the probability that a model trained without it is less confident than the target.
-    """
+    """LiRA with references without each example (Carlini et al. 2022, Section IV.C): how rarely as confident."""
     need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)
     scores: Floats = norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
@@ -135,10 +125,7 @@ def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
 
 
 def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
-    """RMIA with references trained with and without each example (Zarifzadeh et al. 2024, Section 3).
-
-    It returns (N,), the share of the population that the candidate beats.
-    """
+    """RMIA: the share (N,) of the population that the candidate beats (Zarifzadeh et al. 2024, Section 3)."""
     inside = signals.inside
     need_references(inside, 1, "trained with it")
     need_references(~inside, 1, "trained without it")

@@ -37,9 +37,7 @@ RATES = (0.01, 0.001)
 def draw_references(
     world: World, candidates: MemberPairs, count: int, seed: int
 ) -> tuple[list[Reference], NDArray[np.bool_]]:
-    """Draw what references are trained with, and (R, 2 C), which with which candidate; 2 i and 2 i + 1 have opposite
-    coins.
-    """
+    """Draw what references are trained with, and with which candidate, (R, 2 C), in twos of opposite coins."""
     if count < 2 or count % 2:
         raise InputError(key="references", given=count, allowed="an even number from 2")
     rng = numpy_stream(seed, "membership-coins")

@@ -27,10 +27,7 @@ MOST_OTHERS = 9
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """The logits of the right labels' probabilities, in float64: of N candidates, Z population examples, R references.
-
-    Nothing in here says which candidates are members of the target's data.
-    """
+    """The logits of the right labels, float64: of N candidates, Z population examples, R references; no members."""
 
     target: Floats  # (T, N), of the target at T rounds, the last of them the final model
     references: Floats  # (R, T, N), of the reference models at the same rounds
@@ -63,9 +60,7 @@ class Signals:
 
 
 def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)), (..., B), of the right label's softmax probability p in logits (..., B, classes), in
-    float64.
-    """
+    """Return log(p / (1 - p)), (..., B), float64, of the right label's probability p in logits (..., B, classes)."""
     precise = outputs.double()
     right = labels.expand(precise.shape[:-1]).unsqueeze(-1)
     others = precise.scatter(-1, right, -torch.inf)
@@ -73,9 +68,7 @@ def label_logits(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def wrong_log_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the logarithms of wrong labels' softmax probabilities, (..., B, at most 9), the largest first, in
-    float64.
-    """
+    """Return the logarithms of wrong labels' probabilities, (..., B, at most 9), the largest first."""
     logs = outputs.double().log_softmax(-1)
     wrong = logs.scatter(-1, labels.expand(logs.shape[:-1]).unsqueeze(-1), -torch.inf)
     return wrong.topk(min(outputs.shape[-1] - 1, MOST_OTHERS), dim=-1).values

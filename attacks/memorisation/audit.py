@@ -1,7 +1,4 @@
-"""What the model of a finished run remembers of its texts: exposure of canaries, and extraction by sampling.
-
-Both are attacks on the final model. The summary gets the results, too. Whoever wants a report of the folder writes it.
-"""
+"""What the model of a finished run remembers of its texts: exposure of canaries, and extraction by sampling."""
 
 import math
 import shlex

@@ -44,9 +44,7 @@ class Exposure:
 def exposures(
     network: Network, canaries: Canaries, length: int, rng: np.random.Generator
 ) -> tuple[tuple[Exposure, ...], float | None]:
-    """Return each secret's exposure, and the p-value of the fit (Kolmogorov and Smirnov); ``None`` where all were
-    ranked.
-    """
+    """Return each secret's exposure, and the p-value of the fit; ``None`` where all secrets were ranked."""
     if canaries.space <= MOST_ENUMERATED:
         everything = enumerated(network, canaries, length)
         places = len(canaries.alphabet) ** np.arange(canaries.secrets.shape[1])[::-1]
@@ -55,10 +53,7 @@ def exposures(
 
 
 def enumerated(network: Network, canaries: Canaries, length: int) -> Floats:
-    """Return the log-perplexity of every secret, (|R|,), in the order of their numbers.
-
-    Secrets with a common beginning are asked about together: (|R| - 1) / (A - 1) sequences.
-    """
+    """Return the log-perplexity of every secret, (|R|,), in order, common beginnings asked together."""
     alphabet = torch.from_numpy(canaries.alphabet)
     contexts, total = torch.from_numpy(canaries.start)[None], torch.zeros(1, dtype=torch.float64)
     for _ in range(canaries.secrets.shape[1]):
@@ -88,9 +83,7 @@ def log_perplexities(network: Network, canaries: Canaries, secrets: Numbers, len
 
 
 def log_probabilities(network: Network, tokens: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through sequences (N, m), some at a time, with log-probabilities (n, m, V) of what comes next, float64, on
-    the CPU.
-    """
+    """Go through sequences (N, m) with log-probabilities (n, m, V) of what comes next, float64, on the CPU."""
     for part in tokens.split(_AT_ONCE):
         logits = network(functional.pad(part, (0, length - part.shape[1]), value=PAD))
         yield part, logits[:, : part.shape[1]].cpu().double().log_softmax(dim=2)

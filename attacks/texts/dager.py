@@ -257,9 +257,7 @@ class Span:
 
 
 def span_of(probe: ProbedLayers, gradient: Tensor, deviation: float, floor: float, samples: Tensor) -> Span | Unusable:
-    """Return the row space of a gradient, as many dimensions as the inputs of any tokens have, or why it tells
-    nothing.
-    """
+    """Return the row space of a gradient, with the dimensions of any tokens' inputs, or why it tells nothing."""
     if not bool(gradient.any()):
         return Unusable("zero", f"the gradient of {probe.layer} is zero")
     rows, width = gradient.shape
@@ -318,10 +316,7 @@ def token_inputs(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Ten
 def kept_tokens(
     network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
 ) -> KeptTokens:
-    """Try all tokens at all positions.
-
-    Padding is in no text, and a gradient has nothing of it. A first position that no span sees may have any token.
-    """
+    """Try all tokens at all positions but padding; a first position that no span sees may have any."""
     tried = vocabulary * length
     probes = [span.probe for span in spans]
     found: list[list[tuple[float, int]]] = [[] for _ in range(length)]

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_texts(job: "AttackJob") -> list[Reconstruction]:
-    """Attack the texts behind uploads, one after the other; see :func:`fedpriv.attacks.reconstruction.run_attack`.
-
-    It returns one result for each observation, in their order. Its "images" are tokens, int64 (N, 1, 1, T).
-    """
+    """Attack the texts behind uploads, one after the other; a result's "images" are tokens, int64 (N, 1, 1, T)."""
     config: TextAttackSettings = job.config
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     settings = observations[0].settings

@@ -146,10 +146,7 @@ class _Line:
         )
 
     def _rank(self, made: list[int]) -> tuple[int | None, int | None]:
-        """The place of the original among others by likeness to what was read, and among how many; ties count against.
-
-        Copies of the original are no others.
-        """
+        """The place of the original among others by likeness, and among how many without copies; ties count against."""
         if self._truth.others is None:
             return None, None
         others = [tokens for other in self._truth.others if (tokens := bare(other)) != self._true]
@@ -166,10 +163,7 @@ _BACK_OFF = 0.2  # how often the model looks at the last token only, or at none,
 
 
 def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
-    """Return what public texts allow: the most frequent tokens, as many as in a usual text, and a sample of a model.
-
-    The model counts triples of tokens, pairs, and tokens (Jelinek and Mercer 1980).
-    """
+    """Return what public texts allow: the commonest tokens, and a model's sample (Jelinek and Mercer 1980)."""
     texts = [bare(tokens) for tokens in public]
     counts = Counter(token for text in texts for token in text)
     usual = round(float(np.median([len(text) for text in texts])))

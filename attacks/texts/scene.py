@@ -71,10 +71,7 @@ class TextScene:
 
     @property
     def inner(self) -> Tensor:
-        """Which tokens may stand within a sentence, bool (V,); its end is one where the next token is predicted.
-
-        Packed sequences have beginnings of texts within them.
-        """
+        """Which tokens may stand within a sentence, bool (V,), with its end where the next token is predicted."""
         allowed = torch.ones(self.format.vocabulary, dtype=torch.bool, device=self.device)
         allowed[[PAD, *self.opening] if self.is_next else [PAD, START, END]] = False
         return allowed

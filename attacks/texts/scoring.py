@@ -60,10 +60,7 @@ def split(scene: TextScene, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 
 
 def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs (N, B, 1, T, V) and label probabilities of a soft network.
-
-    ``probabilities``: of tokens, (N, B, L, V); ``labels``: int64 (N, B).
-    """
+    """Return inputs (N, B, 1, T, V) and label probabilities of a soft network, of (N, B, L, V) and labels (N, B)."""
     if not scene.is_next:
         return probabilities[:, :, None], F.one_hot(labels, scene.classes).to(probabilities)
     return probabilities[:, :, None, :-1], soft_targets(probabilities)
@@ -339,10 +336,7 @@ ROUNDING = 1e-6  # of the longest tensor
 
 
 def tensor_angle(comparison: Compared) -> Tensor:
-    """One minus the cosine, the mean over tensors, as in Balunović et al. 2022: (N,), from 0 to 2.
-
-    Tensors that hold rounding errors alone, such as the gradient of a bias of keys, are left out.
-    """
+    """One minus the cosine, (N,), the mean over tensors that hold more than rounding (Balunović et al. 2022)."""
     expected, heard = comparison.expected(), comparison.upload()
     lengths = {name: float(value.norm()) for name, value in heard.items()}
     told = [name for name, length in lengths.items() if length >= ROUNDING * max(lengths.values())]

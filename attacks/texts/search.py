@@ -42,10 +42,7 @@ from fedpriv.gradients import Vector
 
 
 def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
-    """Return a sentence (L,) with one other token each, (n, L): those that promise most.
-
-    ``slopes``: (L, V), what each token in each place is to change; infinite where it may not stand.
-    """
+    """Return a sentence (L,) with one other token each, (n, L), most promising by slopes (L, V)."""
     best = slopes.topk(min(each, slopes.shape[1]), dim=1, largest=False)
     values, tokens = best.values.flatten(), best.indices.flatten()
     order = values.argsort(stable=True)[:count]
@@ -57,10 +54,7 @@ def replaced(sentence: Tensor, slopes: Tensor, count: int, each: int) -> Tensor:
 
 
 def rearranged(sentence: Tensor, known: int) -> Tensor:
-    """Return a sentence (L,) with two tokens exchanged, one moved, one left out or one twice, (n, L).
-
-    Or with its end moved to its beginning. So many known tokens there stay.
-    """
+    """Return a sentence (L,) with two tokens exchanged, one moved, left out or twice, or its end moved, (n, L)."""
     tokens: list[int] = [token for token in sentence.tolist() if token != PAD]
     length, room = len(tokens), len(sentence)
     made: dict[tuple[int, ...], None] = {}
@@ -91,10 +85,7 @@ def shortened(sentence: Tensor) -> Tensor:
 
 
 def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:
-    """Return two sentences (L,) with the tokens of one place exchanged, or of all places from one on, (n, 2, L).
-
-    So many tokens at their beginnings are known, and the same.
-    """
+    """Return two sentences (L,) with the tokens of one place exchanged, or of all from one on, (n, 2, L)."""
     length = len(one)
     single = torch.eye(length, dtype=torch.bool, device=one.device)
     behind = torch.ones(length, length, dtype=torch.bool, device=one.device).triu()
@@ -109,12 +100,7 @@ def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:
 
 
 def joined(sentence: Tensor, better: Tensor) -> Tensor:
-    """Return changes of a sentence (L,) made together, the first, the first two, and so on, (n, L).
-
-    Args:
-        better: (m, L), the sentence with single changes, the best first; those that touch places of earlier ones are
-            left out.
-    """
+    """Return changes (m, L) of a sentence, the best first, made together: the first, the first two, ..., (n, L)."""
     now, touched = sentence.clone(), torch.zeros_like(sentence, dtype=torch.bool)
     made = []
     for other in better:
@@ -472,10 +458,7 @@ class Vectors:
         return self._matcher.select(rows)(vectors[:, :, None], labels)
 
     def descend(self, steps: int, rate: Callable[[int], float], each: Callable[[int, float], None]) -> float:
-        """Make steps of Adam, keep the best point of them, and return the loss there.
-
-        ``each``: is told (step, loss).
-        """
+        """Make steps of Adam, keep the best point of them, and return the loss there; ``each``: told (step, loss)."""
         moved = self.now.clone().requires_grad_()
         adam = torch.optim.Adam([moved])
         lowest = float("inf")

@@ -27,11 +27,7 @@ class TextAttackSettings(AttackSettings):
 
     @abstractmethod
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        """Read the sentences behind one upload.
-
-        Args:
-            seed: of random starts; draw them by ``scene.stream(seed, name, victim, restart)``.
-        """
+        """Read the sentences behind one upload, with random starts of ``scene.stream(seed, name, victim, restart)``."""
 
     @classmethod
     @override

@@ -177,12 +177,7 @@ def votes_guarantee(
 
 @dataclass(frozen=True)
 class SampledUse:
-    """Normal noise on sums to which few of many examples, drawn afresh each time, contribute.
-
-    A fixed number of examples is drawn without replacement, and each has a part in one contribution at most. A
-    neighbour has one example replaced, which changes one contribution: the ledger's fixed-size sampling, in which a
-    deviation of ``sigma`` sensitivities / 2 is a noise multiplier of ``sigma``.
-    """
+    """Normal noise on sums to which few examples, drawn afresh without replacement, contribute a part each."""
 
     sensitivity: float  # Euclidean, of one contribution; sqrt(2) for a vote and for a probability vector
     rate: float  # the share of the examples that is drawn, from 1e-12 to 1

@@ -30,12 +30,7 @@ def _log_factorial() -> Array:
 
 
 def amplified_pure(epsilon: float, rate: float) -> float:
-    """Return log(1 + q (exp(epsilon) - 1)): pure epsilon-DP after sampling (Balle, Barthe and Gaboardi 2018, Thm 9).
-
-    Args:
-        epsilon: of the mechanism on a batch, at least 0; large values do not overflow.
-        rate: q in (0, 1].
-    """
+    """Return log(1 + q (exp(epsilon) - 1)): pure epsilon after sampling (Balle, Barthe and Gaboardi 2018, Thm 9)."""
     if rate == 1:
         return epsilon
     if epsilon < 1:

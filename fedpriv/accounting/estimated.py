@@ -60,12 +60,7 @@ def person_with_bounds(person: Person, epsilon: float) -> Person:
 
 
 def surer(k0: float, epsilon: float) -> float:
-    """Return the best chance of a guess by whoever knows what was released with this pure epsilon, at the most.
-
-    By Bayes' rule the odds of a value against all others grow by a factor of exp(epsilon) or less.
-
-    ``k0``: of a guess that knows nothing, in (0, 1).
-    """
+    """Return by Bayes' rule the best chance of a guess after a release of this pure epsilon, from k0 without it."""
     if epsilon == 0:
         return k0
     return 1 / (1 + (1 - k0) / k0 * math.exp(-epsilon))

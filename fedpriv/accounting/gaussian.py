@@ -57,15 +57,7 @@ def _log_mills(x: float) -> float:
 
 
 def classic_sigma(epsilon: float, delta: float) -> float:
-    """Return sqrt(2 ln(1.25 / delta)) / epsilon (Dwork and Roth 2014, Theorem A.1): noise over sensitivity.
-
-    Args:
-        epsilon: in (0, 1]; the theorem says nothing beyond.
-        delta: in (0, 1).
-
-    Raises:
-        InputError: epsilon or delta out of range.
-    """
+    """Return sqrt(2 ln(1.25 / delta)) / epsilon, for epsilon up to 1 (Dwork and Roth 2014, Theorem A.1)."""
     _check(epsilon, delta)
     if epsilon > 1:
         raise InputError(
@@ -93,11 +85,7 @@ def extended_sigma(epsilon: float, delta: float) -> float:
 
 
 def analytic_sigma(epsilon: float, delta: float) -> float:
-    """Return the smallest noise over sensitivity that is (epsilon, delta)-DP (Balle and Wang 2018), for epsilon >= 0.
-
-    Raises:
-        InputError: epsilon negative or not finite, or delta not in (0, 1).
-    """
+    """Return the smallest noise over sensitivity that is (epsilon, delta)-DP (Balle and Wang 2018)."""
     if not (math.isfinite(epsilon) and epsilon >= 0):
         raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0, finite")
     _check_delta(delta)

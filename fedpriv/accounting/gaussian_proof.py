@@ -298,12 +298,7 @@ _TRUSTED = "The server is trusted: it sees every clipped update without noise, a
 
 
 class CentralProof(GaussianProof):
-    """Each update is clipped to clip_norm, and a server adds noise of deviation sigma * clip_norm to a round's sum.
-
-    The noisy sum is divided by a public number, so what every round releases is the Gaussian mechanism on the clients'
-    updates. Replace-one (a client's update becomes any other) has sensitivity 2 clip_norm, zero-out (it counts as
-    zero) clip_norm. With clients in place of examples, Poisson and fixed-size sampling amplify as they do for batches.
-    """
+    """Updates clipped to clip_norm, normal noise on a round's sum: sensitivity 2 clip_norm, or 1 under zero-out."""
 
     whole_clients: ClassVar[bool] = True
     mechanism = "Gaussian mechanism on the sum of clipped updates"

@@ -140,14 +140,7 @@ def ledger(question: Question, neighbours: Neighbours) -> float | None:
 
 
 def opinions(question: Question, libraries: Sequence[str]) -> list[Opinion]:
-    """Ask libraries, one after the other.
-
-    Args:
-        libraries: of :data:`LIBRARIES`.
-
-    Raises:
-        InputError: a library that is not known or not installed.
-    """
+    """Ask libraries, of :data:`LIBRARIES` and installed, one after the other."""
     for name in libraries:
         if name not in LIBRARIES:
             raise InputError(key="with", given=name, allowed=f"allowed are {', '.join(LIBRARIES)}")

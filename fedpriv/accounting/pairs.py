@@ -64,10 +64,7 @@ class Pair(ABC):
 
 
 def interpolated(edges: Array, deltas: Array, epsilons: Array) -> Array:
-    """Return deltas between those known at ``edges``: linear in exp(epsilon), of which delta is a convex function.
-
-    So they are never too small. No epsilon may lie below the first edge; beyond the last its delta is returned.
-    """
+    """Return deltas between those known at ``edges``: linear in exp(epsilon), so never too small."""
     cell = np.clip(np.searchsorted(edges, epsilons, side="right") - 1, 0, edges.size - 2)
     width = np.diff(edges)[cell]
     x = np.minimum(epsilons - edges[cell], width)
@@ -196,10 +193,7 @@ class _ThinnedPair(Pair):
 
 
 class SampledPair(_ThinnedPair):
-    """A pair after fixed-size sampling: delta at log(1 + q (exp(epsilon) - 1)) is q times delta of the pair at epsilon.
-
-    Balle, Barthe and Gaboardi 2018, Theorem 9; the deltas at negative epsilons are those of the exchanged neighbours.
-    """
+    """A pair after fixed-size sampling: delta at log(1 + q (e^epsilon - 1)) is q delta (Balle et al. 2018, Thm 9)."""
 
     @property
     @override

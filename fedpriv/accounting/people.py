@@ -52,12 +52,7 @@ class Share:
 
 
 def person(shares: Sequence[Share], count: int = 1) -> Person:
-    """Return what is proven about ``count`` persons who are alike: the smaller of composed pairs and added claims.
-
-    Args:
-        shares: one for each client that holds records of each of them, at least one.
-        count: how many persons these are.
-    """
+    """Return what is proven about ``count`` persons alike: the smaller of composed pairs and added claims."""
     used = tuple(share for share in shares if share.release.participations)
     claim, pure = (_epsilon(used), _pure(used)) if used else (_UNUSED, _UNUSED)
     return Person(

@@ -84,11 +84,7 @@ class Proof(ABC):
 
     @property
     def noise(self) -> float:
-        """The noise itself.
-
-        Raises:
-            ValueError: the release has none.
-        """
+        """The noise itself; a release without any is a ``ValueError``."""
         if self.release.noise is None:
             raise ValueError(f"a release by {self.release.mechanism} without its noise")
         return float(self.release.noise)
@@ -113,16 +109,7 @@ class Proof(ABC):
 
     @staticmethod
     def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
-        """Return the noise-to-signal ratio of the mean of B gradients (:func:`fedpriv.accounting.noise_to_signal`).
-
-        Args:
-            dimensions: K of each block.
-            noise: of the mechanism, above 0.
-            batch_size: B, at least 1.
-
-        Raises:
-            InputError: no ratio of this mechanism is known.
-        """
+        """The noise-to-signal ratio of the mean of B gradients (:func:`fedpriv.accounting.noise_to_signal`)."""
         raise InputError("no noise-to-signal ratio of this mechanism is known")
 
     @property
@@ -188,14 +175,7 @@ class Proof(ABC):
         return False
 
     def group(self, units: int, examples: int | None = None) -> tuple[Run, ...]:
-        """Pairs that dominate the whole run where a group of units is replaced, as in :meth:`whole_run`; or none.
-
-        Balls in bins as without amplification.
-
-        Args:
-            units: of the group, at least 1.
-            examples: of the client, for batches of a fixed size.
-        """
+        """Pairs that dominate the whole run where a group of units is replaced, as in :meth:`whole_run`; or none."""
         if units == 1:
             return self.whole_run()
         count = int(self.release.participations)
@@ -209,10 +189,7 @@ class Proof(ABC):
         return (((thinned(mixed, used) if used < 1 else mixed, count),),)
 
     def split_group(self, units: int) -> tuple[Run, ...]:
-        """The same where each of a group has noise of its own and chooses its steps by itself; none where it has not.
-
-        With it balls in bins amplify.
-        """
+        """The same where each of a group has its own noise and steps, so that balls in bins amplify; else none."""
         return ()
 
     def allocated_runs(self, reference: CeilingReference) -> tuple[Run, ...]:

@@ -17,21 +17,13 @@ LARGEST_ROUNDS = 10**7  # over which noise is correlated
 
 @dataclass(frozen=True)
 class NoiseParameter:
-    """The parameter that sets a mechanism's noise, and the range that calibration searches.
+    """The parameter that sets a mechanism's noise, and the range that calibration searches."""
 
-    Attributes:
-        name: as in the settings.
-        meaning: its description.
-        least: the value with the least noise.
-        most: the value with the most noise.
-        floor: the smallest value that is accounted for.
-    """
-
-    name: str
-    meaning: str
-    least: float
-    most: float
-    floor: float
+    name: str  # as in the settings
+    meaning: str  # in words
+    least: float  # the value with the least noise
+    most: float  # the value with the most noise
+    floor: float  # the smallest value that is accounted for
 
     @property
     def ceiling(self) -> float:
@@ -50,19 +42,12 @@ KAPPA = NoiseParameter("kappa", "concentration of each draw: the smaller, the mo
 
 @dataclass(frozen=True)
 class Correlation:
-    """Over which rounds noise is correlated, and in which of them one unit may be.
+    """Over which rounds noise is correlated, and in which of them one unit may be."""
 
-    Attributes:
-        band: of how many rounds one release has noise, from 1 (independent noise) to ``rounds``.
-        separation: a unit is in at most one of so many rounds in a row.
-        participations: a unit is in so many rounds at most.
-        rounds: of the whole run.
-    """
-
-    band: int
-    separation: int
-    participations: int
-    rounds: int
+    band: int  # of how many rounds one release has noise, from 1 (independent noise) to ``rounds``
+    separation: int  # a unit is in at most one of so many rounds in a row
+    participations: int  # a unit is in so many rounds at most
+    rounds: int  # of the whole run
 
     def __post_init__(self) -> None:
         largest = {"rounds": LARGEST_ROUNDS, "band": self.rounds, "separation": self.rounds}

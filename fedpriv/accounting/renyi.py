@@ -117,13 +117,7 @@ def _exp_beyond_linear(x: Array) -> Array:
 
 
 def gaussian_rdp(orders: ArrayLike, noise_multiplier: float) -> Array:
-    """Return order / (2 noise_multiplier^2), the Renyi privacy of the Gaussian mechanism (Mironov 2017, Prop. 7).
-
-    Args:
-        orders: above 1.
-        noise_multiplier: standard deviation over the L2 *sensitivity* (under replace-one that is twice the clipping
-            norm).
-    """
+    """Return order / (2 noise_multiplier^2), noise over the L2 sensitivity (Mironov 2017, Prop. 7)."""
     return _checked_orders(orders) / (2 * noise_multiplier**2)
 
 

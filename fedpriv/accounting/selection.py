@@ -29,12 +29,7 @@ class Selection:
 
 
 def selections(trials: Sequence[Array], delta: float) -> tuple[Selection, ...]:
-    """Return what is proven of the best trial.
-
-    Args:
-        trials: Renyi privacy at ORDERS of each trial that was made, at least one.
-        delta: of each statement, in (0, 1).
-    """
+    """Return what is proven of the best of trials, given each one's Renyi privacy at ORDERS, at this delta."""
     mean, worst = len(trials), np.max(trials, axis=0)
 
     def at(rdp: Array) -> float:

@@ -65,11 +65,7 @@ def skellam_rdp(orders: NDArray[np.float64], variance: float, l1: float, l2: flo
 
 
 class SkellamProof(Proof):
-    """Each update is clipped to clip_norm, flattened, rounded, and gets a share of Skellam noise; the sum is released.
-
-    In levels the noise on the sum has variance (sigma LEVELS)^2. Zero-out (a client's update counts as zero) has the
-    sensitivity of one rounded update, replace-one of two.
-    """
+    """Updates clipped to clip_norm and rounded; shares of Skellam noise of variance (sigma LEVELS)^2 on the sum."""
 
     parameter: ClassVar[NoiseParameter] = SHARED_SIGMA
     zero_out: ClassVar[bool] = True

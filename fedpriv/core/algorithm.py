@@ -1,7 +1,4 @@
-"""What clients and server do in a run: algorithm.py in a capability's folder registers its own.
-
-An algorithm is imported whenever settings are read, so it imports what it needs where it needs it.
-"""
+"""What clients and server do in a run: algorithm.py in a capability's folder registers its own, and imports lazily."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -52,36 +49,20 @@ class Algorithm(ABC):
     not_audited: ClassVar[str] = ""  # why a run's training cannot be repeated round by round; empty: it can
 
     def conflicts(self, experiment: "Experiment") -> None:
-        """Refuse settings that have no proof or no meaning with this algorithm.
-
-        Raises:
-            InputError: with what was given and what is allowed.
-        """
+        """Refuse settings that have no proof or no meaning with this algorithm, with what is allowed."""
         return
 
     def check_network(self, experiment: "Experiment", dataset: "Dataset", model: "nn.Module") -> None:
-        """Refuse data and networks that do not go with this algorithm.
-
-        Raises:
-            InputError: they do not.
-        """
+        """Refuse data and networks that do not go with this algorithm, by an ``InputError``."""
         return
 
     def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
-        """Refuse clients that hold too few examples, (C,), for what they are to do.
-
-        Raises:
-            InputError: one does.
-        """
+        """Refuse clients that hold too few examples, (C,), for what they are to do, by an ``InputError``."""
         return
 
     @abstractmethod
     def warnings(self, world: "World") -> tuple[str, ...]:
-        """Return one line for each setting that has no effect or makes a result mean less than it seems to.
-
-        Raises:
-            InputError: settings and data do not fit.
-        """
+        """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
 
     def client_handlers(self) -> "Mapping[str, Handler]":
         """Return what clients do with messages of its own kinds, such as ``votes`` of ``train.votes``."""
@@ -89,11 +70,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def serve(self, clients: "Clients", world: "World", folder: "RunFolder", progress: "Progress") -> None:
-        """Do the server's part of a run, from what the folder holds to the finished model.
-
-        Raises:
-            RunFailedError: too few clients answered, or the model diverged. What was written stays.
-        """
+        """Do the server's part of a run, from what the folder holds to the finished model; what was written stays."""
 
     @abstractmethod
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
@@ -121,16 +98,7 @@ class ModelRelease(Algorithm):
     def released_model(
         self, world: "World", client: int, inputs: "Tensor", labels: "Tensor", plan: "Plan", noise: "NoiseStream | None"
     ) -> "Vector":
-        """Return the model that a client releases, on the CPU.
-
-        Args:
-            world: the experiment, built.
-            client: the partition's number.
-            inputs: its examples (n, C, H, W), as the network is fed.
-            labels: (n,).
-            plan: its mechanism.
-            noise: used for nothing else; ``None``: nothing protects the model.
-        """
+        """Return the model, on the CPU, that a client releases from inputs (n, C, H, W) and labels (n,)."""
 
     @abstractmethod
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
@@ -144,11 +112,7 @@ def algorithm_of(experiment: "Experiment") -> Algorithm:
 
 
 def refuse_keys(experiment: "Experiment", keys: Iterable[str], why: str) -> None:
-    """Refuse keys of the federation that are not at their defaults.
-
-    Raises:
-        InputError: one is.
-    """
+    """Refuse keys of the federation that are not at their defaults, by an ``InputError``."""
     federation = experiment.federation
     for key in keys:
         if getattr(federation, key) != type(federation).model_fields[key].default:

@@ -61,12 +61,7 @@ def replay(budget: Budget, lines: Sequence[Asked]) -> None:
 
 
 def check_unchanged(world: World, folder: RunFolder) -> None:
-    """Refuse to go on with a run in which something was changed that decides what has been released.
-
-    The ledger takes all releases of a run for alike: noise that is raised afterwards would make those that were made
-    look better than they are. And a round that is asked for again is one answer only if nothing is new: with another
-    secret, other data or another network it is a second one.
-    """
+    """Refuse to go on with a run in which something was changed that decides what has been released."""
     clients = max((client for line in folder.asked() for client in line.clients), default=0)
     if clients >= len(world.plans):
         raise InputError(
@@ -92,11 +87,7 @@ def check_unchanged(world: World, folder: RunFolder) -> None:
 
 
 def check_data(world: World, folder: RunFolder) -> None:
-    """Refuse to look at a run again, as attacks and audits do, on other data than it was made with.
-
-    Nothing is known where the run recorded no digest, because nothing in it is drawn, or where the folder no longer has
-    the secret that the digest is keyed by.
-    """
+    """Refuse to attack or audit a run on other data than it was made with, where its digest and secret are known."""
     recorded = [line for line in folder.asked() if line.origin.data]
     if not recorded or not folder.has_secret(world.experiment):
         return

@@ -294,11 +294,7 @@ def _most(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence
 
 
 def _most_of_epsilon(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int], target: float) -> int:
-    """How many participations federation.target_epsilon allows.
-
-    The planned ones where the final ledger proves them, as it does for noise that is calibrated for the same target;
-    else those that the running figure allows.
-    """
+    """How many participations federation.target_epsilon allows: the planned ones where the final ledger proves them."""
     rounds = range(1, experiment.federation.rounds + 1)
     most = _most_within(account.epsilon, target, experiment.federation.rounds * plan.steps_per_round)
     for planned in (plan.participations(rounds), plan.participations(drawn)):
@@ -308,10 +304,7 @@ def _most_of_epsilon(experiment: Experiment, plan: Plan, account: _Account, draw
 
 
 def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, int]]:
-    """Of accounts and their participations those that can be the worst.
-
-    Epsilon grows with the rate and with the participations: what another of its kind has more of both of is left out.
-    """
+    """Of accounts and their participations those that can be the worst: epsilon grows with rate and participations."""
     chosen: list[tuple[_Account, int]] = []
     for pair in sorted(pairs, key=lambda pair: (pair[0].kind, -pair[0].release.rate, -pair[1])):
         if not chosen or chosen[-1][0].kind != pair[0].kind or chosen[-1][1] < pair[1]:

@@ -66,11 +66,7 @@ def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
 
 
 def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
-    """Refuse own models that let examples past the mechanism; tested on random and blank images.
-
-    No check of a few images can prove that a model never does it; these are the ways in which models usually do.
-    Networks of this project are known to pass.
-    """
+    """Refuse own models that let examples past the mechanism, in the usual ways; tested on random and blank images."""
     if not experiment.model.is_own:
         return
     images, labels = random_examples(experiment, dataset, _TRIED)

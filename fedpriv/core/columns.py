@@ -88,9 +88,7 @@ def groups(columns: Sequence[ColumnSpec]) -> tuple[slice, ...]:
 
 
 def decode(columns: Sequence[ColumnSpec], rows: "NDArray[np.floating]") -> "NDArray[np.float64]":
-    """Read cells (N, columns) off rows on [0, 1] that need not be any that the table could hold, such as
-    reconstructions. :: A number that is not told is NaN.
-    """
+    """Read cells (N, columns) off rows on [0, 1], such as reconstructions; a number that is not told is NaN."""
     import numpy as np
 
     cells = np.empty((len(rows), len(columns)))

@@ -26,11 +26,7 @@ def upload_sign(algorithm: str) -> int:
 
 
 def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = None) -> Tensor:
-    """Return the cross entropy of each example (B,), in float32 at least.
-
-    Of sequences it is the mean over their targets, so that long ones count as much as short ones; 0 where a sequence
-    has none.
-    """
+    """Return the cross entropy of each example (B,), in float32 at least; of a sequence, its targets' mean."""
     precise = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if labels.ndim > 1:
         losses = functional.cross_entropy(precise.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
@@ -43,9 +39,7 @@ def example_losses(outputs: Tensor, labels: Tensor, forward: Response | None = N
 
 
 def batch_loss(losses: Tensor, weights: Tensor, tilt: float | None) -> Tensor:
-    """Return the objective of a batch, from each example's cross entropy (..., B) and weights that sum to 1 for a full
-    batch.
-    """
+    """Return the objective of a batch from cross entropies (..., B) and weights that sum to 1 for a full batch."""
     if tilt is None:
         return (losses * weights).sum(dim=-1)
     total = weights.sum(dim=-1)
@@ -108,10 +102,7 @@ def train_stack(
     descend: Callable[[int], None],
     noise: Callable[[int], NoiseStream],
 ) -> Vector:
-    """Do the work of M clients that take the same steps, as :func:`train_locally`; return what leaves them (M, *shape).
-
-    ``parameters``: before, and those to be trained, (M, *shape); ``noise``: of a client's update.
-    """
+    """Do the work of M clients that take the same steps, as :func:`train_locally`, with parameters (M, *shape)."""
     training, config = experiment.training, plans[0].config
     plain = training.optimizer == "sgd" and not training.momentum and not training.weight_decay
     plain = plain and not config.protects_examples

@@ -39,11 +39,7 @@ class WriteError(OSError):
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
-    """Write a file so that it appears with all its content, in place of what had the name before.
-
-    A symbolic link of that name is replaced, and what it points to is left alone. What is neither a file nor a link,
-    such as a device, is not replaced.
-    """
+    """Write a file so that it appears with all its content; a symbolic link is replaced, a device is not."""
     with _about(path):
         if not _may_be_replaced(path):
             raise OSError(errno.EINVAL, "it exists, and is no regular file")
@@ -52,10 +48,7 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
 
 
 def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:
-    """Write a file unless one of that name is there, and return whether this call did; of several processes, one does.
-
-    It appears with all its content, and is on the disk before this returns.
-    """
+    """Write a file unless one of that name is there, and return whether this call did; it is then on the disk."""
     try:
         with _part(path, content, mode, durable=True) as temporary:
             path.hardlink_to(temporary)
@@ -106,11 +99,7 @@ def open_unlinked(path: Path, flags: int) -> int:
 
 
 def content_digest(path: Path) -> bytes:
-    """Return SHA-256 of what a file holds now.
-
-    It is read again where its inode, size, or time of change differ from those when it was last read, or where it was
-    changed too recently then for these to tell. Nobody can set the time of change, as the time of modification can be.
-    """
+    """Return SHA-256 of a file, read again where inode, size or time of change differ or are too recent."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     with path.open("rb") as file:
@@ -142,10 +131,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, file: Path | None = None, wait: bool = False) -> Iterator[None]:
-    """Keep other processes from writing into a folder, until the block or this process ends.
-
-    The operating system lets go where a process is killed; the file that it leaves locks nobody out.
-    """
+    """Keep other processes from writing into a folder, until the block or this process ends, killed or not."""
     path = folder / ".lock" if file is None else file
     with writing_to(folder):
         descriptor = _lock(path, folder, wait=wait)

@@ -1,7 +1,4 @@
-"""Findings: kinds of results about a run; report.py in a capability's folder registers its own.
-
-The run folder, the summary, the report and the tables of sweeps go through all of them, and name none.
-"""
+"""Findings: kinds of results about a run; report.py in a capability's folder registers its own."""
 
 import io
 import math
@@ -83,10 +80,7 @@ class RunView:
 
 
 class Part(GrowingRecord):
-    """One of several lines that a trial of a sweep has about the same thing, such as one for each attack.
-
-    A table has a column for each figure of each line: HEAD.KEY.FIGURE.
-    """
+    """One of several lines that a trial of a sweep has about the same thing; a table's columns are HEAD.KEY.FIGURE."""
 
     head: ClassVar[str]  # of the columns' names
     keys: ClassVar[tuple[str, ...]]  # fields that tell the lines apart
@@ -163,26 +157,14 @@ class Finding(ABC, Generic[R]):
         """Measure and write, when a run ends, what needs the data of all clients."""
 
     def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
-        """Return what settings ask for of the finished model of a sweep's trial.
-
-        For people -> the key in sweep.json; empty where settings that differ from their defaults show it.
-        """
+        """Return what settings ask for of a trial's finished model, for people -> the key in sweep.json."""
         return {}
 
     def check_trial(self, experiment: Experiment, world: "World") -> None:
-        """Refuse, before a sweep starts, a trial whose finished model could not be measured on this data.
-
-        Raises:
-            InputError: there are too few test images, say.
-        """
+        """Refuse, before a sweep starts, a trial whose finished model could not be measured on this data."""
 
     def measure_trial(self, folder: "RunFolder") -> None:
-        """Measure the finished model of a sweep's trial, as its settings ask; refuted claims are a result.
-
-        Raises:
-            InputError: it cannot be measured.
-            RunFailedError: the results cannot be written.
-        """
+        """Measure the finished model of a sweep's trial, as its settings ask; refuted claims are a result."""
 
     def audit_trial(self, folder: "RunFolder", settings: Any) -> None:
         """Audit the finished model of a sweep's trial; errors are those of :meth:`measure_trial`."""
@@ -220,12 +202,7 @@ class Finding(ABC, Generic[R]):
         return ""
 
     def table(self, trials: Sequence[Any], chosen: str) -> tuple[Column, ...]:
-        """Return the columns of tables over trials.
-
-        Args:
-            trials: the ``columns`` of each.
-            chosen: of :meth:`choose`.
-        """
+        """Return the columns of tables over trials; ``chosen`` is of :meth:`choose`."""
         return ()
 
 
@@ -269,10 +246,7 @@ def records_found(folder: "RunFolder") -> dict[str, GrowingRecord]:
 
 
 def chosen_attack(strengths: Sequence[Mapping[str, float]], what: str, asked: str = "") -> str:
-    """Return the attack that tables show: the given one, else the strongest on average of those that most trials have.
-
-    One attack for all trials: the best of several in each trial would look better by chance alone.
-    """
+    """Return the attack that tables show for all trials: the given one, else the strongest on average."""
     known: dict[str, list[float]] = {}
     for own in strengths:
         for name, strength in own.items():

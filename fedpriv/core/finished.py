@@ -10,10 +10,7 @@ from fedpriv.core.world import State, World, build_world
 
 
 def completed_summary(folder: RunFolder) -> Summary:
-    """Return the summary of a run that came to its end.
-
-    Figures of an earlier model would be next to those of the run that was finished later.
-    """
+    """Return the summary of a run that came to its end; else its figures would be those of an earlier model."""
     summary = folder.final_summary()
     if summary.status != COMPLETED:
         raise InputError(

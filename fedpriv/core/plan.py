@@ -96,10 +96,7 @@ class Plan:
         return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
-        """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1).
-
-        With correlated noise: after all rounds up to the last of them, as the pattern allows.
-        """
+        """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1)."""
         if self.correlation is not None:
             return self._patterned(max(rounds, default=0))
         if self.is_whole:
@@ -239,10 +236,7 @@ def plan_client(
     redistribution: Redistribution | None = None,
     secret: Secret | None = None,
 ) -> Plan:
-    """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target.
-
-    Arguments and errors are those of :func:`draft_plan`.
-    """
+    """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target."""
     draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
     numbers = range(1, experiment.federation.rounds + 1)
     if experiment.mechanism.target is None or experiment.mechanism.noise_at != "clients":

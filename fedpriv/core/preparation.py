@@ -1,7 +1,4 @@
-"""What clients do to their labels before anything else: preparation.py in a capability's folder registers its own.
-
-A preparation is imported whenever settings are read, so it imports what it needs where it needs it.
-"""
+"""What clients do to their labels before anything else: preparation.py of a capability registers its own, lazily."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

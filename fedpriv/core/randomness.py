@@ -33,22 +33,12 @@ def _sequence(seed: int, purpose: str, indices: tuple[int, ...]) -> np.random.Se
 
 
 def numpy_stream(seed: int, purpose: str, *indices: int) -> np.random.Generator:
-    """Return the numpy generator of one purpose, such as ``numpy_stream(7, "batches", partition, epoch)``.
-
-    Args:
-        seed: at least 0.
-        purpose: what the numbers are for; two purposes never share a stream.
-        indices: non-negative integers that tell uses of one purpose apart (partition, round, step, ...).
-    """
+    """Return the numpy generator of one purpose, such as ``numpy_stream(7, "batches", partition, epoch)``."""
     return np.random.default_rng(_sequence(seed, purpose, indices))
 
 
 def torch_stream(seed: int, purpose: str, *indices: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """Return the torch generator of one purpose on ``device``; the arguments are those of :func:`numpy_stream`.
-
-    The seed handed to torch has 64 bits; torch's CPU generator keeps 32 of them, its CUDA generator all. So it is not
-    for noise that protects anybody: :class:`Secret` is.
-    """
+    """Return the torch generator of one purpose on ``device``; 32 bits of seed on the CPU, so it protects nobody."""
     state = _sequence(seed, purpose, indices).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(state[0]))
 
@@ -74,12 +64,7 @@ class Secret:
         return Secret(_hashed(b"", "reproducible", (seed,), SECRET_BYTES))
 
     def stream(self, purpose: str, *parts: int | bytes) -> "NoiseStream":
-        """Return the stream of one purpose; streams of different purposes or parts are independent.
-
-        Args:
-            purpose: what the numbers are for.
-            parts: what tells uses of one purpose apart: integers, digests.
-        """
+        """Return the stream of one purpose; other purposes or parts (integers, digests) give independent streams."""
         return NoiseStream(self.derived(purpose, *parts).key)
 
     def derived(self, purpose: str, *parts: int | bytes) -> "Secret":
@@ -154,14 +139,7 @@ def _hashed(key: bytes, purpose: str, parts: tuple[int | bytes, ...], size: int)
 
 @contextmanager
 def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside the block; afterwards they go on where they were.
-
-    A network's own code draws from them (dropout, noise, mixing). What it draws inside the block depends on the seed
-    and on what it does there, and nothing of it lives on.
-
-    Of torch's generators the CPU's and the device's are seeded: ``torch.manual_seed`` would look for every device there
-    might be, and that takes longer than a small model's gradient.
-    """
+    """Seed the global generators of torch (CPU, device), numpy and Python inside the block, and restore them."""
     kept = np.random.get_state(), random.getstate()  # noqa: NPY002 - here and below the global generator is meant
     forked = {"devices": []} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
     try:

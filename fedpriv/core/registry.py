@@ -33,10 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def capabilities(module: str) -> Iterator[ModuleType]:
-    """Import a module of this name from the folder of each capability that has it: report.py registers its findings.
-
-    Capabilities are folders of fedpriv, fedpriv/algorithms and fedpriv/attacks.
-    """
+    """Import a module of this name, such as report.py, from the folder of each capability that has it."""
     root = Path(__file__).parents[1]
     for folder in (root, root / "algorithms", root / "attacks"):
         for path in sorted(folder.glob(f"*/{module}.py")):

@@ -23,25 +23,14 @@ class NoiseInPass(Protocol):
     def drawing(
         self, network: "nn.Module", seed: int, *numbers: int, evaluates: bool = False
     ) -> AbstractContextManager[None]:
-        """Draw fresh noise inside the block, scaled to the weights at its beginning.
-
-        Args:
-            network: that has it.
-            seed: with the numbers, such as client and step, of its stream; evaluations have streams of their own.
-            numbers: as many as tell one stream from the next.
-            evaluates: whether the network is in evaluation mode.
-        """
+        """Draw fresh noise inside the block, scaled to the weights at its beginning; ``numbers`` name its stream."""
 
 
 class ForwardNoise(Protocol):
     """Noise that a section puts into every forward pass of the network."""
 
     def put_into(self, network: "nn.Module", shape: tuple[int, int, int], seed: int) -> "nn.Module":
-        """Return the network with the place of its noise, which is silent; on the CPU.
-
-        Raises:
-            InputError: the network has no such place.
-        """
+        """Return the network with the place of its noise, which is silent, on the CPU; refused without such a place."""
 
     def scaled(self, experiment: "Experiment", dataset: "Dataset", network: "nn.Module") -> NoiseInPass:
         """Share the noise out and scale it, from the initial parameters and public images."""
@@ -63,22 +52,14 @@ class ExperimentSection(Settings):
 
     @classmethod
     def required(cls, experiment: "Experiment") -> Self:
-        """Return this section of an experiment that has it.
-
-        Raises:
-            InputError: it has none.
-        """
+        """Return this section of an experiment; an ``InputError`` where it has none."""
         found = cls.of(experiment)
         if found is None:
             raise InputError(f"the experiment has no section [{cls.name}]")
         return found
 
     def conflicts(self, experiment: "Experiment") -> None:
-        """Refuse settings that have no meaning with this section.
-
-        Raises:
-            InputError: with what was given and what is allowed.
-        """
+        """Refuse settings that have no meaning with this section."""
 
     def forward_noise(self) -> ForwardNoise | None:
         """Return the noise that it puts into the forward pass of the network; ``None``: none."""

@@ -28,10 +28,7 @@ from fedpriv.core.registry import Registry, suggestion
 
 
 def absent(value: Any) -> bool:
-    """For ``Field(exclude_if=...)``: a key added later, where it is unset, leaves a file the bytes that it had before.
-
-    A serializer of our own would do the same, but pydantic makes an error of Ctrl-C while it runs.
-    """
+    """For ``Field(exclude_if=...)``: a key added later, where it is unset, leaves a file its earlier bytes."""
     return value is None
 
 
@@ -175,10 +172,7 @@ class Choice(Generic[Chosen]):
         return self.settings(self.read_keys(tree))
 
     def read_keys(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tree without keys that only others than the named one read.
-
-        Versions up to 0.2 wrote the keys of all things, though only those of the named one had an effect.
-        """
+        """Return the tree without keys that only others than the named one read, which versions up to 0.2 wrote."""
         kind = self.kind(tree.get("name", self.default))
         others = {key for other in self.registry.values() for key in other.model_fields}
         unread = others - set(kind.model_fields) if kind else set()

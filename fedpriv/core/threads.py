@@ -24,9 +24,5 @@ def cpu_threads(count: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep some tens of MiB of freed memory, for loops that allocate and free megabytes.
-
-    glibc gives freed memory back to the system beyond a threshold, and takes each page of it anew by a fault. The
-    threshold follows the largest block below 32 MiB that was freed (mallopt(3)), so one is. Nothing is written to it.
-    """
+    """Let glibc keep some tens of MiB of freed memory: its threshold follows the largest freed block below 32 MiB."""
     torch.empty(_FREED, dtype=torch.uint8)

@@ -55,10 +55,7 @@ def _library(name: str) -> Any:
 
 
 def track(folder: RunFolder, name: str | None = None) -> None:
-    """Log a finished run to the trackers that its settings name.
-
-    ``None`` names a run after the experiment and the folder.
-    """
+    """Log a finished run to the trackers that its settings name; ``None``: under the experiment's and folder's name."""
     experiment, summary = folder.experiment(), folder.summary()
     if not experiment.report.trackers or summary is None or summary.status != COMPLETED:
         return

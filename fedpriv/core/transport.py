@@ -37,22 +37,13 @@ class Transport(ABC):
 
     @abstractmethod
     def ask(self, federation: "Federation", number: int, states: "Mapping[int, State]") -> "Replies":
-        """Have clients train in a round, each from the state that it is sent, and return what reached the server.
-
-        Raises:
-            RunFailedError: too few clients are left.
-        """
+        """Have clients train in a round, each from the state it is sent; too few of them are a ``RunFailedError``."""
 
     @abstractmethod
     def votes_reply(
         self, message: "Message", context: "Context", votes: "Tensor", classes: int, noise: "SharedNoise"
     ) -> "RecordDict":
-        """Return the reply of a client whose votes (t, Q) are summed with those of others, and with its share of noise.
-
-        Args:
-            classes: K.
-            noise: its share, used for nothing else.
-        """
+        """Return the reply of a client whose votes (t, Q) are summed with others', with its share of the noise."""
 
     @abstractmethod
     def ask_for_votes(
@@ -64,16 +55,7 @@ class Transport(ABC):
         each: int,
         sigma: float,
     ) -> "VotesSum":
-        """Have clients vote and return the sum of their noisy counts, of which nothing else reaches the server.
-
-        Args:
-            shape: (Q, K), questions and classes.
-            each: votes of a client.
-            sigma: deviation of the noise on each count of the sum, in votes.
-
-        Raises:
-            RunFailedError: too few clients are left.
-        """
+        """Have clients vote on (Q, K) and return the sum of their noisy counts, all that reaches the server."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Commands of ``fedpriv``: cli.py in a capability's folder lists its own in ``VERBS``, and what it adds to others.
-
-It is imported for ``fedpriv --help``, too, so it imports what is heavy inside its functions.
-"""
+"""Commands of ``fedpriv``: cli.py of a capability lists its own in ``VERBS``, and imports lazily."""
 
 import inspect
 from collections.abc import Callable

@@ -31,11 +31,7 @@ def pack(vector: Vector) -> ArrayRecord:
 
 
 def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
-    """Return the record of a kind that a message holds under a name.
-
-    Flower's views, such as ``content.array_records``, copy all records of a kind each time, which for a small model
-    takes longer than its gradient.
-    """
+    """Return the record of a kind under a name; Flower's own views copy all records of that kind each time."""
     found = content.get(name)
     if not isinstance(found, kind):
         raise KeyError(name)
@@ -73,11 +69,7 @@ def _to_tensor(array: Array) -> Tensor:
 
 
 def _load(array: Array) -> NDArray[Any]:
-    """Read what another writer laid out otherwise, or refuse it.
-
-    Not before the header is known to say what the sender said, and the bytes are known to be there: numpy makes room
-    for as much as a header asks for.
-    """
+    """Read what another writer laid out otherwise, once its header asks for no more memory than it should."""
     try:
         header = parse_header(array.data[:HEADER_BYTES])
     except ValueError as error:

@@ -139,10 +139,7 @@ class World:
         return replace(self, dataset=replace(self.dataset, y_train=labels), unchanged=self.true_labels)
 
     def received(self, client: int, before: State) -> bytes:
-        """Return the digest of all that a client's answer depends on, apart from the round: its data and code included.
-
-        So what was edited between two answers gives the second one other noise.
-        """
+        """Return the digest of all that a client's answer depends on, apart from the round: data and code included."""
         return sha256(self.sent(before) + self.built_from + _written(self.plans[client].config)).digest()
 
     @cached_property
@@ -203,10 +200,7 @@ class World:
 
     @cached_property
     def route(self) -> Route:
-        """How gradients are computed, whatever the batch; no example that is protected decides it.
-
-        Found out on random images and the initial parameters.
-        """
+        """How gradients are computed, whatever the batch; found out on random images and the initial parameters."""
         return _route(self)
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
@@ -254,10 +248,7 @@ def _written(mechanism: MechanismSettings) -> bytes:
 
 
 def build_world(experiment: Experiment, secret: Secret | None = None) -> World:
-    """Load the data, share them out, build the network and plan every client.
-
-    A process does so once, as long as the files that all of it is read from hold the same.
-    """
+    """Load the data, share them out, build network and plans; once a process, as long as the files stay the same."""
     dataset = load_dataset(experiment.data, experiment.seed)
     weights = files_digest(experiment.model.files(place_of(experiment.data).root))
     world = _built(experiment, secret, dataset, weights)

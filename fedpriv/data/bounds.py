@@ -42,10 +42,7 @@ class PrivateBounds:
 
 
 def private_bounds(schema: "Schema", epsilon: float, secret: Secret, before: float = 0.0) -> PrivateBounds:
-    """Estimate low and high of the numbers for which nobody has told them, epsilon-DP for replacing a training row.
-
-    ``before`` is the epsilon of estimates that are among those told.
-    """
+    """Estimate untold low and high of numbers, epsilon-DP for replacing a row; ``before``: told estimates."""
     advice = schema.advice()
     numbers = schema.open_numbers(advice)
     if not numbers:

@@ -127,10 +127,7 @@ class Dataset:
 
 
 def unit_scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return images as a data set holds them, uint8 or floating point on [0, 1], as floating point on [0, 1].
-
-    Tokens, which have no scale, stay whole numbers, of 64 bits.
-    """
+    """Return images, uint8 or floating point, as floating point on [0, 1]; tokens stay whole, of 64 bits."""
     if images.dtype == torch.int32:
         return images.long()
     values = images.to(dtype)

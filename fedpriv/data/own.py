@@ -73,10 +73,7 @@ def order_rows(owners: Sequence[str] | None, count: int, given: int, place: Plac
 def label_numbers(
     labels: Sequence[Any], tests: int, where: str, named: tuple[str, ...] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each label and the classes; of the last ``tests`` no class is known.
-
-    Classes are those that are ``named``, else those of the other labels, in order.
-    """
+    """Return the number of each label and the classes: ``named`` ones, else in order; tests' may be unknown."""
     import numpy as np
 
     given = set(labels[: len(labels) - tests])

@@ -1,7 +1,4 @@
-"""Pictures in files: of any mode, as 8-bit grey or RGB, turned as EXIF says, all of one size.
-
-Nothing is unpacked before its size is known to fit into memory.
-"""
+"""Pictures in files: of any mode, as 8-bit grey or RGB, turned as EXIF says, all of one size that fits into memory."""
 
 from __future__ import annotations
 

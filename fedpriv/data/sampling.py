@@ -75,11 +75,7 @@ class Sampling:
         return self.kind in ("shuffled", "balls-in-bins")
 
     def participations(self, steps: Sequence[int]) -> int:
-        """Return the most often that one example can have been used over these steps.
-
-        Batches of one pass of shuffled and balls-in-bins are disjoint: that counts the passes touched; else the
-        steps count.
-        """
+        """Return the most often that one example can have been used over these steps: passes touched, or steps."""
         if not self.in_passes:
             return len(steps)
         most: dict[int, int] = {}

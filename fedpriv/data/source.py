@@ -115,11 +115,7 @@ class Source(ABC):
 
     @classmethod
     def files(cls, place: Place) -> Sequence[Path] | Sequence[str] | None:
-        """Return the files that :meth:`read` reads, so that one process reads them once as long as they stay the same.
-
-        What is not there is fetched, where the settings allow that. ``None``, the default: unknown, so that the data
-        are read anew each time.
-        """
+        """Return the files that :meth:`read` reads, fetched where allowed; a process reads them once; or ``None``."""
         return None
 
     @classmethod

@@ -1,7 +1,4 @@
-"""Tokenizers and token sequences: from texts to numbers and back. The first three tokens are the same in all.
-
-None of them learns from training texts: a vocabulary that did would tell of them what no noise protects.
-"""
+"""Tokenizers and token sequences; none learns from training texts, which a vocabulary would tell of."""
 
 from __future__ import annotations
 

@@ -222,10 +222,7 @@ class IdxFiles(Torchvision):
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read one idx file of unsigned bytes, as published for MNIST and Fashion-MNIST, gzipped or not.
-
-    Of a file that holds more than its header says, no more is unpacked.
-    """
+    """Read one idx file of unsigned bytes, gzipped or not; no more is unpacked than its header says."""
     import numpy as np
 
     shape = read_idx_shape(path)

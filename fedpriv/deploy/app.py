@@ -15,10 +15,7 @@ EXPERIMENT = "experiment.toml"
 
 
 def make_app(folder: Path, experiment: Experiment) -> None:
-    """Write the app into ``folder``, which must not exist yet.
-
-    The code travels with it, so that all machines run the same version, whatever they have installed.
-    """
+    """Write the app into ``folder``, which must not exist yet, with the code, so that all machines run the same."""
     shutil.copytree(Path(fedpriv.__file__).parent, folder / "fedpriv", ignore=_only_python)
     (folder / EXPERIMENT).write_text(without_seed(experiment).to_toml(), encoding="utf-8")
     (folder / "pyproject.toml").write_text(tomli_w.dumps(_project()), encoding="utf-8")

@@ -35,10 +35,7 @@ def attack_heard(
     command: str,
     progress: Progress,
 ) -> Summary:
-    """Attack what the listener whose folder is ``heard`` has of the run in ``path``, in the copy ``out``.
-
-    Without names the run's own attacks are made, without victims on all uploads that were heard.
-    """
+    """Attack what the listener in ``heard`` has of the run in ``path``, in the copy ``out``; by default all."""
     source = RunFolder.open(path)
     listened = read_listened(heard)
     before = source.experiment()

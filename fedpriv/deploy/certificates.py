@@ -1,8 +1,4 @@
-"""Throw-away certificates and keys: an authority that exists for one deployment, and whose key is never written down.
-
-The authority signs the servers' certificates and is forgotten. SuperNodes authenticate themselves with keys of their
-own, which the SuperLink knows by their public halves.
-"""
+"""Throw-away certificates and keys: an authority that exists for one deployment, whose key is never written down."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Command lines of a deployment's processes.
-
-``fedpriv deploy up`` starts them on one machine; whoever starts them elsewhere (containers) takes them from here, so
-that the two cannot drift apart.
-"""
+"""Command lines of a deployment's processes, for one machine and for containers alike."""
 
 import sys
 from dataclasses import dataclass

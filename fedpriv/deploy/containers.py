@@ -1,8 +1,4 @@
-"""Keys and admission for a deployment of containers.
-
-Each party has a folder (a volume) of its own, and no party sees another's keys: ``superlink``, ``supernode-0`` and so
-on, and ``admission``, with the public halves of the SuperNodes' keys.
-"""
+"""Keys and admission for containers; each party has a folder (a volume) of its own and sees no other's keys."""
 
 import os
 import secrets
@@ -46,12 +42,7 @@ def prepare(
     names: Sequence[str] = (),
     running: Address | None = None,
 ) -> bool:
-    """Make certificates and keys for all parties, and write down the deployment.
-
-    What is there and valid is kept, so that this may run before every start; where anything of it is missing, ends soon
-    or lacks one of ``names``, all is made anew. Where only the time is short and a SuperLink answers at ``running``,
-    whose services hold the old keys, that is refused. Returns whether keys were made.
-    """
+    """Make certificates and keys for all parties, unless valid ones are there; return whether keys were made."""
     for name in names:
         alternative_name(name)  # says what no certificate can be made for
     _check_owner(path)

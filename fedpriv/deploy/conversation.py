@@ -38,11 +38,7 @@ class _Half:
 
 
 class Conversation:
-    """Follows both directions of one connection.
-
-    Two HTTP parsers play the parts of the two ends: one reads requests, as a server would, one reads replies, as a
-    client would, and each is told what the other has read, so that both know whose turn it is.
-    """
+    """Follows a connection with two HTTP parsers, one for each end, told what the other has read."""
 
     def __init__(self) -> None:
         self.kind = ConnectionKind.SILENT

@@ -59,11 +59,7 @@ def program(name: str) -> str:
 
 
 def environment(folder: DeploymentFolder) -> dict[str, str]:
-    """The environment of every process of a deployment.
-
-    Flower looks for its own programs on the search path, and reports usage unless told not to. The experiment's own
-    modules are looked for where this process looks.
-    """
+    """The environment of a deployment's processes: Flower's programs, no usage reports, own modules."""
     variables = dict(os.environ)
     path = [str(folder.programs), sysconfig.get_path("scripts"), variables.get("PATH", "")]
     modules = [str(Path.cwd()), variables.get("PYTHONPATH", "")]

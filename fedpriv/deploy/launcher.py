@@ -43,10 +43,7 @@ _APPS_IMPORT = (
 
 
 def stand_in(folder: Path, real: str) -> str:
-    """Return the text of a program that has the launcher of ``folder`` run the program ``real``.
-
-    It starts in less than a tenth of a second: isolated from all that is installed.
-    """
+    """Return the text of a program, isolated and quick, that has the launcher of ``folder`` run ``real``."""
     words = [sys.executable, "-I", "-S", str(Path(__file__)), "ask", str(folder), real]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
@@ -121,10 +118,7 @@ def _entry(program: str) -> Callable[[], object]:
 
 
 def _code(program: str) -> int:
-    """Run a program to its end, and return its exit code.
-
-    It ends as in Python, but for the modules: to take them all down would be most of a message's CPU time.
-    """
+    """Run a program to its end and return its exit code, without taking down modules, which costs most of a message."""
     code: object = None
     try:
         _entry(program)()
@@ -151,10 +145,7 @@ def _end_with(reader: BufferedReader) -> None:
 def start_fork(
     folder: Path, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, files: Sequence[int]
 ) -> int | None:
-    """Have the launcher of ``folder`` run a program in a session of its own, with these files as input and outputs.
-
-    Returns its number; ``None`` where nobody answers.
-    """
+    """Have the launcher of ``folder`` run a program in its own session; return its number; ``None``: no answer."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, str(folder))
         _send(connection, arguments, environment, cwd, files, outlives=True)

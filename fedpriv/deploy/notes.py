@@ -1,8 +1,4 @@
-"""The listener's records: an observation of each upload, and counts of what passed.
-
-The folder holds ``listener.json`` (connections, bytes, what was read) and, where anything could be read, for each run
-``run-ID/experiment.json`` (the experiment as the messages tell it) and ``run-ID/observations/``.
-"""
+"""The listener's records: an observation of each upload and the experiment, by run, and counts of what passed."""
 
 from dataclasses import dataclass
 from pathlib import Path

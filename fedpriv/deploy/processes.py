@@ -1,7 +1,4 @@
-"""Start processes that outlive their command, and find them again by number and time of start.
-
-A process number alone may by now be somebody else's; together with the time of start it is not.
-"""
+"""Start processes that outlive their command, and find them again by number and time of start."""
 
 import os
 import subprocess
@@ -37,10 +34,7 @@ def start(
     log: Path,
     launcher: Path | None = None,
 ) -> StartedProcess:
-    """Start a process in a session of its own, so that Ctrl-C in this terminal does not reach it.
-
-    It is a fork of the launcher in a folder, where that answers.
-    """
+    """Start a process in a session of its own, which Ctrl-C does not reach; a launcher's fork, if one answers."""
     with (
         os.fdopen(open_unlinked(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as output,
         Path(os.devnull).open("rb") as nothing,

@@ -78,10 +78,7 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
 
 
 def federate(path: Path, world: World, folder: RunFolder, progress: Progress) -> None:
-    """Run the federation on the deployment in ``path``.
-
-    Whatever way it ends, what the server has written until then is in ``folder`` afterwards.
-    """
+    """Run the federation on the deployment in ``path``; however it ends, ``folder`` has what the server wrote."""
     deployment = DeploymentFolder(path)
     with _kept_seed(deployment, world) as seed, tempfile.TemporaryDirectory() as scratch:
         app = Path(scratch) / "app"

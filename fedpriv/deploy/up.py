@@ -141,10 +141,7 @@ def restart(path: Path) -> tuple[str, ...]:
 
 
 def take_down(path: Path) -> tuple[str, ...] | None:
-    """Stop what ``up`` started, forget keys and state, and return the names of what still ran; logs and runs stay.
-
-    ``None``: those were containers.
-    """
+    """Stop what ``up`` started, forget keys and state, and return the names of what ran; ``None``: containers."""
     folder = DeploymentFolder(path)
     record = folder.read()
     if record.is_contained:

@@ -105,10 +105,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def _added(model: nn.Module, step: Step) -> float | None:
-    """MiB that a step adds at most to what the process holds; ``None`` where the system does not tell (all but Linux).
-
-    Meanwhile freed memory goes back to the system at once, so that it is not counted.
-    """
+    """MiB that a step adds at most, freed memory not counted; ``None`` where the system does not tell (not Linux)."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)

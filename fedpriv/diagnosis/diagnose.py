@@ -43,10 +43,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, length: int = LENGTH) -> Experiment:
-    """Return the settings of an experiment with a network, Gaussian noise and the attacks that just listen.
-
-    They know the labels, which they would else infer by many gradients.
-    """
+    """Return an experiment with a network, Gaussian noise and the attacks that just listen, labels known."""
     about = {"name": "text", "path": "random", "text": {"length": length, "task": "classify"}} if takes_texts else {}
     listening = {each: kind for each, kind in ATTACKS.items() if not kind.active() and not kind.picks()}
     attacks = [each for each, kind in listening.items() if kind.is_text == takes_texts and not kind.is_of_rows]

@@ -33,10 +33,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 def exactness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
-    """Return the largest relative error on a batch; in float64 where the model takes it. The model is changed.
-
-    Dropout is off, and a network that still draws is in evaluation mode: one example draws other numbers than a batch.
-    """
+    """Return the largest relative error on a batch, without dropout and in float64 if possible; changes the model."""
     try:
         return _compared(model.double(), loss, x.double() if x.is_floating_point() else x, y)
     except (InputError, RuntimeError, TypeError, ValueError):

@@ -71,11 +71,7 @@ class _Nodes(Mapping[int, int]):
 
 @dataclass
 class InlineGrid(Grid):
-    """Calls the ClientApp when a message is pushed and hands out its reply when it is pulled.
-
-    Arrays are serialised in Flower's records, so that client and server share no memory. There is no timeout: a client
-    that hangs hangs the run, which only an engine with processes of its own can end.
-    """
+    """Calls the ClientApp when a message is pushed and hands out its reply when pulled; without any timeout."""
 
     client_app: ClientApp
     clients: int

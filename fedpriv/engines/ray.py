@@ -72,10 +72,7 @@ def run_ray(
 
 @contextmanager
 def _stoppable() -> Iterator[threading.Event]:
-    """Have Ctrl-C set an event, which the grid looks at: the server's own code is not cut off in the middle.
-
-    A second one ends it wherever it is.
-    """
+    """Have Ctrl-C set an event, which the grid looks at between steps; a second one ends the run wherever it is."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped  # signals are not for other threads
@@ -194,11 +191,7 @@ class Actors:
 
 
 class _Head:
-    """Watches whether the head of a cluster is still there: without it Ray hangs, and ends this process in a minute.
-
-    The run is ended at the next look for answers; where Ray hangs until then, so is the process. Either way the run's
-    folder can be resumed.
-    """
+    """Watches the head of a cluster, without which Ray hangs; the run then ends, and can be resumed."""
 
     def __init__(self) -> None:
         self._address = ray.get_runtime_context().gcs_address

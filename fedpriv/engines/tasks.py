@@ -38,10 +38,7 @@ class TaskEnded:
 def run_tasks(
     function: Callable[[Any], Any], arguments: Sequence[Any], resources: TaskResources, poll: float
 ) -> Iterator[TaskStarted | TaskEnded | None]:
-    """Call ``function`` on each argument, as many at once as fit; a task that fails or dies does not stop the others.
-
-    Tasks are handed over as room becomes free, so that what has started runs, as far as nobody else uses the cluster.
-    """
+    """Call ``function`` on each argument, as many at once as fit; a failed or dead task does not stop the others."""
     # Imported here: Ray takes a second, and most runs do without it.
     import ray
 

@@ -302,10 +302,7 @@ class Privatiser:
         return plan.release_update(values, self._noise(line).stream(part))
 
     def _reply_arrays(self, before: Vector, release: Vector, layout: Layout, exactly: bool = False) -> Vector:
-        """What leaves: what came plus the release, in the form of the app's replies and in the first types.
-
-        What looks like a variance is not below zero, unless exactly the release is wanted: sums add up then.
-        """
+        """What leaves: what came plus the release, in the replies' form; variances are not below zero unless summed."""
         form = self.settings.privatise.reply
         whole = form == "weights"
         listed = all(name.isdigit() for name in before)

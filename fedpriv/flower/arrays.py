@@ -76,10 +76,7 @@ def arrays_of(content: RecordDict, record: str) -> Vector:
 
 
 def _described(record: ArrayRecord) -> ArrayRecord:
-    """The same record; arrays of older clients and servers say neither type nor shape, and get them from their bytes.
-
-    An empty list travels as one array that is empty.
-    """
+    """The same record; arrays of older clients and servers get their type and shape from their bytes."""
     if all(array.dtype for array in record.values()):
         return record
     told = ArrayRecord()
@@ -91,10 +88,7 @@ def _described(record: ArrayRecord) -> ArrayRecord:
 
 
 def moved(before: Vector) -> tuple[str, ...]:
-    """Return the names of what training moves: floating-point arrays that are no running statistics.
-
-    A strategy that averages returns whole numbers as float64; among arrays of other types these are none that move.
-    """
+    """Return the names of what training moves: floating-point arrays that are no running statistics."""
     kinds = {value.dtype for value in before.values() if value.is_floating_point()}
 
     def moves(name: str, value: Tensor) -> bool:

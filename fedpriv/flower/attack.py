@@ -119,10 +119,7 @@ def attack_tapped(
     progress: Progress,
     seconds: float = SECONDS,
 ) -> TappedSummary:
-    """Attack the uploads in the folder of a tap, and write what was found and attacks.json there.
-
-    After so many seconds no attack begins, and those that search keep the best that they have.
-    """
+    """Attack the uploads in the folder of a tap until the seconds are over, and write attacks.json there."""
     tapped = read_tapped(folder)
     if tapped is None:
         raise InputError(f"{folder} is not the folder of a tap")
@@ -306,10 +303,7 @@ def _heard(folder: Path, exchanges: Sequence[Exchange]) -> tuple[_TappedUpload, 
 
 
 def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
-    """What the server has of uploads that secure aggregation adds up: their mean, weighted by examples.
-
-    It is attacked as that of one client with all batches, which it is exactly for one step and equal weights.
-    """
+    """What the server has of uploads that secure aggregation adds up: their mean, as one client's with all batches."""
     weights, first = [_weight(upload.exchange) for upload in uploads], uploads[0]
     pairs = [
         (weight / sum(weights), upload.observation.upload) for weight, upload in zip(weights, uploads, strict=True)

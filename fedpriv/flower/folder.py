@@ -268,10 +268,7 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
 
 
 def imported(tapped: Tapped, path: str) -> Any:
-    """Return what an import path names, in the folder where this runs, in the app's, or in one above the app's.
-
-    The folder has the module itself: next to the folder of an app called ``mine`` lies no package ``mine``.
-    """
+    """Return what an import path names, in the folder where this runs, the app's, or one above the app's."""
     module, _, name = path.partition(":")
     place = module.replace(".", "/")
     near = [Path.cwd(), Path(tapped.app), *Path(tapped.app).parents]

@@ -81,10 +81,7 @@ class AnswerLedger:
     part: str = ""  # of what leaves; in the names of the files
 
     def charge(self, run: int, round_number: int | None) -> LedgerLine:
-        """Enter one more answer and return what is proven with it; whoever calls this may release once.
-
-        Run and round, which some servers do not tell, are written down for people.
-        """
+        """Enter one more answer and return what is proven with it; whoever calls this may release once."""
         with writing_to(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_once(self._answers, self._opening, mode=0o600)

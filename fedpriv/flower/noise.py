@@ -64,10 +64,7 @@ def hearing_noise() -> Iterator[Noises]:
 
 
 def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
-    """Whether a reply is off what the watched network holds in this form, by a hundredth of the update or more.
-
-    A network that was not watched tells nothing.
-    """
+    """Whether a reply is off what the watched network holds by a hundredth of the update or more."""
     own, update = held.get(form, {}), held.get("update", {})
     if not own or any(name not in reply or reply[name].shape != value.shape for name, value in own.items()):
         return False

@@ -181,11 +181,7 @@ class DenseLayer:
 
 
 def dense_layers(update: Mapping[str, Tensor]) -> list[DenseLayer]:
-    """Return the layers of weights and a bias: in order where there are as many of both, else by their names.
-
-    PyTorch and Keras have the bias after the weights, Flax before them, scikit-learn all biases at the end. The update
-    is the change that training made, or a gradient, by name, in the order of the message.
-    """
+    """Return layers of weights and a bias, in order or by names, whichever side the bias is on."""
     norms = {name for name in update if name.endswith(".weight") and update[name].ndim == 1}
     norms |= {f"{name.removesuffix('.weight')}.bias" for name in norms}
     weights = [name for name, value in update.items() if value.ndim == 2 and min(value.shape) > 1]

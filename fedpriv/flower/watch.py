@@ -288,10 +288,7 @@ def _under(part: str, values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tenso
 
 
 def part_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Mapping[str, str]]:
-    """Return where a module is in the network of a message, empty for the whole one, and the network's names.
-
-    A part has the arrays under one name, such as ``encoder``: it is run by a network whose own forward is not.
-    """
+    """Return where a module is in the network of a message, empty for the whole one, and the network's names."""
     if names := names_in(module, shapes):
         return "", names
     own = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
@@ -304,10 +301,7 @@ def part_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
 
 
 def names_in(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, str]:
-    """Return a module's own names of a message's arrays; empty: they are not its.
-
-    They are its by name, all or a part of them, or as a list in the order of its ``state_dict`` or parameters.
-    """
+    """Return a module's own names of a message's arrays, by name or as a list in order; empty: not its."""
     state = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     parameters = dict(module.named_parameters())
     needed = {name: value for name, value in parameters.items() if value.requires_grad}
@@ -399,10 +393,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[None]:
-    """Have a function of PyTorch tell its arguments before it is computed, however an app has imported what calls it.
-
-    A TorchFunctionMode would hear all functions, and take longer than a small network's training.
-    """
+    """Have a function of PyTorch tell its arguments first, however imported; cheaper than a TorchFunctionMode."""
     function = getattr(owner, name)
 
     def overheard(*given: Any, **named: Any) -> Any:

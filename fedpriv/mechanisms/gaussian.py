@@ -135,10 +135,7 @@ class GaussianSettings(GaussianFamily):
 
 
 def as_normal(config: MechanismSettings, deviation: float) -> dict[str, object]:
-    """Return the recorded settings of normal noise of a deviation with a mechanism's unit and bound.
-
-    So an adversary models a mean whose noise no upload has alone.
-    """
+    """Return the settings of normal noise of a deviation with a mechanism's unit and bound, as adversaries model it."""
     settings = GaussianSettings(unit=config.unit, sigma=deviation / config.bound, clip_norm=config.bound)
     return settings.model_dump(mode="json", exclude_none=True)
 

@@ -128,13 +128,7 @@ def _norm_of_noise(dimension: int, tail: float) -> float:
 
 
 def laplace_quantile(uniform: Tensor) -> Tensor:
-    """Map numbers u in [0, 1), uniform, to the Laplace distribution of scale 1.
-
-    In float64, because the tails of what float32 uniforms give end at 16.
-
-    The half in which u lies gives the sign, twice its place v in there the size -log(1 - v). That is finite for every
-    u and as fine in both tails; the usual formula gives infinity for u = 0.
-    """
+    """Map uniform numbers in [0, 1) to Laplace of scale 1, in float64: finite, and as fine in both tails."""
     twice = uniform * 2
     negative = twice >= 1
     size = (negative.to(twice) - twice).log1p().neg_()

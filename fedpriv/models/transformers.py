@@ -141,11 +141,7 @@ class TransformersSettings(LibraryModelSettings):
                 raise another_network(path, f"{verb} {inside[0]}")
 
     def _take_tokens(self, network: "PreTrainedModel", sequences: SequenceShape) -> None:
-        """Have the network know the data's tokens: the first ones of its own, or behind those that all data have.
-
-        A file of byte pairs numbers its tokens from 0, the data from END + 1, with those of nothing, beginning and end
-        before them.
-        """
+        """Have the network know the data's tokens: its own first ones, or those behind nothing, beginning and end."""
         import torch
 
         known, first = network.config.vocab_size, END + 1 if sequences.tokenizer == "bpe" else 0

@@ -93,10 +93,7 @@ def noise_of(config: IclConfig, examples: int, epsilon: float) -> VoteNoise:
 
 
 def together(config: IclConfig, examples: int, noises: Sequence[VoteNoise]) -> Guarantee:
-    """Return what is proven of answers with each of these noises, all of them released.
-
-    They are noise on the same votes, so all of them tell no more than one answer with less noise: precisions add up.
-    """
+    """Return what is proven of answers with each of these noises on the same votes: precisions add up."""
     sigma = sum(noise.sigma**-2 for noise in noises) ** -0.5
     return _by_client(config, sigma) if config.unit == "client" else _use(config, examples).guarantee(sigma)
 

@@ -36,10 +36,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
-        """Return the log-probability, (prompts, candidates), that a prompt goes on with a candidate's first token.
-
-        It is over the whole vocabulary, so that the probabilities of a row need not add up to 1.
-        """
+        """Return each candidate's first token's log-probability, (prompts, candidates), over the vocabulary."""
 
     @abstractmethod
     def token(self, candidate: str) -> int | str:
@@ -63,10 +60,7 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def likeliest(self, prompt: str, count: int) -> tuple[str, ...]:
-        """Return the texts of the ``count`` likeliest next tokens, fewer where the model knows fewer, likeliest first.
-
-        The end of the text is a token whose text is empty.
-        """
+        """Return the texts of the ``count`` likeliest next tokens, or fewer, in order; the end's text is empty."""
 
     def write(self, prompt: str, tokens: int) -> str:
         """Return what the model writes behind a prompt: the likeliest token each time, until it ends or so many."""

@@ -26,11 +26,7 @@ _LARGEST = 16 << 20  # bytes of an answer
 
 
 class Http(LanguageModel):
-    """An endpoint; one request a prompt.
-
-    It says how likely its ``top`` likeliest tokens are. A candidate that is not among them gets the log-probability of
-    the least likely one, which it does not exceed.
-    """
+    """An endpoint, one request a prompt; candidates not among its ``top`` tokens count as the least likely of these."""
 
     def __init__(self, config: LanguageConfig) -> None:
         host = _host(config.url)

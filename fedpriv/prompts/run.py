@@ -1,7 +1,4 @@
-"""Run one file of ``fedpriv icl``: ask, vote, add noise, score, account, attack.
-
-Nothing here draws a report; anyone who wants one writes it (:mod:`fedpriv.core.report`).
-"""
+"""Run one file of ``fedpriv icl``: ask, vote, add noise, score, account, attack."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

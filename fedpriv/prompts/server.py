@@ -1,7 +1,4 @@
-"""Votes of prompts under secure aggregation: clients add noise in shares, and the server gets the sum.
-
-The clients are simulated, in this process; the server's part has their masked messages and nothing else.
-"""
+"""Votes of prompts under secure aggregation: simulated clients share the noise, the server gets the masked sum."""
 
 from collections.abc import Sequence
 

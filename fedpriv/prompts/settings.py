@@ -1,7 +1,4 @@
-"""Settings of ``fedpriv icl``: private examples in prompts of a language model. Nothing is trained.
-
-Settings are read without torch; what needs it is imported where it is used.
-"""
+"""Settings of ``fedpriv icl``: private examples in prompts of a language model; read without torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,10 +180,7 @@ class Prompting(Settings):
         return self
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide what is released, without the model's and where the texts lie.
-
-        ``noise_at`` came later: without it runs that were begun before go on.
-        """
+        """The settings that decide what is released, without the model's and the texts' places."""
         left_out: dict[str, Any] = {"name": True, "model": True, "leaks": True, "data": {"root", "path"}}
         if self.icl.noise_at == "server":
             left_out["icl"] = {"noise_at"}

@@ -26,11 +26,7 @@ _AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], stream: torch.Generator) -> nn.Module:
-    """Return the network with a noise layer, which is silent until it has deviations.
-
-    On the image it is put around the whole network. Behind a layer it is where the network has it, or around the first
-    Conv or Linear layer of one that has none, in place.
-    """
+    """Return the network with a silent noise layer: around it, or where it has one, or at its first layer."""
     hidden = place == "hidden"
     if hidden and not noise_layers(network):
         network = _around_the_first(network)
@@ -135,10 +131,7 @@ def _spread(config: RobustnessConfig, first: FirstLayer, public: PublicExamples)
 
 
 def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
-    """Return which test images the shares of the noise are computed from, ascending; a function of the seed.
-
-    They and :func:`certified_rows` are the two ends of one order of all test images.
-    """
+    """Return which test images the shares of the noise are computed from, ascending; a function of the seed."""
     if wanted >= test_images:
         raise InputError(
             key="robustness.public_examples",
@@ -149,10 +142,7 @@ def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
 
 
 def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.ndarray:
-    """Return which test images are certified, ascending and none of them public.
-
-    The same ones for every experiment of this seed, whatever is kept for its noise.
-    """
+    """Return which test images are certified, ascending, none of them public; a function of the seed."""
     if not 1 <= wanted <= test_images - public:
         kept = f", {public} of them public ones that the noise is shared out by" if public else ""
         raise InputError(

@@ -79,10 +79,7 @@ class SmoothedTarget:
 
 
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
-    """Attack test images that a run's final model has right, and write what came of it.
-
-    It returns what is written to evasion.json.
-    """
+    """Attack test images that a run's final model has right, and return what is written to evasion.json."""
     began = time.monotonic()
     summary = completed_summary(folder)
     read_attempts(folder)  # whoever has damaged ones may want to look at them first

@@ -1,7 +1,4 @@
-"""What no change of an image can do to the model's vote, beside what attacks did: the words and rows of the report.
-
-At every size: proven <= what is true <= right under every attack <= right unattacked.
-"""
+"""Certificates and evasion attacks in reports: proven <= true <= right under attack <= right unattacked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -49,10 +49,7 @@ class SmoothedModel:
 
 
 def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) -> SmoothedModel:
-    """Return the final model with the noise that it was trained with, or with other noise.
-
-    The noise is scaled by an upper bound of the layer's norm, so that a margin m certifies the radius sigma m.
-    """
+    """Return the final model with its own or other noise, scaled so that a margin m certifies sigma m."""
     state = final_state(folder, world, "certify")
     state.load_into(world.model)
     config = RobustnessConfig.noisy(world.experiment)

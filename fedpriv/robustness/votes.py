@@ -37,20 +37,14 @@ class SmoothedNetwork:
             return logits.argmax(dim=1).cpu()
 
     def noisy_logits(self, images: Tensor, draws: int, stream: torch.Generator) -> Tensor:
-        """Return logits (draws, B, classes) with fresh noise in each, differentiable by the images.
-
-        For attacks through the expectation over the noise; the first layer is computed once for all draws.
-        """
+        """Return logits (draws, B, classes) with fresh noise in each, differentiable, the first layer computed once."""
         inputs = self.normalise(images)
         value = self.layer.value_at(self.network, inputs)
         logits = self._onwards(self.layer.drawn(value, draws, stream), inputs)
         return logits.view(draws, len(images), -1)
 
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
-        """Return how often each class won, (B, classes), int64, on the CPU.
-
-        The first layer is computed once an image, and only the rest of the network for each vote, many at a time.
-        """
+        """Return how often each class won, (B, classes), int64, on the CPU; the first layer runs once an image."""
         keep_freed_memory()
         with torch.inference_mode():
             step = max(1, _PIECE // self._widest(images[:1]))

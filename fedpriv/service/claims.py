@@ -29,11 +29,7 @@ def check_answers(policy: AnswerPolicy, world: World, ledger: Ledger) -> None:
 
 
 def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts: Facts) -> Guarantee:
-    """Return what is proven of the answers, and of what was released of the data for them before.
-
-    That is the network that gives the convex head's features, and an estimate of the table's bounds: heads and voters
-    are trained on rows that were scaled by them. The run's own ledger has the estimate already.
-    """
+    """Return what is proven of answers together with the features' network and an estimate of a table's bounds."""
     if facts.learnt is not None:
         guarantee = with_run(guarantee, facts.learnt)
     bounds = world.experiment.data.bounds_epsilon

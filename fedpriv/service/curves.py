@@ -30,10 +30,7 @@ class KnownImages:
 def answer_curves(
     policy: AnswerPolicy, planned: int, epsilon: float | None, trial: KnownImages
 ) -> tuple[AnswersCurve, ...]:
-    """Return the share of right answers by the number of questions that epsilon has to last for, under each policy.
-
-    Compared are all policies with the same source, keys and epsilon. Noise is of this measurement alone.
-    """
+    """Return the share of right answers by how many questions epsilon has to last for, under each rival policy."""
     if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
         return ()
     budgets = sorted({*_BUDGETS, planned})

@@ -31,11 +31,7 @@ class Oracle:
     secret: Secret  # what the noise of an answer is drawn from, with its number and the question
 
     def answers(self, images: Tensor, numbers: Sequence[int]) -> Answers:
-        """Answer images whose answers have these numbers; the same image and number give the same noise again, if any.
-
-        A number alone does not: with a query ledger of yesterday it comes twice, and the difference of two answers with
-        one noise is exact.
-        """
+        """Answer images whose answers have these numbers; the same image and number give the same noise again."""
         draws = self.policy.draws_of(self.scale, self._streams(images, numbers), self.facts)
         return self.policy.answer(self.scores(images), draws)
 

@@ -52,10 +52,7 @@ def pooled_features(images: Array, size: int | None, norm: float) -> Array:
 
 
 def learnt_features(network: nn.Module, dataset: Dataset, norm: float, *, at_once: int = _AT_ONCE) -> Features:
-    """Return the input of a network's last linear layer, flat and scaled to one length.
-
-    What is not finite makes an example's features zero: nothing is refused because of one example.
-    """
+    """Return the input of a network's last linear layer, flat, of one length; zeros if not finite."""
 
     def features(images: Tensor) -> Array:
         flat = np.concatenate([_heard(network, dataset, part) for part in images.split(at_once)])

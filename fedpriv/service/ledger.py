@@ -108,10 +108,7 @@ class QueryLedger:
             pass
 
     def charge(self, requests: Sequence[Request]) -> list[range | str]:
-        """Charge for requests, in their order, and have that on the disk before this returns.
-
-        It returns for each request the numbers of its answers, or why it is refused: nothing of it was charged.
-        """
+        """Charge for requests in order, on the disk before this returns: each one's numbers, or why it is refused."""
         with self._locked():
             charges: list[_Entry] = []
             decided: list[range | str] = []

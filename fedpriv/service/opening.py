@@ -90,10 +90,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
 
 
 def in_process(folder: RunFolder, world: World, config: ServiceConfig) -> Endpoint:
-    """Return an endpoint in this process with noise of its own, which charges no query ledger.
-
-    For attacks and sweeps of whoever has the folder. The final model is loaded into the world.
-    """
+    """Return an endpoint in this process with its own noise, which charges no ledger; for the folder's owner."""
     policy: AnswerPolicy = config.policy
     ledger = folder.final_ledger()
     check_answers(policy, world, ledger)
@@ -269,11 +266,7 @@ def _delta(world: World, policy: AnswerPolicy) -> float:
 
 
 def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: str) -> Secret:
-    """What noise is drawn from: the seed's where noise is reproducible, else the folder's own, made once.
-
-    Each policy, budget and network of features (by its digest; empty: none) has noise of its own: one noise at two
-    scales, or on two heads, could be subtracted.
-    """
+    """What noise is drawn from: the seed, or the folder's own key, apart for each policy, budget and features."""
     settings = sha256(_json(config.told()) + learnt.encode()).digest()
     if experiment.noise == "reproducible":
         return Secret.of_seed(experiment.seed).derived("service", settings)

@@ -57,10 +57,7 @@ def head_sensitivity(norm: float, regularisation: float, examples: int, toleranc
 
 
 def model_break_even(classes: int, features: int) -> float:
-    """Return the number of answers from which noise on the model beats noise on each answer, for pure epsilon.
-
-    It is sqrt((C d + 1) / (C + 1)), from the second moments of the two noises' lengths. Under normal noise it is 1.
-    """
+    """Return from how many answers on noise on the model beats noise on each: sqrt((C d + 1) / (C + 1))."""
     return math.sqrt((classes * features + 1) / (classes + 1))
 
 

@@ -52,10 +52,7 @@ _GIVEN = TypeAdapter(Given)
 
 
 class StoredAnswers:
-    """answers.jsonl: what was answered, so that the same question again is free: nothing new is released.
-
-    A line that cannot be read, or whose charge is another question's, is as good as none.
-    """
+    """answers.jsonl: what was answered, free to ask again; lines that do not fit their charge count as none."""
 
     def __init__(self, path: Path, ledger: QueryLedger) -> None:
         """Open the file, or make it."""

@@ -48,11 +48,7 @@ class ServiceConfig(ExperimentSection, Extensible):
         return self
 
     def told(self) -> dict[str, Any]:
-        """Return the settings as they are kept, and as noise is keyed by them.
-
-        ``randomness`` came later than the other keys: it stands there only where it is set, so that endpoints that were
-        made before go on, and seeded noise is the same.
-        """
+        """Return the settings as they are kept and as noise is keyed by them; ``randomness`` only where it is set."""
         known = self.model_dump(mode="json")
         return {key: value for key, value in known.items() if (key, value) != ("randomness", "seeded")}
 

@@ -226,11 +226,7 @@ def _worst(ledger: Ledger, clients: Sequence[int]) -> LedgerLine | None:
 
 
 def share_ceiling(statement: Statement, guess: float) -> float:
-    """Return how often an answer about data under (epsilon, delta)-DP is right, if a guess is with this probability.
-
-    With P the uploads of the client's data and Q those of fixed other data, P[right] <= e^epsilon Q[right] + delta, and
-    likewise for wrong answers; under Q an answer is a guess.
-    """
+    """Return how often an answer is right under (epsilon, delta)-DP, if a guess is with this probability."""
     epsilon, delta = statement
     by_right = math.exp(min(epsilon, 700.0)) * guess + delta
     by_wrong = 1 - math.exp(-min(epsilon, 700.0)) * max(0.0, 1 - guess - delta)

@@ -66,10 +66,7 @@ class Setting:
 
 
 def read_folders(paths: Sequence[Path]) -> list[TrialRecord]:
-    """Read sweeps and single runs; the trials are numbered through.
-
-    Of single runs the settings in which they differ take the place of what a sweep sets.
-    """
+    """Read sweeps and single runs, numbered through; of single runs differing settings are what a sweep sets."""
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     runs = [path for path in paths if path not in sweeps]
     _refuse_others(paths, runs)
@@ -181,10 +178,7 @@ def _least(record: TrialRecord) -> str:
 
 
 def settings_of(records: Sequence[TrialRecord], chosen: Chosen) -> list[Setting]:
-    """Group trials that differ in their seed only, in the order of their first trial; failed ones are left out.
-
-    The same run made again says nothing about other seeds: a trial whose seed its group has opens another group.
-    """
+    """Group trials that differ in their seed only, in the order of their first trial, without failed ones."""
     columns = columns_of(records, chosen)
     groups: dict[tuple[str, int], list[int]] = {}
     made: dict[tuple[str, int], int] = {}
@@ -250,10 +244,7 @@ def _end(ends: Sequence[float | None], pick: Callable[[Iterable[float]], float])
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return which of the points (cost, gain) no other one is at least as good as in both, and better in one.
-
-    Of equal points all are on the front. The order is that of rising cost.
-    """
+    """Return which of the points (cost, gain) no other one beats, in the order of rising cost."""
     order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1]))
     front: list[int] = []
     for index in order:
@@ -264,10 +255,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def differing_keys(settings: Sequence[Setting]) -> list[str]:
-    """The keys that the sweeps set and that differ, in the order of their first use.
-
-    Those that a page has columns for anyway are left out.
-    """
+    """The keys that the sweeps set and that differ, in order, without those that a page has columns for."""
     own = [setting.first.settings for setting in settings]
     keys = dict.fromkeys(key for each in own for key in each if key not in _SHOWN_ANYWAY)
     return [key for key in keys if len({repr(each[key]) if key in each else None for each in own}) > 1]

@@ -1,7 +1,4 @@
-"""Run a sweep: what is missing of it, trial by trial, and the tables of what there is.
-
-Of a trial no report is drawn: that takes longer than a small run.
-"""
+"""Run a sweep: what is missing of it, trial by trial without reports, and the tables of what there is."""
 
 import shutil
 import time
@@ -148,10 +145,7 @@ def _called(function: Callable[[Any], Any], argument: Any, index: int) -> TaskEn
 
 
 def _kind(experiment: Experiment) -> Experiment:
-    """What trials have in common that can or cannot be built alike: all but the seed and how much noise there is.
-
-    The first needs no calibration then, which may take seconds a trial.
-    """
+    """What trials that are built alike have in common: all but the seed and how much noise there is."""
     mechanism = experiment.mechanism
     noisy = mechanism.with_some_noise()
     # Whether clients stop early depends on the noise.

@@ -127,10 +127,7 @@ class Sweep:
     resources: ResourcesConfig  # CPUs, GPUs and workers of the trials
 
     def identity(self) -> dict[str, Any]:
-        """Everything that identifies this sweep, as JSON types: a folder never mixes results of two sweeps.
-
-        Settings with their default value are left out, so that keys added in later versions change nothing.
-        """
+        """Everything that identifies this sweep, as JSON types without defaults: a folder never mixes two sweeps."""
         trials = [
             {
                 "settings": dict(trial.settings),

@@ -21,10 +21,7 @@ from fedpriv.sweep.record import TrialRecord, all_fields, columned, part_fields
 
 
 def to_table(records: Sequence[TrialRecord]) -> pa.Table:
-    """Return one row for each record; a figure that a trial has not is null.
-
-    Columns of which nothing is known stay, as null, so that every sweep has the same fixed ones.
-    """
+    """Return one row for each record; a figure that a trial has not is null, and so are unknown columns."""
     rows = [dict(_cells(record)) for record in records]
     meanings = describe_columns(records)
     columns = [_column([row.get(name) for row in rows]) for name in meanings]

@@ -29,12 +29,7 @@ class Rule(Settings):
 
     @abstractmethod
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":
-        """Put the uploads of a round together.
-
-        Args:
-            uploads: at least :attr:`needed`; all with the same tensors.
-            weighting: ``examples`` or ``uniform``, for rules that do not count every client once.
-        """
+        """Put the uploads of a round together, at least :attr:`needed`, weighted by ``examples`` or ``uniform``."""
 
     @property
     def needed(self) -> int:
@@ -42,14 +37,7 @@ class Rule(Settings):
         return 1
 
     def check(self, clients: int) -> None:
-        """Refuse rounds that are too small for it.
-
-        Args:
-            clients: of a round.
-
-        Raises:
-            ValueError: with fewer than :attr:`needed`.
-        """
+        """Refuse rounds of fewer clients than :attr:`needed` by a ``ValueError``."""
 
     def warnings(self, clients: int) -> list[str]:
         """Say where a single wrong upload upsets it all the same, since a round has so few clients."""
@@ -61,11 +49,7 @@ class CoordinateRule(Rule):
 
     @abstractmethod
     def combine(self, rows: "np.ndarray") -> "np.ndarray":
-        """Return one tensor.
-
-        Args:
-            rows: (n, *shape), that tensor of each of n uploads.
-        """
+        """Return one tensor from the rows (n, *shape) of n uploads."""
 
     @override
     def aggregate(self, uploads: "Sequence[Upload]", weighting: str) -> "State":

@@ -106,10 +106,7 @@ def trained_parameters(
     length: float,
     like: Vector,
 ) -> Vector:
-    """Train one client's model on bounded features (n, d) and release it as the network's parameters.
-
-    ``like`` has the network's weight (K, d - 1) and bias (K,), for names and types.
-    """
+    """Train one client's model on bounded features (n, d) and release it as the network's parameters."""
 
     def fit(regularisation: float, offset: Weights | None) -> Weights:
         try:

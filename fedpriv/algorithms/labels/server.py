@@ -46,10 +46,7 @@ def survey_of(response: Response, counts: Mapping[int, Sequence[int]]) -> LabelS
 
 
 def measure_labels(world: World, folder: RunFolder) -> None:
-    """Write the run's survey with what the referee knows; nothing where clients use labels as they are.
-
-    In a deployment only clients know what their labels became, unless that follows from the seed.
-    """
+    """Write the run's survey with what the referee knows; in a deployment only clients know more than counts."""
     if LabelSettings.of(world.experiment).epsilon is None:
         return
     survey = read_survey(folder) or survey_of(response_of(world), {})

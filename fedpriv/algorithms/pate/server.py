@@ -111,10 +111,7 @@ def sanitised_epsilon(world: World, poll: Poll, answers: Sequence[VotedAnswer]) 
 def data_dependent_cost(
     aggregator: Aggregator, order: float, counts: NDArray[np.float64], answers: Sequence[VotedAnswer], voters: int
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the Renyi cost of the answers on these votes, and its local sensitivity by distance: both private.
-
-    As Papernot et al. count: a threshold for each question (Q, K), a noisy maximum for each answer given.
-    """
+    """Return the Renyi cost of the answers on these votes, and its local sensitivity by distance: private."""
     if not isinstance(aggregator, NoisyMax | ConfidentMax):
         raise ValueError("no smooth sensitivity is known for Laplace noise")
     cost, local = 0.0, np.zeros(voters)

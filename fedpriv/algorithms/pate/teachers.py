@@ -51,10 +51,7 @@ def teach(
     stream: np.random.Generator,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Train a network in place, by the loss of shuffled batches that the settings name; an optimiser starts afresh.
-
-    Inputs are normalised images (n, C, H, W) on the model's device; none leave the model as it is.
-    """
+    """Train a network in place on normalised images (n, C, H, W) by the settings' loss; none leave it as it is."""
     optimizer = make_optimizer(training.optimizer, training.learning_rate, training.momentum)
     parameters: Vector = {name: value for name, value in model.named_parameters() if value.requires_grad}
     size = min(training.batch_size, len(labels))

@@ -64,10 +64,7 @@ def run_ledger(
     noise_of: Callable[[Plan], float | None] = lambda plan: plan.config.noise,
     more: Mapping[str, Any] | None = None,
 ) -> Ledger:
-    """Account for every round in which a client was asked: it may have released, whether or not its reply was used.
-
-    Where a secret draws the clients, every round counts for every client: the ledger does not depend on the draw.
-    """
+    """Account for every round in which a client was asked; where a secret draws the clients, for all rounds."""
     bounds = world.experiment.data.bounds_epsilon
     # Kinds differ in more than what they release, and some clients take a second.
     proven = cache(partial(_proven, world))
@@ -105,10 +102,7 @@ def _target_guess(experiment: Experiment) -> dict[str, float]:
 
 
 def _people(world: World, kinds: Mapping[_ClientKind, Sequence[int]]) -> tuple[Person, ...]:
-    """What is proven about persons over all clients that were asked, the worst first.
-
-    A client counts as asked as often as the most asked one that is alike.
-    """
+    """What is proven about persons over all clients that were asked, the worst first, as of the most asked alike."""
     owners, mechanism = world.dataset.owners, world.experiment.mechanism
     if owners is None or not mechanism.protects or mechanism.filters:
         return ()
@@ -172,10 +166,7 @@ def _kinds(
 
 
 def _asked_alike(world: World, lines: Sequence[Asked]) -> Iterator[tuple[list[int], Sequence[int]]]:
-    """Clients with the same plan, and the rounds in which they were asked; each asked client by itself.
-
-    Where nobody may know who was asked, every round counts for all.
-    """
+    """Clients with the same plan and the rounds in which they were asked: all, where nobody may know who was."""
     if world.experiment.hides_participants:
         rounds = released_rounds(lines)
         yield from ((clients, rounds) for clients in _alike(world.alike))
@@ -272,10 +263,7 @@ def _of_sums(plain: Guarantee) -> LedgerView:
 
 
 def _amplified(world: World, plain: Guarantee) -> tuple[LedgerView, ...]:
-    """The line with amplification, where not all clients are asked in every round.
-
-    Anyone who sees less is covered by the plain figure as well, so it is never above that one.
-    """
+    """The line with amplification, where not all clients are asked in every round; never above the plain one."""
     federation, plan = world.experiment.federation, world.plans[0]
     rate = federation.asked / federation.clients
     if rate == 1 or not plain.participations:

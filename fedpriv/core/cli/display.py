@@ -29,11 +29,7 @@ class _First(NamedTuple):
 
 
 class Display(Progress):
-    """Shows a run on ``console``; use it as a context manager.
-
-    On a terminal each stage is a bar with its latest figures. Elsewhere (a log file, a pipe) it prints about ten lines
-    for the rounds and one a stage.
-    """
+    """Shows a run on ``console``: a bar a stage on a terminal, else about ten lines; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -18,9 +18,6 @@ def importing() -> Iterator[None]:
 
 
 def keep_garbage() -> None:
-    """Never look among the objects of now, as Python would do at its end: more than a second of CPU time.
-
-    Not kept where Triton is loaded, which PyTorch does for a few operations: it prints a list of what was not freed.
-    """
+    """Skip Python's search for garbage at its end: a second of CPU time; not where Triton lists what was not freed."""
     if "triton" not in sys.modules:
         gc.freeze()

@@ -86,10 +86,7 @@ class Experiment(Extensible):
 
     @property
     def counts_classes(self) -> bool:
-        """Whether clients say how often they hold each changed label.
-
-        Not with a mechanism: its claim is about whole examples, and counts would be a second release of them.
-        """
+        """Whether clients count their changed labels; with a mechanism that would be a second release."""
         return self.prepares_data and not self.protects
 
     @property
@@ -119,10 +116,7 @@ class Experiment(Extensible):
 
     @property
     def hides_participants(self) -> bool:
-        """Whether a secret selects the clients: where a trusted server adds the noise, an outsider need not know them.
-
-        Then nothing that is printed may follow from the draw: noise and figures count every round for every client.
-        """
+        """Whether a secret selects the clients: then nothing that is printed may follow from the draw."""
         return self.mechanism.noise_at == "server"
 
     @property
@@ -133,10 +127,7 @@ class Experiment(Extensible):
         return self.training.learning_rate if self.federation.algorithm == "fedsgd" else 1.0
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that decide what clients release, without those of the machine that they are computed on.
-
-        The number of rounds, the adversary and evaluations afterwards are left out.
-        """
+        """The settings that decide what clients release, without those of machine, rounds, adversary and evaluation."""
         tree = self.model_dump(mode="json", exclude={"name", "adversary", "report", "engine", *SECTIONS})
         for section, keys in _INDECISIVE.items():
             for key in keys:
@@ -155,10 +146,7 @@ class Experiment(Extensible):
         return {**tree, "model": self.model.decisive(), **decisive}
 
     def to_json(self) -> str:
-        """Return the experiment as JSON: what is sent to clients, and what makes its digest.
-
-        Unlike ``model_dump_json``, it lets Ctrl-C through while it runs.
-        """
+        """Return the experiment as JSON, as clients and its digest have it; unlike pydantic's, Ctrl-C gets through."""
         return to_json(self.model_dump(mode="json")).decode()
 
     def to_toml(self) -> str:

@@ -1,7 +1,4 @@
-"""Rules that bind one section of an experiment to another: of algorithms, of texts, and of noise on sums.
-
-Each check raises an error that says what was given and what is allowed.
-"""
+"""Rules that bind one section of an experiment to another: of algorithms, of texts, and of noise on sums."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,4 @@
-"""Run one experiment from its settings to its summary: train, account, attack, score, write the files.
-
-Reports are written separately (:mod:`fedpriv.core.report`).
-"""
+"""Run one experiment from its settings to its summary: train, account, attack, score, write the files."""
 
 from fedpriv.core.lab.attack_again import attack_command, attack_run
 from fedpriv.core.lab.run import Engine, check_experiment, resume_run, start_run

@@ -27,11 +27,7 @@ class _TaskShare:
 
 
 def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
-    """Attack uploads in ``engine.attack_tasks`` Ray tasks, or here where that is one or there is only one upload.
-
-    The result is that of :func:`fedpriv.attacks.campaign.attack_each`. Who is attacked together changes results by
-    rounding only. A task that dies takes its own uploads with it and no others.
-    """
+    """Attack uploads in ``engine.attack_tasks`` Ray tasks, or here where that is one; a dying task loses its own."""
     count = min(engine.attack_tasks, len(job.observations))
     if count < 2:
         return attack_each(job)

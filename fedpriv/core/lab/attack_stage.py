@@ -111,11 +111,7 @@ class PlannedAttack:
 
 @dataclass(frozen=True, eq=False)
 class _KnownUpload:
-    """One observation, and what only the referee may know of it.
-
-    ``more``: other uploads of the same examples. ``stacked``: uploads of other batches of the client's, this one first;
-    the truth is then all images that are in any of them.
-    """
+    """One observation, and what only the referee may know of it; ``stacked``: uploads of the client's other batches."""
 
     target: UploadTarget
     kind: str
@@ -496,10 +492,7 @@ def _uploads(world: World, observation: Observation, target: UploadTarget) -> di
 
 
 def _failures(attack: PlannedAttack, attempts: Sequence[_Attempt], kind: str) -> list[Refusal]:
-    """One for each upload that the attack failed on; one for all, where all failed for the same reason.
-
-    ``kind``: of the examples.
-    """
+    """One for each upload that the attack failed on; one for all, where all failed for the same reason."""
     failed = [(attempt, worded(attempt.outcome.failure, kind)) for attempt in attempts if attempt.scores is None]
     reasons = {reason for _, reason in failed}
     if len(failed) == len(attempts) and len(reasons) == 1:

@@ -328,10 +328,7 @@ def _about_the_figures(experiment: Experiment, parts: Mapping[bool, Sequence[Sco
 
 
 def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: Sequence[Refusal]) -> list[str]:
-    """Name the attacks that have no result, or none of one kind of upload, with the first reason.
-
-    An attack that is not named was made, though some uploads may have been refused.
-    """
+    """Name the attacks that have no result, or none of one kind of upload, with the first reason."""
     made = {score.attack for score in scores}
     sentences = []
     for name in experiment.adversary.attacks:
@@ -341,10 +338,7 @@ def _without_result(experiment: Experiment, scores: Sequence[Score], refusals: S
 
 
 def _notable(rates: Sequence[LeakageRate], scores: Sequence[Score]) -> list[tuple[LeakageRate, ...]]:
-    """How often originals are picked out: with a mechanism always, else only if it is neither expected nor chance.
-
-    Never where a guess is certain, as among the images of a large sum.
-    """
+    """How often originals are picked out: without a mechanism only if neither expected nor chance."""
     groups: dict[tuple[bool, str], list[LeakageRate]] = {}
     for rate in (rate for rate in rates if rate.event == "told" and rate.chance < 1):
         groups.setdefault((is_active(rate.attack), rate.upload), []).append(rate)

@@ -142,11 +142,7 @@ def truth(world: World, target: UploadTarget, asked: Mapping[int, Sequence[int]]
 
 
 def candidates(world: World, target: UploadTarget, known: Truth) -> CandidateLists | None:
-    """Return for each image of an upload a list of records, itself among them, in random order.
-
-    No record is in two lists: one that is missing in some would be known not to be one of the others. ``None``: two of
-    the images are the same, or there are no others.
-    """
+    """Return for each image a list of records, itself among them, in random order; no record is in two lists."""
     own = len(known.images)
     rows = torch.cat([world.uploaded_rows(client, target.round) for client in target.clients])
     others = _others(world, target, rows, OTHERS * own)
@@ -199,11 +195,7 @@ def approximation(world: World, target: UploadTarget) -> str:
 
 
 def _others(world: World, target: UploadTarget, own: Tensor, count: int) -> Tensor:
-    """Rows of training images that are not in this upload, at most so many, no two of them alike.
-
-    They are as likely to be behind it as those that are: drawn from other clients' shares, whose images no other upload
-    of this client can rule out; from its own share only where the others have too few.
-    """
+    """Rows of training images as likely to be in this upload, from other clients first, no two alike; up to a count."""
     dataset = world.dataset
     stream = numpy_stream(world.experiment.seed, "candidates", target.round, target.client)
     order = stream.permutation(len(dataset.y_train))

@@ -213,11 +213,7 @@ class Recovered:
 
 
 def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
-    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked.
-
-    Every true image of an attacked upload has lines of the guesses; one that no attack offered anything for is one that
-    was not recovered.
-    """
+    """Count the images that at least one attack recovered from uploads of one kind; ``None`` if none was attacked."""
     chosen = [score for score in scores if score.chosen and score.upload == upload and not score.picked]
     sources = {score.source for score in chosen}
     victims = {score.victim for score in scores if score.source in sources}

@@ -165,11 +165,7 @@ class LedgerLine(Guarantee, _Client):
 
 @dataclass(frozen=True)
 class LabelCeiling(Record):
-    """A line of referee/ceilings.json: how often any attack names the label of an example of these clients at most.
-
-    The baseline is the largest share of a class among a client's examples: an exact figure of its data, which the
-    ledger may not show.
-    """
+    """A line of referee/ceilings.json: how often any attack names a label; its baseline is private data."""
 
     client: int  # the lowest number
     count: int  # how many clients these are

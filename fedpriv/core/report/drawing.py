@@ -126,10 +126,7 @@ def recoloured(svg: bytes, colours: Mapping[str, str]) -> bytes:
 
 
 def _recoloured_picture(png: bytes, wanted: Mapping[str, str]) -> bytes:
-    """Give the pixels of a PNG other colours, keys and values as ``#rrggbb``; their opacity stays.
-
-    A pixel has the colour of a key up to 1/255 in each channel: matplotlib rounds those of a colour bar another way.
-    """
+    """Give the pixels of a PNG other colours, ``#rrggbb`` to ``#rrggbb``, up to 1/255 in each channel."""
     with Image.open(io.BytesIO(png)) as image:
         pixels = np.array(image.convert("RGBA"))
     colours, places = np.unique(pixels[..., :3].reshape(-1, 3), axis=0, return_inverse=True)

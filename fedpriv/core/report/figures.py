@@ -24,10 +24,7 @@ _DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
 
 def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest: float = 0.0) -> Plot | None:
-    """Draw test accuracy over rounds, with the level of blind guessing among ``classes``; ``None`` without a round.
-
-    ``commonest``: the share of the commonest class; where it is clearly above 1 / classes, that is the level.
-    """
+    """Draw test accuracy over rounds, with the level of blind guessing (of the commonest class, if clearly above)."""
     points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
     if not points:
         return None
@@ -70,10 +67,7 @@ def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
 
 
 def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | None:
-    """Draw the worst client's running epsilon over rounds, with the ``target`` at which clients stop.
-
-    ``None`` where nothing is proven, or where it stays the same after the first round and there is no target.
-    """
+    """Draw the worst client's running epsilon over rounds, with the ``target``; ``None`` where it tells nothing."""
     points = [(record.round, record.epsilon) for record in rounds if record.epsilon is not None]
     values = {value for _, value in points if value > 0}
     if not values or (len(values) == 1 and target is None):
@@ -129,10 +123,7 @@ def questions_plot(
 
 
 def partition_plot(partition: Partition) -> Plot:
-    """Draw how the data are shared: a heat map of classes (rows) and clients (columns), under bars of clients' totals.
-
-    Of many clients the first ones are drawn.
-    """
+    """Draw how the data are shared: a heat map of classes and the first clients, under bars of totals."""
     counts = np.array(partition.clients[:_DRAWN], dtype=np.int64)  # (clients, classes)
     clients, classes = counts.shape
     totals = counts.sum(axis=1)
@@ -187,10 +178,7 @@ def _shades(theme: Theme) -> LinearSegmentedColormap:
 
 @cache
 def _dark_shades() -> dict[str, str]:
-    """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one.
-
-    Some light shades are those of two or three neighbours that differ by less than 1/255; so do the dark ones.
-    """
+    """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one."""
     light, dark = _shades(LIGHT), _shades(DARK)
     pairs = zip(light(range(light.N), bytes=True), dark(range(dark.N), bytes=True), strict=True)
     return {f"#{bytes(old[:3]).hex()}": f"#{bytes(new[:3]).hex()}" for old, new in pairs}

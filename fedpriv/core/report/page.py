@@ -48,10 +48,7 @@ UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism
 
 @contextmanager
 def reported(folder: Path) -> Iterator[None]:
-    """Write the report of what happens inside, however it ends; nothing where nothing of the report was written.
-
-    A command that is refused leaves a folder's report as it is, be it that of another run.
-    """
+    """Write the report of what happens inside, however it ends; nothing where nothing of the report was written."""
     before = _versions(folder)
     try:
         yield

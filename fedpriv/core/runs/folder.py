@@ -65,10 +65,7 @@ def picture_name(round_number: int, client: int, what: str, image: int | None = 
 
 
 class RunFolder(Files):
-    """The folder of one run: use :meth:`create` for a new one and :meth:`open` for one that exists.
-
-    Readers return ``None``, or nothing, where there is no file, and raise an :class:`InputError` where it is damaged.
-    """
+    """The folder of one run: :meth:`create` or :meth:`open` it; readers return ``None`` where there is no file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -40,9 +40,5 @@ def inverse_norm(squared: Tensor) -> Tensor:
 
 
 def normal_norm(dimension: float, steepest: float, tail: float) -> float:
-    """Return what the norm of a normal vector exceeds with probability ``tail`` at most.
-
-    Gaussian concentration (Boucheron, Lugosi and Massart 2013, Theorem 5.6) of the norm, whose mean is at most the root
-    of the summed variances and which changes by at most the largest deviation times the change of a standard normal.
-    """
+    """Return what a normal vector's norm exceeds with probability ``tail`` at most (Boucheron et al. 2013, Thm 5.6)."""
     return math.sqrt(dimension) + steepest * math.sqrt(2 * math.log(1 / tail))

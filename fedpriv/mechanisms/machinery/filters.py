@@ -127,10 +127,7 @@ def is_one_size(numbers: "Tensor") -> bool:
 
 
 def is_cut(numbers: "Tensor") -> bool:
-    """Whether numbers (K,) were made zero for being small.
-
-    Units that were not used leave zeros, too; then the other numbers' sizes reach down to zero.
-    """
+    """Whether numbers (K,) were made zero for being small: then the others' sizes do not reach down to zero."""
     sizes = numbers[numbers != 0].abs()
     return len(sizes) < len(numbers) and float(sizes.min() / sizes.median()) * len(sizes) > 10.0
 

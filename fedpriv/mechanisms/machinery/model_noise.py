@@ -29,10 +29,7 @@ Fit = Callable[[float, "Weights | None"], "Weights"]
 
 
 class ModelNoiseSettings(MechanismSettings):
-    """Settings of noise on a convex model or in its objective; its amount is the epsilon that it proves.
-
-    The noise in numbers follows from the client's number of examples: :meth:`scale`.
-    """
+    """Settings of noise on a convex model, by the epsilon that it proves; :meth:`scale` is it in numbers."""
 
     on_gradients: ClassVar[bool] = False
 
@@ -74,10 +71,7 @@ class ModelNoiseSettings(MechanismSettings):
 
 
 def spread_noise(distribution: str, scale: float, shape: tuple[int, ...], generator: np.random.Generator) -> Weights:
-    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale).
-
-    The second has a uniform direction and a length of Gamma(dimension, scale).
-    """
+    """Return noise for a vector that moves by a length: normal, or of density proportional to exp(-length / scale)."""
     import numpy as np
 
     normal = generator.standard_normal(shape)

@@ -123,10 +123,7 @@ def _offsets(mean: float, count: int, noise: np.random.Generator) -> NDArray[np.
 
 
 def log_probability(distance: Array, mean: float) -> Array:
-    """Return the logarithm of a Poisson number's probability, whose distance from a large mean is given.
-
-    log P(k) = -m phi((k - m) / m) - log(2 pi k) / 2 - 1 / (12 k), up to 1 / (360 k^3).
-    """
+    """Return log P(k) of a Poisson number by its distance from the mean, up to 1 / (360 k^3)."""
     ratio = distance / mean
     inside = ratio > -0.5  # what is left out has a probability below exp(-0.15 mean)
     t = np.where(inside, ratio, 0.0)

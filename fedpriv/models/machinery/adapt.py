@@ -133,11 +133,7 @@ def _replace_norms(settings: OpenModelSettings, network: nn.Module, maps: dict[n
 
 
 def _group_norm(norm: _BatchNorm, places: int) -> nn.Module:
-    """Return what stands in for it: on maps of 1 x 1 with one group of all channels.
-
-    A group of one channel has one value there, which GroupNorm refuses of a single example. timm's BatchNorm has a
-    dropout and an activation in it.
-    """
+    """Return what stands in for BatchNorm; on maps of 1 x 1 one group, as GroupNorm refuses one value a group."""
     channels = norm.num_features
     groups = 1 if places == 1 else next(count for count in _GROUPS if channels % count == 0)
     group = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine)

@@ -1,7 +1,4 @@
-"""LoRA: Linear layers whose weights are frozen, with two small matrices beside each that are trained (Hu et al. 2022).
-
-Names are those of the library peft, so that an adapter that it has saved fits.
-"""
+"""LoRA: frozen Linear layers with two small trained matrices beside each, named as in peft (Hu et al. 2022)."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""Parts of transformers: Linear layers, norms and embeddings, whose gradients have rules.
-
-Layers are called with one entry an example: positions are looked up for each example by itself, so that an example's
-gradient can be told from the others'.
-"""
+"""Parts of transformers, whose gradients have rules; positions are looked up for each example by itself."""
 
 import torch
 from torch import Tensor, nn

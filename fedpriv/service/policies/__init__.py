@@ -65,26 +65,14 @@ class AnswerPolicy(Settings):
 
     @abstractmethod
     def answer(self, scores: Scores, draws: Draws) -> Answers:
-        """Return what leaves the endpoint.
-
-        Args:
-            scores: (n, classes), of n images.
-            draws: the noise; none for a policy without.
-        """
+        """Return what leaves the endpoint for scores (n, classes), with draws of noise, if the policy has any."""
 
     def noiseless(self, scores: Scores) -> Answers:
         """Return what leaves the endpoint without noise, for a policy that draws none."""
         return self.answer(scores, Draws())
 
     def check(self, ledger: "Ledger") -> None:
-        """Refuse a run whose answers could not be what the policy says they are.
-
-        Args:
-            ledger: of the run that trained the network.
-
-        Raises:
-            InputError: they could not.
-        """
+        """Refuse a run, by its ledger, whose answers could not be what the policy says they are."""
 
     def scale(self, facts: Facts, answers: int, delta: float) -> float:
         """Return the scale of the noise with which so many answers keep to the settings; 0: there is none."""
@@ -96,27 +84,11 @@ class AnswerPolicy(Settings):
         return True
 
     def draws_of(self, scale: float, generators: "Sequence[np.random.Generator]", facts: Facts) -> Draws:
-        """Return the noise of an endpoint's answers.
-
-        Args:
-            scale: of it.
-            generators: one an answer; not asked where nothing repeats the noise.
-            facts: public sizes.
-
-        Raises:
-            InputError: what draws it is not installed.
-        """
+        """Return the noise of an endpoint's answers: one of generators for each, which may not be asked."""
         return Draws(scale, generators, facts)
 
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        """Return what is proven about so many answers together; nothing, unless a policy says otherwise.
-
-        Args:
-            facts: public sizes.
-            answers: how many, at least 1.
-            delta: of the statement.
-            ledger: of the run that trained the network.
-        """
+        """Return what is proven about so many answers together; nothing, unless a policy says otherwise."""
         from fedpriv.core.records import Guarantee
 
         return Guarantee(
@@ -273,12 +245,7 @@ class HeadPolicy(HeadKeys, NoisyPolicy):
     source: ClassVar[Literal["network", "head", "votes"]] = "head"
 
     def released(self, weights: Scores, draws: Draws) -> Scores:
-        """Return the weights that answers are computed from: as they are, unless a policy adds its noise to them.
-
-        Args:
-            weights: (classes, d).
-            draws: noise for one release.
-        """
+        """Return the weights (classes, d) that answers are computed from, with noise for one release if it adds any."""
         return weights
 
 
@@ -303,15 +270,7 @@ class VectorPolicy(DrawnPolicy, HeadPolicy):
 
 
 def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> AnswerPolicy:
-    """Return a policy by its short form, such as ``none``, ``rounded:2`` or ``top:3``.
-
-    Args:
-        text: name, or name and argument.
-        settings: further keys of the policy.
-
-    Raises:
-        InputError: there is none of this name, or a key is missing or out of range.
-    """
+    """Return a policy by its short form, such as ``none``, ``rounded:2`` or ``top:3``, with further settings."""
     name, colon, argument = text.partition(":")
     kind: type[AnswerPolicy] = POLICIES[name]
     if colon and not kind.argument:
@@ -323,13 +282,7 @@ def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> Answer
 
 
 def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
-    """Every proven policy that answers from the same model, with as much noise as an epsilon takes; all of it seeded.
-
-    Args:
-        policy: whose other keys they have.
-        epsilon: of all answers together, at ``delta``.
-        delta: 0: noise with a pure epsilon, since normal noise proves nothing then.
-    """
+    """Every proven policy that answers from the same model, seeded, with an epsilon's noise (pure, if delta is 0)."""
     known: dict[str, Any] = {**policy.model_dump(), "target_epsilon": epsilon, "noise": None, "randomness": "seeded"}
     if delta == 0:
         known["distribution"] = "laplace"

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 @POLICIES.register
 class NoisyVotes(HeadKeys, DrawnPolicy):
-    """Each model names a class; one example, or one client, is in one model's data and so moves one vote.
-
-    Normal noise on all counts has sensitivity sqrt(2). Of the exponential mechanism on counts the log ratio of two
-    probabilities ranges over at most 2 / temperature.
-    """
+    """Each model names a class; one example moves one vote: sensitivity sqrt(2), or a range of 2 / temperature."""
 
     name: ClassVar[str] = "votes"
     title: ClassVar[str] = "noisy votes of models on disjoint data"

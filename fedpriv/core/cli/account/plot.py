@@ -1,8 +1,4 @@
-"""The plot of ``fedpriv account compare``.
-
-Colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell apart; lines differ in
-dashes and marks, too. Marks are hollow and of several sizes, so that lines that coincide are both seen.
-"""
+"""The plot of ``fedpriv account compare``, in Okabe and Ito's colours (2008); lines differ in dashes and marks, too."""
 
 import io
 from pathlib import Path
