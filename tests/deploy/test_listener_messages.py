@@ -18,9 +18,9 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.seeds import without_seed
 from fedpriv.core.wire import pack
 from fedpriv.deploy.conversation import Spoken
-from fedpriv.deploy.follower import Follower
 from fedpriv.deploy.messages import Exchange, Messages
 from fedpriv.deploy.notes import Listened, read_listened
+from fedpriv.deploy.relay import Follower
 
 RUN, NODE = 4711, 99
 SETTINGS = {
