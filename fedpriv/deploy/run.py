@@ -1,5 +1,6 @@
 """Run an experiment on a deployment: send the app, follow its rounds, read its end from Flower, fetch what it wrote."""
 
+import shutil
 import signal
 import tempfile
 import threading
@@ -7,8 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
+import tomli_w
+
+import fedpriv
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
@@ -16,10 +21,9 @@ from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Deployed
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
-from fedpriv.core.seeds import forget_seed, keep_seed
+from fedpriv.core.seeds import forget_seed, keep_seed, without_seed
 from fedpriv.core.world import World
 from fedpriv.deploy import flower
-from fedpriv.deploy.app import EXPERIMENT, make_app
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.health import check_certificates, is_serving
 
@@ -233,3 +237,38 @@ def _kept_seed(deployment: DeploymentFolder, world: World) -> Iterator[str]:
         forget_seed(deployment.seeds, name)
         if is_main:
             signal.signal(signal.SIGTERM, usual)
+
+
+EXPERIMENT = "experiment.toml"
+"""The experiment's file inside the app."""
+
+
+def make_app(folder: Path, experiment: Experiment) -> None:
+    """Write the app into ``folder``, which must not exist yet, with the code, so that all machines run the same."""
+    shutil.copytree(Path(fedpriv.__file__).parent, folder / "fedpriv", ignore=_only_python)
+    (folder / EXPERIMENT).write_text(without_seed(experiment).to_toml(), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(_project()), encoding="utf-8")
+
+
+def _project() -> dict[str, object]:
+    """What Flower wants to know; the apps and settings are those of the project's own pyproject.toml."""
+    app = {
+        "publisher": "fedpriv",
+        "fab-include": ["fedpriv/**/*.py", EXPERIMENT],
+        "components": {"serverapp": "fedpriv.server.app:app", "clientapp": "fedpriv.clients.app:app"},
+        "config": {"experiment": EXPERIMENT, "overrides": "", "seed": ""},
+    }
+    project = {
+        "name": "fedpriv",
+        "version": version("fedpriv"),
+        "description": "A crash-test lab for federated learning.",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    return {"project": project, "tool": {"flwr": {"app": app}}}
+
+
+def _only_python(folder: str, names: list[str]) -> list[str]:
+    return [
+        name for name in names if name == "__pycache__" or not (name.endswith(".py") or (Path(folder) / name).is_dir())
+    ]

@@ -5,19 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.names import NormName
 from fedpriv.core.network import precision_of
-from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.datasets import Dataset, unit_scale
-from fedpriv.robustness.check import bypass, mixes
 from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, noise_layers
-from fedpriv.robustness.norms import FirstLayer, estimated_norm
+from fedpriv.robustness.norms import FirstLayer, estimated_norm, unit_images
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.robustness.shares import informative_spread, row_spread, uniform_spread, vulnerable_spread
 
 PublicExamples = Callable[[int], tuple[Tensor, Tensor]]
 """How many -> images (B, C, H, W) on [0, 1] in the network's numbers and on its device, and labels (B,)."""
@@ -155,3 +154,185 @@ def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.
 
 def _order(seed: int, test_images: int) -> np.ndarray:
     return numpy_stream(seed, "robustness-images").permutation(test_images)
+
+
+# Any public, fixed r is sound (Phan et al. 2019, Theorem 3: divide by sqrt(K r), add even noise, multiply again). So
+# the shares are of the initial parameters and of public images, which are kept out of what is certified; the paper
+# takes them from a network that was trained on the private data.
+#
+# For Euclidean balls no r beats even noise on the image. For the largest change of a pixel uneven noise can: with less
+# of it where images vary, and more where they do not, which is the opposite of the paper's rule.
+
+
+EVEN = 0.1
+"""The share of the power that is spread evenly, so that no coordinate is without noise."""
+
+_HALVINGS = 200
+
+
+def uniform_spread(first: FirstLayer) -> Tensor:
+    """Even shares: 1 for each coordinate; on the image, of each pixel before it is normalised."""
+    return _at_the_place(first, torch.ones_like(_value(first)))
+
+
+def vulnerable_spread(first: FirstLayer, images: Tensor, labels: Tensor, inflation: float) -> Tensor:
+    """More noise where the loss reacts: r in proportion to |mean over images of dL/dh_k| ** beta (Phan et al., 9)."""
+    network, layer = first.network, first.layer
+    with torch.enable_grad():
+        inputs = first.normalise(images)
+        z = layer.value_at(network, inputs).detach().requires_grad_()
+        loss = functional.cross_entropy(layer.onwards(network, z, inputs), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, z)
+    slope = gradient.double().cpu().mean(dim=0).abs()
+    if layer.place == "input":
+        slope = slope * _scale(first)  # by the pixel, not by what the network is fed
+    return _at_the_place(first, shares_spread(slope, inflation))
+
+
+def row_spread(first: FirstLayer, inflation: float) -> Tensor:
+    """More noise where the layer's rows are long: r in proportion to |W_k|_2 ** (2 beta); for 1, A's rows are even."""
+    exact = first.exact()
+    squares = torch.zeros_like(_value(exact))
+    with torch.no_grad():
+        zero = exact(exact.blank())
+        for images in unit_images(exact):
+            squares += (exact(images) - zero).square().sum(dim=0)
+    return shares_spread(squares, inflation)
+
+
+def informative_spread(first: FirstLayer, images: Tensor, sigma: float) -> Tensor:
+    """Less noise on pixels that vary: precisions by water-filling, t_i = max(0, 1/lambda - 1/v_i), a tenth even.
+
+    The sum of t is d / sigma^2, as for even noise of the deviation sigma, so that S_infinity is the same.
+    """
+    variances = images.double().cpu().var(dim=0, correction=0)
+    if not bool((variances > 0).any()):
+        raise InputError(
+            key="robustness.redistribution", given="informative", allowed="the public images are all the same"
+        )
+    budget = variances.numel() / sigma**2
+    precisions = _filled(variances, (1 - EVEN) * budget) + EVEN * budget / variances.numel()
+    return _at_the_place(first, precisions.rsqrt())
+
+
+def shares_spread(sensitivity: Tensor, inflation: float) -> Tensor:
+    """Return sqrt(K r) for r in proportion to sensitivity ** beta, a tenth of the power even."""
+    largest = float(sensitivity.max())
+    if not bool(torch.isfinite(sensitivity).all()):
+        raise InputError("robustness.redistribution: the network's derivatives are NaN or infinite")
+    if largest == 0:
+        return torch.ones_like(sensitivity)
+    powers = (sensitivity / largest).pow(inflation)
+    return ((1 - EVEN) * powers.numel() * powers / powers.sum() + EVEN).sqrt()
+
+
+def _filled(variances: Tensor, budget: float) -> Tensor:
+    """Water-filling: the level 1/lambda at which the precisions sum to the budget, by halving; see above."""
+    floors = torch.where(variances > 0, 1 / variances, torch.inf)
+    low, high = float(floors.min()), float(floors.min()) + budget
+    for _ in range(_HALVINGS):
+        level = (low + high) / 2
+        filled = float((level - floors).clamp(min=0).sum())
+        low, high = (level, high) if filled < budget else (low, level)
+    return (high - floors).clamp(min=0)
+
+
+def _value(first: FirstLayer) -> Tensor:
+    """One example's value at the place of the noise, in float64."""
+    with torch.no_grad():
+        return first(first.blank())[0].double().cpu()
+
+
+def _at_the_place(first: FirstLayer, spread: Tensor) -> Tensor:
+    """What is on the image is in pixels; the network is fed normalised ones."""
+    return spread * _scale(first) if first.layer.place == "input" else spread
+
+
+def _scale(first: FirstLayer) -> Tensor:
+    """By how much a pixel's change is multiplied when images are normalised, (C, H, W)."""
+    black = torch.zeros(1, *first.shape, dtype=torch.float64)
+    return (first.normalise(black + 1) - first.normalise(black))[0]
+
+
+# All that the network makes of the image goes through the noise, once, and what gets there is affine in the image. A
+# few images cannot prove it, but networks that break it do so on any.
+
+
+_IMAGES = 3
+# Of the values' size: float32 has seven digits, and a layer sums up thousands of terms.
+_ROUNDING = 1e-4
+
+
+def bypass(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> str | None:
+    """Say why the noise of a network proves nothing, or return ``None``; ``shape``: (C, H, W) of an image."""
+    layers = noise_layers(network)
+    if len(layers) != 1:
+        return f"it has {len(layers)} RobustnessNoise layers; expected exactly one, around its first affine layer"
+    (layer,) = layers
+    images = torch.randn(2 * _IMAGES, *shape, generator=stream)
+    first, others = images.split(_IMAGES)
+    calls = _calls(network, layer, first)
+    if calls != 1:
+        return f"its noise layer is called {calls} times in a forward pass; expected once"
+    if not _is_affine(network, layer, first, others):
+        return "what reaches the noise layer is not affine in the image; put it around the first affine layer"
+    if _goes_past(network, layer, first, others):
+        return "something of the image goes past the noise layer; no certificate would hold"
+    return None
+
+
+def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generator) -> bool:
+    """Return whether the answer for an image depends on the others of its batch: then votes are not independent."""
+    weights = next(network.parameters())
+    first, others = torch.randn(2 * _IMAGES, *shape, generator=stream).to(weights).split(_IMAGES)
+
+    def answers(batch: Tensor) -> Tensor:
+        with torch.no_grad(), seeded_generators(0, weights.device):
+            made: Tensor = network(batch)
+            return made
+
+    together = answers(first)
+    # Each in turn: the layers in which images meet may be silent for one of them.
+    for at in range(_IMAGES):
+        batch = others.clone()
+        batch[at] = first[at]
+        alone = answers(batch)[at]
+        if bool((together[at] - alone).abs().max() > _ROUNDING * together[at].abs().max()):
+            return True
+    return False
+
+
+def _calls(network: nn.Module, layer: RobustnessNoise, images: Tensor) -> int:
+    calls: list[None] = []
+    handle = layer.register_forward_hook(lambda *_: calls.append(None))
+    try:
+        with torch.no_grad():
+            network(images)
+    finally:
+        handle.remove()
+    return len(calls)
+
+
+def _is_affine(network: nn.Module, layer: RobustnessNoise, x: Tensor, y: Tensor) -> bool:
+    """f(x) + f(y) = f(x + y) + f(0), for images on both sides of every kink."""
+    with torch.no_grad():
+        parts = [layer.value_at(network, images) for images in (x, y, x + y, torch.zeros_like(x))]
+    if any(len(part) != len(x) for part in parts):
+        return False
+    error = (parts[0] + parts[1] - parts[2] - parts[3]).abs().max()
+    return bool(error <= _ROUNDING * max(float(part.abs().max()) for part in parts))
+
+
+def _goes_past(network: nn.Module, layer: RobustnessNoise, x: Tensor, y: Tensor) -> bool:
+    """Whether logits change with the image, or have a gradient to it, while the value at the noise is held."""
+    with torch.no_grad():
+        z = layer.value_at(network, x)
+        if not torch.equal(layer.onwards(network, z, x), layer.onwards(network, z, y)):
+            return True
+    with torch.enable_grad():
+        images = x.clone().requires_grad_()
+        logits = layer.onwards(network, z, images)
+        if not logits.requires_grad:
+            return False
+        (gradient,) = torch.autograd.grad(logits.sum(), images, allow_unused=True)
+    return gradient is not None

@@ -11,11 +11,12 @@
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import CurvePoint
 from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
@@ -33,17 +35,56 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.service.answer_sources import AnswerSource, made_source, network_facts, service_facts
 from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
-from fedpriv.service.curves import KnownImages, answer_curves
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.endpoint_files import known_service, made_service, query_ledger, users
 from fedpriv.service.ledger import OWNER
-from fedpriv.service.policies import AnswerPolicy, Facts, HeadPolicy, NoisyPolicy, Scores
+from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, rivals
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.service.records import Referee, Service, UserFacts
+from fedpriv.service.records import AnswersCurve, Referee, Service, UserFacts
 from fedpriv.service.run_features import STORED, head_features, stored_network
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import Voters, vote_counts
+
+_BUDGETS = 1, 10, 100, 1000
+_LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
+
+
+@dataclass(frozen=True, eq=False)
+class KnownImages:
+    """Images whose classes are known, and what answers to them are computed from."""
+
+    facts: Facts  # public sizes
+    delta: float  # of the statement
+    scores: Scores  # (n, classes), without noise
+    truth: NDArray[np.int64]  # (n,) classes
+    # a policy and the scale of its noise -> scores (n, classes) of one release with that noise
+    noisy: Callable[[NoisyPolicy, float], Scores]
+
+
+def answer_curves(
+    policy: AnswerPolicy, planned: int, epsilon: float | None, trial: KnownImages
+) -> tuple[AnswersCurve, ...]:
+    """Return the share of right answers by how many questions epsilon has to last for, under each rival policy."""
+    if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
+        return ()
+    budgets = sorted({*_BUDGETS, planned})
+    generator = Secret.drawn().stream("curve").numpy()
+    return tuple(
+        AnswersCurve(
+            policy=rival.name,
+            points=tuple(CurvePoint(count, _right(rival, count, trial, generator)) for count in budgets),
+        )
+        for rival in rivals(policy, epsilon, trial.delta)
+    )
+
+
+def _right(policy: NoisyPolicy, count: int, trial: KnownImages, generator: np.random.Generator) -> float:
+    scale = policy.scale(trial.facts, count, trial.delta)
+    scores = trial.noisy(policy, scale) if policy.once else trial.scores
+    answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))
+    return float((answers.labels == trial.truth).mean())
+
 
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared

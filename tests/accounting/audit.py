@@ -32,9 +32,8 @@ from fedpriv.accounting import ORDERS, Release, calibrate, ceilings, gaussian_rd
 from fedpriv.accounting.ceiling import membership_advantage
 from fedpriv.accounting.memorisation import Statement, exposure_ceiling, of_copies, rank_ceiling
 from fedpriv.accounting.response import Response, label_guarantee, most_told
-from fedpriv.accounting.sanitiser import gnss_rdp
 from fedpriv.accounting.skellam import LEVELS, rounded_norm
-from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, noisy_max_rdp
+from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, gnss_rdp, noisy_max_rdp
 from fedpriv.service.proof import AnswerRelease, answer_guarantee, calibrated_level
 from tests.accounting import contour
 

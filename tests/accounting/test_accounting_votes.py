@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedpriv.accounting import rdp_to_epsilon
-from fedpriv.accounting.sanitiser import Sanitiser, gnss_rdp
 from fedpriv.accounting.votes import (
+    Sanitiser,
     gaussian_mu,
+    gnss_rdp,
     is_smooth,
     noisy_max_cost,
     noisy_max_local_sensitivity,

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, span_of
-from fedpriv.attacks.texts.sparse_tokens import present_tokens
+from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, present_tokens, span_of
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings

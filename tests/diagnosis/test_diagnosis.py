@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fedpriv.core.checks import LOSS
+from fedpriv.diagnosis import diagnose as comparing
 from fedpriv.diagnosis import diagnose as flow
-from fedpriv.diagnosis import exactness as comparing
 from fedpriv.diagnosis.cost import step_cost
 from fedpriv.diagnosis.records import Diagnosis
 from fedpriv.gradients import DenseGradients

@@ -24,7 +24,7 @@ from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.errors import InputError
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.audit.leaving import leaving
+from fedpriv.flower.audit.audit import leaving
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers

@@ -314,7 +314,7 @@ def without_central_noise(patch: Patch) -> None:
 
 def deployed(folder: Path, patch: Patch) -> None:
     """The app that a deployment runs, with a secret of the client's own, which no message holds."""
-    from fedpriv.deploy.app import _project
+    from fedpriv.deploy.run import _project
 
     components = _project()["tool"]["flwr"]["app"]["components"]  # type: ignore[index]
     assert components["clientapp"] == "fedpriv.clients.app:app"

@@ -12,8 +12,7 @@ from scipy.special import log_ndtr
 from fedpriv.accounting import votes as accounting_votes
 from fedpriv.accounting.aggregators import NoisyMax
 from fedpriv.accounting.renyi import ORDERS, rdp_to_epsilon
-from fedpriv.accounting.sanitiser import Sanitiser, gnss_rdp
-from fedpriv.accounting.votes import gaussian_mu, is_smooth, smooth_sensitivity
+from fedpriv.accounting.votes import Sanitiser, gaussian_mu, gnss_rdp, is_smooth, smooth_sensitivity
 from fedpriv.algorithms.pate.records import VotedAnswer
 from fedpriv.algorithms.pate.server import data_dependent_cost
 from tests.noise import stream

@@ -16,12 +16,22 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
 from fedpriv.gradients import find_route, per_example_gradients
 from fedpriv.gradients.calls import dropout_layers
-from fedpriv.robustness.build import build_smoothing, certified_rows, public_rows, with_noise
-from fedpriv.robustness.check import bypass, mixes
+from fedpriv.robustness.build import (
+    build_smoothing,
+    bypass,
+    certified_rows,
+    informative_spread,
+    mixes,
+    public_rows,
+    row_spread,
+    shares_spread,
+    uniform_spread,
+    vulnerable_spread,
+    with_noise,
+)
 from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, drawing, noise_layers
 from fedpriv.robustness.norms import FirstLayer
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.robustness.shares import informative_spread, row_spread, shares_spread, uniform_spread, vulnerable_spread
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
 

@@ -15,9 +15,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.world import build_world
 from fedpriv.robustness.build import first_layer as of_world
+from fedpriv.robustness.build import uniform_spread
 from fedpriv.robustness.noise import RobustnessNoise
 from fedpriv.robustness.norms import FirstLayer, dual_bound, estimated_norm, gram, layer_norms, sign_ascent
-from fedpriv.robustness.shares import uniform_spread
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import first_layer, jacobian, seeded
 

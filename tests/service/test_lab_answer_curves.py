@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedpriv.service.curves import KnownImages, answer_curves
+from fedpriv.service.opening import KnownImages, answer_curves
 from fedpriv.service.policies import Facts, NoisyPolicy, Scores, named_policy
 
 FACTS = Facts(10, sensitivity=0.1, norm=1.0, features=16)

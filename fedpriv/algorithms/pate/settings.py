@@ -15,7 +15,7 @@ from fedpriv.core.settings import Count, Epsilon, Positive, Real
 if TYPE_CHECKING:
     from fedpriv.accounting.aggregators import Aggregator
     from fedpriv.accounting.proofs import Claim
-    from fedpriv.accounting.sanitiser import Sanitiser
+    from fedpriv.accounting.votes import Sanitiser
 
 _FILTER = (
     "and asking stops before the budget, which is what is claimed (Gaussian filters: Smith and Thakurta 2022; Koskela, "
@@ -89,7 +89,7 @@ class PateConfig(ExperimentSection):
     @property
     def sanitiser(self) -> "Sanitiser":
         """How a data-dependent figure is made fit to be shown."""
-        from fedpriv.accounting.sanitiser import Sanitiser
+        from fedpriv.accounting.votes import Sanitiser
 
         return Sanitiser(self.sanitised_order, self.sanitised_beta, self.sanitised_noise)
 

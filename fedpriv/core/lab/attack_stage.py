@@ -5,9 +5,10 @@ the referee, and nothing of it flows back.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import Guess
-from fedpriv.attacks.campaign import AttackOutcome, trouble
+from fedpriv.attacks.campaign import AttackOutcome, Campaign, attack_each, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
     AttackJob,
@@ -33,9 +34,9 @@ from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.attacks.truth import Scores, Truth, bare
 from fedpriv.core.asked_log import rounds_by_client
 from fedpriv.core.columns import ColumnSpec, cell_texts, worded
+from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import png
-from fedpriv.core.lab.attack_on_ray import attack_on_ray
 from fedpriv.core.lab.random_uploads import simulation_check
 from fedpriv.core.lab.results import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.core.lab.victims import (
@@ -58,6 +59,8 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.tokenizers import Tokenizer
+from fedpriv.engines.tasks import TaskEnded, TaskResources, run_tasks
+from fedpriv.gradients.calls import copied
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
 
@@ -550,3 +553,61 @@ def save_shared(
     texts = cell_texts(columns, image.flatten().cpu().numpy())
     cells = {column.name: text for column, text in zip(columns, texts, strict=True)}
     folder.write_json(f"reconstructions/{name}.json", cells)
+
+
+_POLL_SECONDS = 1.0
+_KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
+
+
+@dataclass(frozen=True, eq=False)
+class _TaskShare:
+    """What one task attacks, with a model that lies on the CPU, and where and on how many threads."""
+
+    job: AttackJob
+    device: str
+    threads: int
+
+
+def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
+    """Attack uploads in ``engine.attack_tasks`` Ray tasks, or here where that is one; a dying task loses its own."""
+    count = min(engine.attack_tasks, len(job.observations))
+    if count < 2:
+        return attack_each(job)
+    device, still = str(next(job.model.parameters()).device.type), copied(job.model).cpu()
+    # Every count-th: the uploads of one kind follow each other, and some kinds take longer.
+    numbers = [range(first, len(job.observations), count) for first in range(count)]
+    shares = [tuple(job.observations[n] for n in mine) for mine in numbers]
+    bare = replace(job, model=still, progress=None)
+    parts = [_TaskShare(replace(bare, observations=mine), device, torch.get_num_threads()) for mine in shares]
+    resources = TaskResources(engine.cpus_per_client, engine.gpus_per_client, engine.address, _KEYS)
+    outcomes: dict[int, AttackOutcome] = {}
+    done = 0
+    for event in run_tasks(_attack_part, parts, resources, _POLL_SECONDS):
+        if isinstance(event, TaskEnded):
+            mine = numbers[event.index]
+            outcomes |= dict(zip(mine, _outcomes(event, len(mine)), strict=True))
+            done += 1
+            if job.progress is not None:
+                job.progress(done, count, _loss(outcomes.values()))
+    return Campaign(tuple(outcomes[number] for number in sorted(outcomes)))
+
+
+def _attack_part(part: _TaskShare) -> Campaign:
+    """Runs in a Ray task."""
+    with cpu_threads(part.threads):
+        return attack_each(replace(part.job, model=part.job.model.to(part.device)))
+
+
+def _outcomes(ended: TaskEnded, count: int) -> Sequence[AttackOutcome]:
+    """What became of the uploads of one task."""
+    if ended.error is not None:
+        return [AttackOutcome(None, f"its Ray task failed: {ended.error}")] * count
+    campaign: Campaign = ended.result
+    return campaign.outcomes
+
+
+def _loss(outcomes: Iterable[AttackOutcome]) -> float:
+    """The mean of the attack's own losses so far; NaN where there is none."""
+    results = (outcome.result for outcome in outcomes)
+    losses = [result.loss for result in results if result is not None and result.loss is not None]
+    return fmean(losses) if losses else float("nan")

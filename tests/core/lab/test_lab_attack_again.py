@@ -15,7 +15,7 @@ from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import read_toml
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import attack_again, attack_on_ray, attack_run, attack_stage, start_run, victims
+from fedpriv.core.lab import attack_again, attack_run, attack_stage, start_run, victims
 from fedpriv.core.lab.victims import UploadTarget
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
@@ -212,7 +212,7 @@ def test_a_kill_during_the_attack_leaves_scores_and_summary_alone(run: Path, mon
     def killed(*_: object, **__: object) -> Campaign:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attack_on_ray, "attack_each", killed)
+    monkeypatch.setattr(attack_stage, "attack_each", killed)
     with pytest.raises(KeyboardInterrupt):
         attack(run, "dlg")
     assert contents(run) == before

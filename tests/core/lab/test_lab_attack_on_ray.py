@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import attack_on_ray, start_run
+from fedpriv.core.lab import attack_stage, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
 from fedpriv.engines.tasks import TaskEnded, TaskResources
@@ -49,7 +49,7 @@ def test_a_task_that_dies_takes_only_its_own_uploads(tmp_path: Path, monkeypatch
         yield TaskEnded(1, error="WorkerCrashedError: out of memory")
         yield TaskEnded(0, function(parts[0]))
 
-    monkeypatch.setattr(attack_on_ray, "run_tasks", second_dies)
+    monkeypatch.setattr(attack_stage, "run_tasks", second_dies)
     summary = run(tmp_path / "run", 2)
     assert summary.status == "completed"
     lost = [text for text in summary.warnings if "its Ray task failed: WorkerCrashedError: out of memory" in text]

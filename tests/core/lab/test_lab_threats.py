@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.core.lab import attack_on_ray, resume_run, start_run
+from fedpriv.core.lab import attack_stage, resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
 from fedpriv.core.report import write_report
@@ -139,7 +139,7 @@ def test_public_images_reach_attacks_where_they_are_granted(
         known.append(job.public_images)
         return attack_each(job)
 
-    monkeypatch.setattr(attack_on_ray, "attack_each", listened)
+    monkeypatch.setattr(attack_stage, "attack_each", listened)
     settings = {"knows_public_data": granted, "victims": 1}
     run(tmp_path / "run", adversary=settings)
     world = build_world(experiment(adversary={**QUICK, **settings}))
