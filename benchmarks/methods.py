@@ -87,10 +87,6 @@ def random_batch(setting: NetworkSetting, batch: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-def _mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-
-
 def _releasing(setting: NetworkSetting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
     """A step along what is released of the model's gradients at a batch."""
     model, (x, y) = network(setting), random_batch(setting, batch)
@@ -141,7 +137,7 @@ def opacus_hooks(network: nn.Module, x: Tensor, y: Tensor) -> Step:
     """Return a step of Opacus by its hooks."""
     model = GradSampleModule(network)
     optimizer = DPOptimizer(sgd(model), **_noise_of_opacus(len(x)))
-    return stepping(optimizer, lambda: _mean_loss(model(x), y))
+    return stepping(optimizer, lambda: functional.cross_entropy(model(x).flatten(0, -2), y.flatten()))
 
 
 def opacus_ghost(network: nn.Module, x: Tensor, y: Tensor) -> Step:

@@ -267,7 +267,7 @@ def span_of(probe: ProbedLayers, gradient: Tensor, deviation: float, floor: floa
     largest = float(torch.linalg.matrix_norm(gradient.double(), 2))
     other = floor * largest / (rows**0.5 + width**0.5)
     spectrum = take_apart(gradient, max(deviation, other), min(rows, width))
-    dimensions = _dimensions(samples)
+    dimensions = int(torch.linalg.matrix_rank(samples.double(), rtol=1e-6))
     if spectrum.examples == 0:
         return Unusable(
             "noise",
@@ -284,11 +284,6 @@ def span_of(probe: ProbedLayers, gradient: Tensor, deviation: float, floor: floa
     null = torch.linalg.qr(spectrum.right.T, mode="complete").Q[:, spectrum.examples :]
     weighted = spectrum.right.T / spectrum.values * spectrum.deviation
     return Span(probe, spectrum, null, weighted, dimensions, max(deviation, other) > 0)
-
-
-def _dimensions(samples: Tensor) -> int:
-    """The rank of inputs."""
-    return int(torch.linalg.matrix_rank(samples.double(), rtol=1e-6))
 
 
 # The first step: which tokens may stand at each position, by the row spaces of what sees single tokens.

@@ -188,11 +188,6 @@ def _log_q1(sigma: float, order: float, classes: int) -> float:
     return float(_below(np.array(_log_q0(sigma, order)), sigma, classes)) * (1 + 1e-12)
 
 
-def _above(log_q: Array, sigma: float, classes: int) -> Array:
-    """The log of B_U(q), which q is at most after one more vote."""
-    return np.minimum(_shifted(log_q, -_SQRT2 / sigma, classes), 0.0)
-
-
 def _below(log_q: Array, sigma: float, classes: int) -> Array:
     """The log of B_L(q), which q is at least after one more vote."""
     return _shifted(log_q, _SQRT2 / sigma, classes)
@@ -213,7 +208,9 @@ def _step(log_q: Array, sigma: float, order: float, classes: int) -> Array:
 
 def _step_up(log_q: Array, sigma: float, order: float, classes: int) -> Array:
     """By how much one vote can raise the cost at q."""
-    return _capped(_above(log_q, sigma, classes), sigma, order) - _capped(log_q, sigma, order)
+    return _capped(np.minimum(_shifted(log_q, -_SQRT2 / sigma, classes), 0.0), sigma, order) - _capped(
+        log_q, sigma, order
+    )
 
 
 def _capped(log_q: Array, sigma: float, order: float) -> Array:

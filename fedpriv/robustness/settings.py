@@ -143,7 +143,7 @@ class RobustnessConfig(ExperimentSection):
         if (self.noise is None) == (self.epsilon is None):
             raise InputError("give either noise, or epsilon and size")
         if self.epsilon is None:
-            idle = [key for key in _USED_BY_EPSILON if getattr(self, key) != _default(key)]
+            idle = [key for key in _USED_BY_EPSILON if getattr(self, key) != RobustnessConfig.model_fields[key].default]
             if idle:
                 raise InputError(f"{idle[0]} is for epsilon, and noise = {self.noise:g} is given")
         elif self.size is None:
@@ -234,7 +234,3 @@ class RobustnessConfig(ExperimentSection):
     def decisive(self) -> dict[str, Any]:
         """The settings that decide what the noise is, without how it is certified and attacked."""
         return self.model_dump(mode="json", exclude={"certify", "evade"}) if self.sigma > 0 else {}
-
-
-def _default(key: str) -> Any:
-    return RobustnessConfig.model_fields[key].default

@@ -169,7 +169,7 @@ class Served:
                 numbers += granted
         if not numbers:
             return {}
-        answers = self.oracle.answers(torch.cat([_floats(image) for image in images]), numbers)
+        answers = self.oracle.answers(torch.cat([torch.from_numpy(pixels(image)) for image in images]), numbers)
         fresh = [_given(answers, at, number, digests[at]) for at, number in enumerate(numbers)]
         if self._stored is not None:
             self._stored.add(fresh)
@@ -188,7 +188,3 @@ def _given(answers: Answers, at: int, number: int, question: str) -> Given:
         return Given(number, question, int(answers.labels[at]), None)
     shown = tuple(None if math.isnan(value) else value for value in answers.probabilities[at].tolist())
     return Given(number, question, int(answers.labels[at]), shown)
-
-
-def _floats(images: Tensor) -> Tensor:
-    return torch.from_numpy(pixels(images))

@@ -198,11 +198,12 @@ def all_fields() -> dict[str, FieldInfo]:
 def part_fields() -> dict[str, type[Part]]:
     """The fields that hold several lines, and of what kind these are."""
     held = {name: get_args(field.annotation)[:1] for name, field in all_fields().items()}
-    return {name: kind for name, kinds in held.items() for kind in kinds if _is_part(kind)}
-
-
-def _is_part(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Part)
+    return {
+        name: kind
+        for name, kinds in held.items()
+        for kind in kinds
+        if (isinstance(kind, type) and issubclass(kind, Part))
+    }
 
 
 def _tested(folder: RunFolder, summary: Summary) -> int | None:

@@ -43,7 +43,10 @@ def row_table(victim: ShownVictim) -> RowTable:
     ]
     kept = lines
     if len(lines) > MOST_COLUMNS:
-        order = sorted(range(len(lines)), key=lambda place: (all(_is_read(cell) for cell in lines[place][2]), place))
+        order = sorted(
+            range(len(lines)),
+            key=lambda place: (all((cell.state in ("read", "right")) for cell in lines[place][2]), place),
+        )
         kept = [lines[place] for place in sorted(order[:MOST_COLUMNS])]
     return RowTable(shown, tuple(kept), len(lines) - len(kept))
 
@@ -59,10 +62,6 @@ def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]
 
 def _cells(content: Content | None) -> Mapping[str, str]:
     return content if isinstance(content, Mapping) else {}
-
-
-def _is_read(cell: ShownCell) -> bool:
-    return cell.state in ("read", "right")
 
 
 def _cell(candidate: ShownResult, name: str, guess: RowScore | None) -> ShownCell:

@@ -420,7 +420,9 @@ def _layer(strategy: Any) -> StrategyLayer:
         )
     flowers = own[0] if own else object
     replaced = [
-        name for name in (*_AGGREGATE, "_add_noise_to_aggregated_arrays") if wraps and _differs(kind, flowers, name)
+        name
+        for name in (*_AGGREGATE, "_add_noise_to_aggregated_arrays")
+        if wraps and (getattr(kind, name, None) is not getattr(flowers, name, None))
     ]
     plain = FedAvg.aggregate_train if isinstance(strategy, Strategy) else LegacyFedAvg.aggregate_fit
     averages = getattr(kind, "aggregate_train", None) is plain or getattr(kind, "aggregate_fit", None) is plain
@@ -432,10 +434,6 @@ def _wraps(kind: type[Any]) -> str:
     """Which of Flower's privacy wrappers a class is; empty: none."""
     own = (base for base in kind.__mro__ if base.__module__.startswith("flwr."))
     return next((base.__name__ for base in own if base.__name__ in WRAPPERS), "")
-
-
-def _differs(kind: type[Any], flowers: type[Any], name: str) -> bool:
-    return getattr(kind, name, None) is not getattr(flowers, name, None)
 
 
 def _of_server(arrays: Any) -> Vector:
