@@ -16,19 +16,16 @@ from itertools import product
 
 import torch
 from scipy.stats import binom
-from torch import Tensor
 
 from fedpriv.accounting.ceiling import quick_ceiling
-from fedpriv.attacks.reconstruction.posterior import misfit
-from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.texts.dager import likely_tokens
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.attacks.texts.scoring import Scorer, Texts, trained_network
-from fedpriv.attacks.texts.soft import soft_network
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.names import PAD
 from fedpriv.core.world import State, World, build_world
 from studies.arguments import StudyParser, listed, whole, wholes
+from studies.text_search import CHANCE, LISTED, is_picked
 from studies.uploads import FIRST, heard
 
 NOISE = (
@@ -41,9 +38,7 @@ NOISE = (
     ("vmf", "kappa", 1e3),
 )
 NETWORKS = ("llama", "lora")
-LISTED = 100  # sentences from which one is picked
 ADAPTED = 0.02  # the deviation of the adapters' second factors
-CHANCE = 0.01  # that a rate is above its ceiling by so much without an error
 
 
 def main() -> None:
@@ -82,26 +77,13 @@ def _measured(world: World) -> tuple[list[str], bool]:
         true = {*world.dataset.x_train[rows].flatten().long().tolist()} - {PAD}
         right, occurring, wrong = right + len(named & true), occurring + len(true), wrong + len(named - true)
         guessed += len({*frequent.topk(len(true)).indices.tolist()} & true)
-        picked += _is_picked(scene, victim, world, rows)
+        picked += is_picked(scene, victim, world, rows)
     release = world.plans[victims[0].client].accounted((FIRST,))
     limits = [quick_ceiling(release, chance) for chance in (guessed / occurring, 1 / LISTED)]
     counts = ((right, occurring), (picked, len(victims)))
     above = any(binom.sf(count - 1, of, limit) < CHANCE for (count, of), limit in zip(counts, limits, strict=True))
     cells = [f"found {right} of {occurring}", f"wrong {wrong}", f"guess {guessed}", f"ceiling {limits[0]:.3f}"]
     return [*cells, f"picked {picked} of {len(victims)}", f"ceiling {limits[1]:.3f}"], above
-
-
-def _is_picked(scene: TextScene, victim: Victim, world: World, rows: Tensor) -> bool:
-    """Whether the first sentence of a batch is the most probable of a list, the others known."""
-    inputs, targets = world.dataset.x_train[rows].flatten(1).long(), world.dataset.y_train[rows]
-    texts = Texts(torch.cat([inputs, targets[:, -1:]], dim=1), torch.zeros(len(rows), dtype=torch.int64))
-    others = world.dataset.x_test[: LISTED - 1].flatten(1).long()
-    others = torch.cat([others, world.dataset.y_test[: LISTED - 1, -1:]], dim=1)
-    sentences = torch.cat([texts.tokens[:1], others])[:, None]
-    soft = soft_network(trained_network(scene, victim), scene.format.vocabulary, "probabilities")
-    scorer = Scorer(scene, victim, soft, misfit)
-    losses = scorer.exchanged(texts, (0,), sentences, torch.zeros(len(sentences), 1, dtype=torch.int64))
-    return int(losses.argmin()) == 0
 
 
 def _adapted(world: World) -> State:

@@ -58,12 +58,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Each of the equal parts that the workers begin with has its share of the slow tests, and begins with it.
+    """Each of the equal parts that the workers begin with has its share of the slow modules, and begins with it.
 
-    Otherwise one worker is left with a test of a minute while the others have nothing to take over.
+    Otherwise one worker is left with a test of a minute while the others have nothing to take over. A module stays
+    together, since what its tests share is made anew where another module's test comes between them.
     """
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    fast = [item for item in items if not item.get_closest_marker("slow")]
+    modules = {item.path for item in items if item.get_closest_marker("slow")}
+    slow = [item for item in items if item.path in modules]
+    fast = [item for item in items if item.path not in modules]
     cut = [(place * len(slow) // workers, place * len(fast) // workers) for place in range(workers + 1)]
     return [item for (a, b), (c, d) in pairwise(cut) for item in (*slow[a:c], *fast[b:d])]
 

@@ -17,6 +17,7 @@ from tests.noise import stream
 
 MIB = 1 << 20
 EXAMPLES = 24
+SIDE = 16  # of images, in pixels
 loss = partial(functional.cross_entropy, reduction="none")
 
 
@@ -33,8 +34,8 @@ def model_and_batch(name: str) -> tuple[nn.Module, Tensor, Tensor]:
         model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.ConvTranspose1d(16, 40, 3), nn.Flatten(), nn.Linear(40 * 32, 10))
         return model, torch.randn(EXAMPLES, 16, 32, generator=generator), y
     hidden = {"hidden": (256, 256)} if name == "mlp" else {}
-    model = build_model(model_settings({"name": name, **hidden}), (3, 32, 32), 10, 1)
-    return model, torch.randn(EXAMPLES, 3, 32, 32, generator=generator), y
+    model = build_model(model_settings({"name": name, **hidden}), (3, SIDE, SIDE), 10, 1)
+    return model, torch.randn(EXAMPLES, 3, SIDE, SIDE, generator=generator), y
 
 
 def calls(operator: GradientOperator) -> dict[str, Callable[[], object]]:
