@@ -15,7 +15,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
-from fedpriv.core.config.table import ColumnConfig, TableConfig
+from fedpriv.core.config.data import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.files import Arrays, Keys, checked
 from fedpriv.data.own import split_rows

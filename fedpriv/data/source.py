@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.config.data import CorpusConfig
-from fedpriv.core.config.table import TableConfig
+from fedpriv.core.config.data import CorpusConfig, TableConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.data.files import Arrays, checked
 

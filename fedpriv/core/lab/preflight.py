@@ -16,7 +16,7 @@ from fedpriv.clients.stack import stack_of
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.random_uploads import simulation_check
+from fedpriv.core.lab.rehearsal import simulation_check
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale

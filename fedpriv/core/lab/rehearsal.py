@@ -1,27 +1,32 @@
 """A rehearsal before the run: one step of a client and one of each attack, on random images."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.observation import CandidateLists, Observation
 from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.attacks.threat import threat_model
-from fedpriv.clients.training import local_upload
+from fedpriv.clients.training import local_upload, unprotected_upload
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.lab.victims import upload_of
 from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.threads import cpu_threads
-from fedpriv.core.world import World
+from fedpriv.core.world import State, World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
+from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import kept_numbers
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.tap import observe
 
@@ -122,3 +127,42 @@ def _in_words(what: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         raise InputError(f"{what}: {reason_of(error)}") from error
+
+
+# Attacks are compared with it (:mod:`fedpriv.attacks.simulation`). It has random streams and a network of its own: what
+# the run draws, and the numbers in its model, stay as they are.
+
+
+def simulation_check(world: World) -> SimulationCheck:
+    """Return what compares attacks on a run with its clients; the model is put into training mode."""
+    world.model.train()  # as the clients do before they compute an upload
+    return SimulationCheck(_RandomUploads(world), world.model, world.experiment.seed)
+
+
+class _RandomUploads:
+    """See :class:`fedpriv.attacks.simulation.Client`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._casts: dict[torch.dtype, World] = {}
+
+    def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
+        world = self._in(next(iter(parameters.values())).dtype)
+        seed = torch_stream(world.experiment.seed, "simulation-draw", draw).initial_seed()
+        return Sent(*unprotected_upload(world, State(parameters, world.initial.buffers), batches, seed))
+
+    def _in(self, dtype: torch.dtype) -> World:
+        """The same world with a copy of the model, in numbers of one type; in none are passes in bfloat16."""
+        if dtype not in self._casts:
+            experiment = self._world.experiment
+            precision = "float64" if dtype == torch.float64 else "float32"
+            engine = experiment.engine.model_copy(update={"precision": precision})
+            kept = kept_numbers(self._world.model)
+            model, noise = copy.deepcopy((self._world.model, self._world.forward_noise), kept)
+            self._casts[dtype] = replace(
+                self._world,
+                experiment=experiment.model_copy(update={"engine": engine}),
+                model=model.to(dtype),
+                forward_noise=noise,
+            )
+        return self._casts[dtype]
