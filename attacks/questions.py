@@ -1,7 +1,4 @@
-"""Questions to an endpoint and its answers: all that an analyst, or an attack, ever sees.
-
-A capability that answers for finished models registers an :class:`Endpoints` in its oracle.py.
-"""
+"""Questions to an endpoint and its answers: all that an analyst or an attack sees; an oracle.py gives answers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Reference models: the target's training repeated on other data, many models at once.
-
-Each reference is a whole federation of its own: the same clients, rounds, batch sizes, optimisers and the same
-mechanism, with a noise stream of its own for each model. Only the data and the seed differ. What one model would
-compute alone is what it computes here, up to rounding.
-"""
+"""Reference models: the target's whole federation, mechanism included, on other data, many models at once."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Train the clients that one process answers for together, as far as they do the same.
-
-Each client still answers its own message, after all checks of its own; only the training may have been done before.
-"""
+"""Train the clients that one process answers for together, as far as they do the same; each answers by itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,9 +1,4 @@
-"""Clients of a round that do the same work, trained as one stack of models; it knows no Flower.
-
-Each client's batches, dropout and noise come from its own streams, as where it is trained alone; only what is computed
-of them is computed for many clients at once. So the numbers differ from those of one client after the other by
-rounding: a product of many models adds up in another order than that of one.
-"""
+"""Clients of a round that do the same work, trained as one stack of models by their own streams, up to rounding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""From the uploads of a round to the next global state: their mean with central noise, and the server's step.
-
-Means without noise are made by one of ``server.rules``.
-"""
+"""From the uploads of a round to the next global state: their mean, with central noise if any, and a step."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Exchange messages with clients and collect the usable uploads, in the order of the clients.
-
-A client that raises, stays silent, or sends something that does not fit is left out and named with the reason.
-"""
+"""Exchange messages with clients and collect usable uploads in their order; others are named with the reason."""
 
 import math
 import time

@@ -1,10 +1,4 @@
-"""Membership inference on the folder of an earlier run: who was in the training data, told from its models.
-
-The final model comes from the checkpoint, those of earlier rounds from what the adversary heard. Reference models
-repeat the run's training, mechanism included, on other data (see ``game.py``). Signals
-and results are added to the folder; nothing that was there is changed but summary.json, which gets the results too.
-Whoever wants a report of the folder writes it.
-"""
+"""Membership inference on the folder of an earlier run: who was in the training data, told from its models."""
 
 import shlex
 

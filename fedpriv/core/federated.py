@@ -1,8 +1,4 @@
-"""FedSGD and FedAvg: what a client uploads before a mechanism acts on all of it, and how a server averages uploads.
-
-FedSGD uploads one batch's mean gradient. FedAvg trains locally and uploads parameters after minus before, which points
-downhill, against the gradient (McMahan et al. 2017).
-"""
+"""FedSGD uploads one batch's mean gradient, FedAvg parameters after minus before (McMahan et al. 2017)."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,4 @@
-"""torch's SGD and Adam, as functions of a step with what they remember held here.
-
-The first of torch.optim's classes that a process makes imports torch's compiler: two seconds, which a deployed client
-would pay for every message. The functions behind those classes give the same bits without it.
-"""
+"""torch's SGD and Adam as functions: the same bits, without the seconds that importing torch's compiler takes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""The plans of clients: sampling, mechanism and participations of each in one frozen object.
-
-The same object draws the batches, releases the noisy gradients and yields the client's line of the ledger, so that what
-is done and what is claimed cannot drift apart.
-"""
+"""The plans of clients: one frozen object samples, releases and accounts, so that claims cannot drift from deeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""How many CPU threads are computed with, and what of the freed memory they keep.
-
-The number of threads changes sums in their last bits, so it is set on purpose wherever numbers are made: in clients, in
-the server (which Ray runs in a thread of its own) and in attacks. For small models one thread is also the fastest.
-"""
+"""How many CPU threads are computed with, which changes sums' last bits, and what of freed memory they keep."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,4 @@
-"""Experiment trackers: a finished run's metrics, epsilon, leakage and report, for MLflow, TensorBoard, or as CSV.
-
-They read the run's folder once its report is written, so that a run and a resumed run log the same, and
-attacks and audits that are made later are added. Trials of a sweep are logged when the sweep is over.
-"""
+"""Experiment trackers (MLflow, TensorBoard, CSV): log a finished run from its folder, once its report is written."""
 
 import csv
 import io

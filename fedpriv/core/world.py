@@ -1,8 +1,4 @@
-"""The experiment made concrete: the data and their shares, the network, and every client's plan.
-
-All of it is a function of the experiment, so that each process (server, client, referee) builds its own and none of it
-has to travel.
-"""
+"""The experiment made concrete: data, shares, network and plans; each process builds its own, none of it travels."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

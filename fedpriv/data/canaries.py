@@ -1,7 +1,4 @@
-"""Canaries: secrets drawn at random, which replace some of one client's training sequences (Carlini et al. 2019).
-
-Nobody else's sequences change, no client holds more or fewer, and with the same seed every batch is of the same places.
-"""
+"""Canaries: random secrets in the place of some of one client's training sequences (Carlini et al. 2019)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Read images and labels from .npz archives, with the checks that all readers share; errors are one line.
-
-Files are only ever read, never unpacked beside their original: the folder may be read-only. Nothing is unpickled.
-"""
+"""Read images and labels from .npz archives, where they lie and unpickled, with the checks that all readers share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base of all data sets: where they come from and what they declare.
-
-Data sets are named whenever an experiment is read, so their files import numpy and the like where they use it.
-"""
+"""The base of all data sets: where they come from and what they declare; they are named early, so import lazily."""
 
 import re
 from abc import ABC, abstractmethod

@@ -1,8 +1,4 @@
-"""Read rows of CSV and Parquet files, and encode them as numbers from 0 to 1.
-
-Cells are texts, empty where there is none, whatever the file's types: so that both kinds of files are refused for the
-same reasons, each in one line that names column and row. Rows are counted from 1, without the header.
-"""
+"""Read rows of CSV and Parquet files as texts, refuse both alike, and encode them as numbers from 0 to 1."""
 
 import csv as lines
 import re

@@ -1,8 +1,4 @@
-"""Attack the uploads that a network listener has stored, in a copy of the run's folder.
-
-The run's own observations are the server's; those of the copy come from the traffic, and its threat model is the
-network's: without TLS, or, where the listener heard nothing but TLS, with it.
-"""
+"""Attack the uploads that a network listener has stored, in a copy of the run's folder, as the network would."""
 
 import shlex
 import shutil

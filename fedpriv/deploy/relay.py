@@ -1,8 +1,4 @@
-"""The listener's reverse proxy: passes on every byte unchanged, and a copy to the follower.
-
-It works on TCP and knows nothing of what it carries, so that TLS passes through it unharmed and unread. Hearing is done
-on a thread of its own: the traffic never waits for it.
-"""
+"""The listener's reverse proxy on TCP: passes on every byte unchanged, and a copy to the follower on its own thread."""
 
 import asyncio
 import os

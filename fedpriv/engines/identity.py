@@ -1,8 +1,4 @@
-"""The private pieces of Flower that our engines need, kept in one place.
-
-Since 1.40 a Flower Message reads the sender's ids from a process-wide class that its own runtimes fill in.
-``tests/engines/test_engines.py`` fails when a Flower version changes it.
-"""
+"""The private pieces of Flower that our engines need, in one place; tests/engines fails when a version changes them."""
 
 from flwr.app import Message, Metadata, RecordDict
 from flwr.app.message.message import make_message

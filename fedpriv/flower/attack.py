@@ -1,8 +1,4 @@
-"""Attack what a tap has recorded of a user's own Flower app.
-
-The attack is given an observation and the network's code. What the client trained on lies apart, and is only read to
-score what came of it; other clients' images are what a guess is made of, and among them an original is to be picked.
-"""
+"""Attack what a tap has recorded of a user's own Flower app; what clients trained on is only read to score it."""
 
 import json
 import time

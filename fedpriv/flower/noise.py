@@ -1,8 +1,4 @@
-"""Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings.
-
-Flower's LocalDpMod is known by its class, Opacus by the optimiser that steps. An upload with such noise has the
-mechanism, the ledger line and the ceilings that the same noise of ours would have.
-"""
+"""Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings."""
 
 import sys
 from collections.abc import Iterator, Mapping

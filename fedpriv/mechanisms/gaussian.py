@@ -176,13 +176,12 @@ class NormalNoise(BlockMechanism):
 
 @dataclass(frozen=True)
 class GaussianMechanism(NormalNoise):
-    """Clip each finite gradient to a norm; the sum, also that of an empty batch, always gets normal noise. :: Others
-    count as zero.
+    """Clip each finite gradient to a norm, others count as zero; the sum always gets normal noise, even if empty.
 
-        Attributes:
-            sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
-                coordinate.
-            clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
+    Attributes:
+        sigma: noise multiplier, at least 0: the noise of the sum has standard deviation sigma * clip_norm in each
+            coordinate.
+        clip_norm: bound of the Euclidean norm of one example's gradient, above 0.
     """
 
     name: ClassVar[str] = "gaussian"

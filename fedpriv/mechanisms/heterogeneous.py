@@ -1,8 +1,4 @@
-"""The heterogeneous Gaussian mechanism (Phan et al. 2019, Theorem 3) on per-example gradients.
-
-Divide every coordinate k by sqrt(K r_k), apply the Gaussian mechanism, and multiply by sqrt(K r_k) again: what is
-proven for the Gaussian mechanism holds, because the division does not depend on the data.
-"""
+"""The heterogeneous Gaussian mechanism: Gaussian noise between division by sqrt(K r) and multiplication."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A client whose prompts vote on questions; the server gets the sum of noisy counts under masks.
-
-PATE's messages and secure aggregation, with prompts of a language model for teachers. What decides how much noise there
-is comes with the app and not from the server, and a client votes once.
-"""
+"""A client whose prompts vote on questions, once; the server gets the sum of noisy counts under masks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

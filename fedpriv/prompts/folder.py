@@ -1,8 +1,4 @@
-"""The folder of a run of prompts: icl.toml, ledger.json, icl.json, answers.jsonl, and what is private.
-
-A killed run goes on where it was: votes are kept, one line a question, and nobody draws prompts for it again. So it
-goes on only with the settings, texts, model and secret that it was begun with: what is proven is of all votes.
-"""
+"""The folder of a run of prompts; a killed run goes on with kept votes and the settings that it was begun with."""
 
 import json
 import shlex

@@ -1,8 +1,4 @@
-"""Language models through one interface: log-probabilities of how a text goes on.
-
-What is asked of a model depends on private examples, so no answer of a model is ever an error because of a prompt: a
-prompt that is too long loses its beginning.
-"""
+"""Language models through one interface; a prompt never causes an error, which would tell of private examples."""
 
 import re
 from abc import ABC, abstractmethod

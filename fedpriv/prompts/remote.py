@@ -1,8 +1,4 @@
-"""A language model behind an HTTP endpoint in OpenAI's form: /v1/completions with log-probabilities.
-
-llama.cpp's server, Ollama and vLLM have one. Prompts hold private examples: an address that is not the loopback is
-refused unless the settings allow it, and no proxy is used.
-"""
+"""A language model behind an HTTP endpoint in OpenAI's form: on the loopback unless allowed, and never by a proxy."""
 
 import json
 import math

@@ -1,8 +1,4 @@
-"""Certificates of a run's final model: what no perturbation of an image up to a size can change about its vote.
-
-They are added to the folder; nothing that was there is changed but summary.json, which gets them too. Whoever wants a
-report of the folder writes it.
-"""
+"""Certificates of a run's final model, added to its folder: what no perturbation up to a size can change of votes."""
 
 import shlex
 import time

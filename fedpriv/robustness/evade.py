@@ -1,8 +1,4 @@
-"""Evasion attacks on a run's final model: which images' votes a small change of them turns.
-
-Where there are certificates, the attacked images are certified ones, and what is proven stands beside what was changed.
-Results are added to the folder; nothing that was there is changed but what an earlier probe left, and summary.json.
-"""
+"""Evasion attacks on a run's final model: which votes a small change turns, of certified images where there are any."""
 
 import math
 import shlex

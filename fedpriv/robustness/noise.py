@@ -64,8 +64,9 @@ class RobustnessNoise(RandomLayer):
         raise ValueError("the network does not call its noise layer")
 
     def onwards(self, network: nn.Module, z: Tensor, x: Tensor) -> Tensor:
-        """Return the logits (B, classes) that follow from z (B, ...) at the place of the noise, which draws
-        nothing here. :: They do not depend on the images x unless something goes past the noise.
+        """Return the logits (B, classes) that follow from z (B, ...) at the place of the noise, which is silent here.
+
+        They do not depend on the images x unless something goes past the noise.
         """
         self._given = z
         try:

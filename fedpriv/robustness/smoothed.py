@@ -1,8 +1,4 @@
-"""The smoothed model of a run: its final weights with noise in the forward pass, scaled from above and kept on disk.
-
-robustness/noise.safetensors holds the noise that certificates are about. Whoever attacks them later reads it back
-(:func:`read_smoothed`), and so judges by votes of the very network that was certified.
-"""
+"""The smoothed model of a run: final weights with noise scaled from above, kept for whoever attacks certificates."""
 
 import json
 from dataclasses import dataclass

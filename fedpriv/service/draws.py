@@ -1,7 +1,4 @@
-"""The noise of answers: a function of a secret, or from OpenDP's samplers, which are exact and which nothing repeats.
-
-Read whenever an experiment is: numpy and OpenDP are imported where they are used.
-"""
+"""The noise of answers: a function of a secret, or from OpenDP's exact samplers, which nothing repeats."""
 
 from __future__ import annotations
 

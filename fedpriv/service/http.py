@@ -1,7 +1,4 @@
-"""The endpoint over HTTP, on the loopback address: JSON and npy bodies, keys, and one clear answer to every mistake.
-
-Questions that come in while others are computed are answered together in the next batch: one fsync, one forward pass.
-"""
+"""The endpoint over HTTP, on the loopback; questions that come in while others are computed share the next batch."""
 
 import asyncio
 import json

@@ -1,8 +1,4 @@
-"""Plots of accuracy against what leaks and against what is proven: one mark a setting, Pareto fronts as lines.
-
-Each mechanism has a colour of Okabe and Ito (2008) and a marker of its own, the blocks of directional noise markers of
-the same colour; so no two are told apart by colour alone.
-"""
+"""Plots of accuracy against what leaks and what is proven: one mark a setting, told apart by colour and marker."""
 
 import math
 import statistics

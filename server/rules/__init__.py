@@ -1,7 +1,4 @@
-"""Aggregation rules, one file each: from the uploads of a round to one.
-
-These files are read whenever an experiment is, so they import numpy, torch and Flower where they use them.
-"""
+"""Aggregation rules, one file each: from the uploads of a round to one; they import numpy, torch, Flower lazily."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

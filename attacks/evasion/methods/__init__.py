@@ -1,4 +1,1 @@
-"""The evasion attacks, one file each.
-
-These files are read whenever an experiment is, so none imports torch before it is needed.
-"""
+"""The evasion attacks, one file each; they are read whenever an experiment is, so none imports torch at once."""

@@ -1,8 +1,4 @@
-"""The survey of changed labels: how frequent classes are, from what clients count after randomised response.
-
-A client changes its labels once, so that it counts the same in every round: it is counted once. What the referee
-measures of the labels behind is added when the run ends.
-"""
+"""The survey of changed labels: class frequencies from what clients count, once each, after randomised response."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,4 @@
-"""The section [pate]: clients as teachers who vote, and a student who learns from the answers.
-
-Every experiment reads this file, so what needs scipy is imported where it is used.
-"""
+"""The section [pate]: clients as teachers who vote, and a student who learns from the answers; read without scipy."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 

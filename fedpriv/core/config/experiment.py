@@ -1,7 +1,4 @@
-"""The experiment: all sections together, and the rules that bind one to another.
-
-Sections of capabilities are registered (:mod:`fedpriv.core.sections`) and read by their class: ``Kind.of(experiment)``.
-"""
+"""The experiment: all sections together, and the rules that bind one to another; ``Kind.of(experiment)`` reads one."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self

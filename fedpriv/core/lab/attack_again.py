@@ -1,8 +1,4 @@
-"""More attacks on the observations of an earlier run, without training again.
-
-The observations, the settings and the ledger of the run stay as they are; scores and pictures are added to those in its
-folder, and the summary is written anew. Whoever wants a report of the folder writes it.
-"""
+"""More attacks on the observations of an earlier run, without training again; results are added to its folder."""
 
 import re
 import shlex

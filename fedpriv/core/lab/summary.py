@@ -1,8 +1,4 @@
-"""The result of a run in words.
-
-The sentences claim no more than the run showed: an attack that fails without protection too says nothing about the
-mechanism, and a proven epsilon never appears without its adjacency, participations and delta.
-"""
+"""The result of a run in words, which claim no more than the run showed."""
 
 import platform
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Tune an attack's weights on public images only: the adversary rehearses on uploads of its own making.
-
-The uploads are made as a client makes its own, with the same public settings, from images that no client holds and
-with noise of the adversary's own. No client's data, no seed of theirs and no score of a real victim has a part in it.
-"""
+"""Tune an attack's weights on public images only: the adversary rehearses on uploads and noise of its own making."""
 
 import itertools
 import statistics

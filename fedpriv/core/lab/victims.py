@@ -1,8 +1,4 @@
-"""The attacked uploads as only the laboratory knows them: their examples, and what they were without a mechanism.
-
-An upload is a function of the settings, so that nothing of this has to be sent or stored; and nothing of it flows back
-to the adversary.
-"""
+"""The attacked uploads as only the laboratory knows them: rebuilt from the settings, never shown to the adversary."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""Drawing as SVG in a light and a dark version; no global state of matplotlib is touched.
-
-Colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell apart; no meaning rests on
-colour alone. Text stays text, so that it is set in the reader's own system font.
-"""
+"""Drawing as SVG, light and dark, in Okabe and Ito's colours (2008), without matplotlib's global state."""
 
 import base64
 import io

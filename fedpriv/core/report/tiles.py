@@ -1,8 +1,4 @@
-"""The key figures at the head of the report, each with the conditions under which it holds.
-
-A tile never suggests more safety than the run showed: a proven epsilon carries its delta, adjacency, participations and
-theorem, and an attack that fails without the mechanism too is called weak, not defeated.
-"""
+"""The key figures at the head of the report, with their conditions; none suggests more safety than was shown."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,4 @@
-"""What the report shows, read from the folder of a run: the only place in this room that touches files of the folder.
-
-Every file but config.toml may be missing, since a run can end at any moment; what is missing is ``None`` or empty here.
-A file that is there and damaged is refused: a report never guesses.
-"""
+"""What the report shows, read from a run's folder: missing files are ``None`` or empty, damaged ones are refused."""
 
 import math
 import re

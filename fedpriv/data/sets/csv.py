@@ -1,8 +1,4 @@
-"""A table of your own: the CSV or Parquet file that ``data.path`` names, and what ``data.table`` says of its columns.
-
-What is told of a column is public. What is not told is read off the rows: whether it holds numbers, and the values of a
-category. Bounds of numbers are told, and never read off the rows: but a private estimate of them is at hand.
-"""
+"""A table of your own: the CSV or Parquet file of ``data.path``; :mod:`fedpriv.data.schema` finds its columns."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,8 +1,4 @@
-"""Observe mods, Opacus engines and strategies of an app while it runs, from the objects themselves.
-
-Nothing here reads source. Mods are wrapped where Flower chains them, so that what enters and what leaves each of them
-is known; strategies are wrapped at the methods that Flower calls; engines at the steps that they count.
-"""
+"""Observe mods, Opacus engines and strategies of an app while it runs, from the objects, not from the source."""
 
 import json
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Run a copy of an app in Flower's simulation, with its mods, engines and strategies observed.
-
-The simulation has a process of its own: an app may change what a process has for good, and may end it.
-"""
+"""Run a copy of an app in Flower's simulation, in a process of its own, which observes mods, engines and strategies."""
 
 import json
 import os

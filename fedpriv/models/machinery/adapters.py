@@ -18,9 +18,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def with_adapters(network: nn.Module, given: str | Table, classes: int, task: str) -> nn.Module:
-    """Return the network, frozen, with adapters by peft's configuration or of a folder that peft has saved. :: The
-    last layer is trained, too, unless the configuration says which ones are.
-    """
+    """Return the network, frozen but for its last layer, with peft's adapters by configuration or saved folder."""
     if find_spec("peft") is None:
         raise InputError(key=_KEY, given=_shown(given), allowed="needs peft: pip install 'fedpriv[zoo]'")
     import peft

@@ -1,8 +1,4 @@
-"""Networks whose forward takes an attention mask or returns more than logits, as those of the library transformers do.
-
-A mask is built from the tokens, so that every caller (training, evaluation, attacks, audits) has the same padding left
-out of attention.
-"""
+"""Networks whose forward takes an attention mask, built from the tokens, or returns more than logits."""
 
 import inspect
 import sys

@@ -1,7 +1,4 @@
-"""What an endpoint answers, one file a policy: what it shows of the scores, and what is proven about that.
-
-These files are read whenever an experiment is, so they import numpy, torch and scipy where they use them.
-"""
+"""What an endpoint answers, one file a policy: what it shows of the scores, and what is proven; imported lazily."""
 
 import re
 from abc import abstractmethod
