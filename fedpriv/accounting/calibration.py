@@ -274,56 +274,34 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Contender:
-    """A mechanism in a comparison.
+    """A mechanism in a comparison."""
 
-    Attributes:
-        label: its name in tables and plots.
-        mechanism: as in the settings.
-        dimensions: K of each block.
-        sampling: full, fixed (batches of a fixed size) or poisson.
-    """
-
-    label: str
-    mechanism: str
-    dimensions: tuple[int, ...]
-    sampling: SamplingName = "full"
+    label: str  # its name in tables and plots
+    mechanism: str  # as in the settings
+    dimensions: tuple[int, ...]  # K of each block
+    sampling: SamplingName = "full"  # full, fixed (batches of a fixed size) or poisson
 
 
 @dataclass(frozen=True)
 class Point:
-    """One contender at one epsilon.
+    """One contender at one epsilon."""
 
-    Attributes:
-        epsilon: proven for the whole run.
-        noise: the least noise parameter with this proof; None if none in range has it.
-        ratio: the noise-to-signal ratio with this noise; None without one.
-        refusal: why there is no noise; empty if there is.
-    """
-
-    epsilon: float
-    noise: float | None
-    ratio: float | None
-    refusal: str = ""
+    epsilon: float  # proven for the whole run
+    noise: float | None  # the least noise parameter with this proof; None if none in range has it
+    ratio: float | None  # the noise-to-signal ratio with this noise; None without one
+    refusal: str = ""  # why there is no noise; empty if there is
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every contender at every epsilon, all under replace-one.
+    """Every contender at every epsilon, all under replace-one."""
 
-    Attributes:
-        delta: of every (epsilon, delta) statement.
-        rate: q = B / n; None: no sampling.
-        participations: how often an example is used.
-        batch_size: B, gradients in a mean.
-        dimension: K, numbers in a gradient.
-        curves: each contender with its points, in the order of the given epsilons.
-    """
-
-    delta: float
-    rate: float | None
-    participations: int
-    batch_size: int
-    dimension: int
+    delta: float  # of every (epsilon, delta) statement
+    rate: float | None  # q = B / n; None: no sampling
+    participations: int  # how often an example is used
+    batch_size: int  # B, gradients in a mean
+    dimension: int  # K, numbers in a gradient
+    # each contender with its points, in the order of the given epsilons
     curves: tuple[tuple[Contender, tuple[Point, ...]], ...]
 
 

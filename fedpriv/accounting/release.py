@@ -64,41 +64,31 @@ class Correlation:
 class Release:
     """One client's releases over a run.
 
-    Attributes:
-        mechanism: as in the settings; what it does to the sum its proof says (:meth:`MechanismSettings.proof`).
-        unit: what is protected: one example of the client, or the client's whole update.
-        sampling: shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with
-            probability rate; balls-in-bins: each example in one of 1 / rate steps of a pass; full: no sampling (always
-            so for unit = update, unless the proof is about the sum of whole clients' updates, of which fixed and
-            poisson then draw).
-        rate: q = B / n from 1e-12 to 1; not read for shuffled and full.
-        participations: the most often one unit may have been used: passes (shuffled, balls-in-bins), steps (fixed,
-            poisson, full), or uploads (unit = update). From 0 to 1e15.
-        dimensions: K of each block, from 1 to 1e12 each; read where each block has a draw of its own.
-        noise: the mechanism's own parameter (sigma in [1e-9, 1e12], scale in [1e-9, 1e12], kappa in [0, 1e7], or the
-            epsilon of a release), ``None`` where there is none. No figure depends on clip_norm, because sigma and scale
-            are in its unit.
-        delta: of the (epsilon, delta) statement, in (0, 1).
-        adjacency: which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one
-            example is replaced by one that adds zero (with vmf, a uniform direction), the number of examples being
-            public; only with balls-in-bins, with poisson, or for clients' updates in a sum, where it is proven.
-        law: of the noise, for mechanisms that have several.
-        correlation: of the noise of several rounds; only where the mechanism has one, and there always.
-
     Raises:
         InputError: a field out of range, with what was given and what is allowed.
     """
 
-    mechanism: str
-    unit: UnitName
+    mechanism: str  # as in the settings; what it does to the sum its proof says (:meth:`MechanismSettings.proof`)
+    unit: UnitName  # what is protected: one example of the client, or the client's whole update
+    # shuffled: disjoint batches of a pass; fixed: B of n without replacement; poisson: each example with probability
+    # rate; balls-in-bins: each example in one of 1 / rate steps of a pass; full: no sampling (always so for unit =
+    # update, unless the proof is about the sum of whole clients' updates, of which fixed and poisson then draw)
     sampling: SamplingName
-    rate: float
+    rate: float  # q = B / n from 1e-12 to 1; not read for shuffled and full
+    # the most often one unit may have been used: passes (shuffled, balls-in-bins), steps (fixed, poisson, full), or
+    # uploads (unit = update). From 0 to 1e15.
     participations: int
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int, ...]  # K of each block, from 1 to 1e12 each; read where each block has a draw of its own
+    # the mechanism's own parameter (sigma in [1e-9, 1e12], scale in [1e-9, 1e12], kappa in [0, 1e7], or the epsilon of
+    # a release), ``None`` where there is none. No figure depends on clip_norm, because sigma and scale are in its unit.
     noise: float | None
-    delta: float
+    delta: float  # of the (epsilon, delta) statement, in (0, 1)
+    # which two data sets must look alike. replace-one: one unit is replaced by any other. zero-out: one example is
+    # replaced by one that adds zero (with vmf, a uniform direction), the number of examples being public; only with
+    # balls-in-bins, with poisson, or for clients' updates in a sum, where it is proven.
     adjacency: AdjacencyName = "replace-one"
-    law: str | None = None
+    law: str | None = None  # of the noise, for mechanisms that have several
+    # of the noise of several rounds; only where the mechanism has one, and there always
     correlation: Correlation | None = None
 
     @property
