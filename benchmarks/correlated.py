@@ -8,14 +8,13 @@ clients, noise, sum, step and evaluation are those of a run; clients are trained
 CPU time of rounds that take turns between the bands.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import t
 
 from fedpriv.accounting.correlated import sensitivity
 from fedpriv.core.config import Experiment
@@ -26,7 +25,7 @@ from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser, whole, wholes
-from studies.results import Table
+from studies.results import Table, student
 
 COSTED, REPEATS = 40, 5
 CLIPS, CHOSEN_BY = (0.025, 0.05, 0.1, 0.2, 0.4), 101
@@ -93,11 +92,7 @@ def updates(world: World, clients: tuple[int, ...], before: State, number: int, 
     ]
 
 
-def interval(values: list[float]) -> str:
-    """The mean in per cent, and its 95 % interval (Student's t)."""
-    half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    middle = float(np.mean(values))
-    return f"{100 * middle:.1f} [{100 * (middle - half):.1f}, {100 * (middle + half):.1f}]"
+in_points = partial(student, places=".1f", factor=100)
 
 
 class Cost(NamedTuple):
@@ -143,11 +138,11 @@ def main() -> None:
             runs = [trained(seed, band, clip) for seed in range(1, asked.seeds + 1)]
             shares = [run.accuracy() for run in runs]
             first = first or shares
-            gained = "" if shares is first else interval([a - b for a, b in zip(shares, first, strict=True)])
+            gained = "" if shares is first else in_points([a - b for a, b in zip(shares, first, strict=True)])
             plan, pattern = runs[0].world.plans[0], runs[0].world.plans[0].correlation
             moved = 0.0 if pattern is None else sensitivity(pattern, pattern.participations)
             numbers = (f"{band}", f"{moved:.3f}", f"{plan.config.noise:.3f}", f"{clip:g}")
-            rows.append((*numbers, interval(shares), gained, f"{cost.ratio:.3f}", f"{cost.kept}"))
+            rows.append((*numbers, in_points(shares), gained, f"{cost.ratio:.3f}", f"{cost.kept}"))
         print(Table.of(HEADS, rows), end="")
 
 

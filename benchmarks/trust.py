@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
 
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
@@ -21,6 +20,7 @@ from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
 from fedpriv.server.evaluation import evaluate_all
 from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser
+from studies.results import student
 
 SEEDS, CLIENTS = range(1, 21), 100
 
@@ -77,14 +77,6 @@ def accuracy(experiment: Experiment) -> float:
     return share
 
 
-def interval(values: list[float]) -> str:
-    """The mean in per cent, and its 95 % interval (Student's t)."""
-    half = float(t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return (
-        f"{100 * np.mean(values):.1f}% [{100 * (np.mean(values) - half):.1f}%, {100 * (np.mean(values) + half):.1f}%]"
-    )
-
-
 def main() -> None:
     """Print each row's accuracy over the seeds, and how much it has less than central noise with the same seed."""
     with StudyParser("benchmarks.trust", __doc__).parsed():
@@ -93,7 +85,7 @@ def main() -> None:
             shares = [accuracy(settings(seed, **mechanism)) for seed in SEEDS]
             first = first or shares
             less = [a - b for a, b in zip(first, shares, strict=True)]
-            print(f"{title}: {interval(shares)}{'' if shares is first else f'; less than central by {interval(less)}'}")
+            print(f"{title}: {student(shares)}{'' if shares is first else f'; less than central by {student(less)}'}")
 
 
 def rows() -> dict[str, dict[str, Any]]:

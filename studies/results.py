@@ -2,9 +2,12 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from scipy.stats import t
 
 from fedpriv.core.records import Interval
 
@@ -38,6 +41,14 @@ def with_interval(estimate: Interval | None, factor: float, places: int) -> str:
     if estimate.low is None or estimate.high is None:
         return text
     return f"{text} ({factor * estimate.low:.{places}f} to {factor * estimate.high:.{places}f})"
+
+
+def student(values: Sequence[float | None], places: str = ".1%", factor: float = 1.0) -> str:
+    """Return a mean with its 95 % interval (Student's t), each number in this format after multiplication."""
+    numbers = factor * np.array(values, np.float64)
+    half = t.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / len(numbers) ** 0.5
+    middle, low, high = (format(numbers.mean() + off, places) for off in (0, -half, half))
+    return f"{middle} [{low}, {high}]"
 
 
 def in_percent(estimate: Interval | None) -> str:

@@ -3,9 +3,6 @@
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-from scipy.stats import t
-
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
@@ -13,7 +10,7 @@ from fedpriv.core.records import Summary
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
 from studies.arguments import StudyParser
-from studies.results import Table
+from studies.results import Table, student
 
 
 def main() -> None:
@@ -35,7 +32,12 @@ def _table(path: Path) -> Table:
     if not rows:
         raise InputError(f"{path} has no trials")
     cells = [
-        (*key, _accuracy(summaries), _rate(summaries, "recovered"), _rate(summaries, "identified"))
+        (
+            *key,
+            student([summary.test_accuracy for summary in summaries]),
+            _rate(summaries, "recovered"),
+            _rate(summaries, "identified"),
+        )
         for key, summaries in rows.items()
     ]
     return Table.of(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), cells)
@@ -46,13 +48,6 @@ def _noise(experiment: Experiment) -> str:
     mechanism, asked = experiment.mechanism, experiment.federation.asked
     survivors = mechanism.shared_by(asked).least_in_sum
     return f"{mechanism.name}, {survivors} of {asked} survivors" if survivors else mechanism.name
-
-
-def _accuracy(summaries: list[Summary]) -> str:
-    """The mean over the seeds, with Student's 95 % interval."""
-    accuracies = np.array([summary.test_accuracy for summary in summaries], dtype=np.float64)
-    half = float(t.ppf(0.975, len(accuracies) - 1)) * float(accuracies.std(ddof=1)) / len(accuracies) ** 0.5
-    return f"{accuracies.mean():.1%} [{accuracies.mean() - half:.1%}, {accuracies.mean() + half:.1%}]"
 
 
 def _rate(summaries: list[Summary], what: str) -> str:
