@@ -577,8 +577,8 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     # Every count-th: the uploads of one kind follow each other, and some kinds take longer.
     numbers = [range(first, len(job.observations), count) for first in range(count)]
     shares = [tuple(job.observations[n] for n in mine) for mine in numbers]
-    bare = replace(job, model=still, progress=None)
-    parts = [_TaskShare(replace(bare, observations=mine), device, torch.get_num_threads()) for mine in shares]
+    quiet = replace(job, model=still, progress=None)
+    parts = [_TaskShare(replace(quiet, observations=mine), device, torch.get_num_threads()) for mine in shares]
     resources = TaskResources(engine.cpus_per_client, engine.gpus_per_client, engine.address, _KEYS)
     outcomes: dict[int, AttackOutcome] = {}
     done = 0
