@@ -46,46 +46,6 @@ from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import Voters, vote_counts
 
-_BUDGETS = 1, 10, 100, 1000
-_LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
-
-
-@dataclass(frozen=True, eq=False)
-class KnownImages:
-    """Images whose classes are known, and what answers to them are computed from."""
-
-    facts: Facts  # public sizes
-    delta: float  # of the statement
-    scores: Scores  # (n, classes), without noise
-    truth: NDArray[np.int64]  # (n,) classes
-    # a policy and the scale of its noise -> scores (n, classes) of one release with that noise
-    noisy: Callable[[NoisyPolicy, float], Scores]
-
-
-def answer_curves(
-    policy: AnswerPolicy, planned: int, epsilon: float | None, trial: KnownImages
-) -> tuple[AnswersCurve, ...]:
-    """Return the share of right answers by how many questions epsilon has to last for, under each rival policy."""
-    if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
-        return ()
-    budgets = sorted({*_BUDGETS, planned})
-    generator = Secret.drawn().stream("curve").numpy()
-    return tuple(
-        AnswersCurve(
-            policy=rival.name,
-            points=tuple(CurvePoint(count, _right(rival, count, trial, generator)) for count in budgets),
-        )
-        for rival in rivals(policy, epsilon, trial.delta)
-    )
-
-
-def _right(policy: NoisyPolicy, count: int, trial: KnownImages, generator: np.random.Generator) -> float:
-    scale = policy.scale(trial.facts, count, trial.delta)
-    scores = trial.noisy(policy, scale) if policy.once else trial.scores
-    answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))
-    return float((answers.labels == trial.truth).mean())
-
-
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared
 _EXACT = (
@@ -329,3 +289,43 @@ def open_endpoint(folder: RunFolder, world: World, answers: str) -> Endpoint:
     if own is not None and own.method == answers:
         return in_process(folder, world, own)
     return in_process(folder, world, validated(ServiceConfig, {"method": answers}, "answers"))
+
+
+_BUDGETS = 1, 10, 100, 1000
+_LEAST, _MOST = 1e-9, 1e9  # of an epsilon that noise can be calibrated to
+
+
+@dataclass(frozen=True, eq=False)
+class KnownImages:
+    """Images whose classes are known, and what answers to them are computed from."""
+
+    facts: Facts  # public sizes
+    delta: float  # of the statement
+    scores: Scores  # (n, classes), without noise
+    truth: NDArray[np.int64]  # (n,) classes
+    # a policy and the scale of its noise -> scores (n, classes) of one release with that noise
+    noisy: Callable[[NoisyPolicy, float], Scores]
+
+
+def answer_curves(
+    policy: AnswerPolicy, planned: int, epsilon: float | None, trial: KnownImages
+) -> tuple[AnswersCurve, ...]:
+    """Return the share of right answers by how many questions epsilon has to last for, under each rival policy."""
+    if epsilon is None or not _LEAST <= epsilon <= _MOST or not isinstance(policy, NoisyPolicy):
+        return ()
+    budgets = sorted({*_BUDGETS, planned})
+    generator = Secret.drawn().stream("curve").numpy()
+    return tuple(
+        AnswersCurve(
+            policy=rival.name,
+            points=tuple(CurvePoint(count, _right(rival, count, trial, generator)) for count in budgets),
+        )
+        for rival in rivals(policy, epsilon, trial.delta)
+    )
+
+
+def _right(policy: NoisyPolicy, count: int, trial: KnownImages, generator: np.random.Generator) -> float:
+    scale = policy.scale(trial.facts, count, trial.delta)
+    scores = trial.noisy(policy, scale) if policy.once else trial.scores
+    answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))
+    return float((answers.labels == trial.truth).mean())
