@@ -50,6 +50,7 @@ from fedpriv.core.config import Experiment, override, read_toml, validated
 from fedpriv.core.config.file import FileKind
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import findings
+from fedpriv.core.records.ledger import members_text
 from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Integer, NonNegative, Positive, Settings
 from fedpriv.mechanisms import MECHANISM
@@ -361,19 +362,8 @@ def refuse_trials(refused: Mapping[str, Sequence[Refused]], total: int, source: 
 def _listed(trials: Sequence[Refused]) -> str:
     """The first trials with their settings, the others by number."""
     first = ", ".join(f"{number} ({plain_settings(settings)})" for number, settings in trials[:_NAMED])
-    rest = _ranges([number for number, _ in trials[_NAMED:]])
+    rest = members_text(number for number, _ in trials[_NAMED:])
     return first + (f", and {rest}" if rest else "")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in few words: 4-7, 9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _experiment(base: Mapping[str, Any], positions: Sequence[Values], seed: int, source: str) -> Experiment:
