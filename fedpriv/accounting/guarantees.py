@@ -4,9 +4,7 @@ A figure is a claim. Where several theorems apply, each figure is the smallest t
 where none applies it is None, and the theorem's text says why.
 """
 
-import math
-
-from fedpriv.accounting.proofs import Claim, Proof, smallest
+from fedpriv.accounting.proofs import Claim, Proof, finite, smallest
 from fedpriv.accounting.release import Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee
@@ -44,9 +42,9 @@ def guarantee(release: Release) -> Guarantee:
         adjacency=proof.adjacency,
         sampling=_sampling(release),
         participations=int(release.participations),
-        nominal_epsilon=_finite(nominal.epsilon),
-        pure_epsilon=_finite(pure.epsilon),
-        epsilon=_finite(best.epsilon),
+        nominal_epsilon=finite(nominal.epsilon),
+        pure_epsilon=finite(pure.epsilon),
+        epsilon=finite(best.epsilon),
         delta=float(release.delta),
         theorem={"nominal_epsilon": nominal.theorem, "pure_epsilon": pure.theorem, "epsilon": best.theorem},
         notes=proof.notes(),
@@ -84,10 +82,6 @@ def _sound(proof: Proof, claim: Claim) -> Claim:
         f"mechanism {proof.release.mechanism}: the proof {type(proof).__qualname__} claims epsilon = {claim.epsilon} "
         f"({claim.theorem}); allowed: numbers from 0 on, or infinity"
     )
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def _sampling(release: Release) -> str:

@@ -64,6 +64,11 @@ class Claim:
     theorem: str
 
 
+def finite(epsilon: float) -> float | None:
+    """Return an epsilon; ``None``: nothing is proven."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
 def smallest(claims: Sequence[Claim]) -> Claim:
     """Return the claim with the smallest epsilon, the first of equal ones."""
     return min(claims, key=lambda claim: claim.epsilon)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.accounting import Release, ceilings, proven_epsilon, running_epsilon
+from fedpriv.accounting.proofs import finite
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import Plan, Schedule, kinds_of, participants
@@ -100,7 +101,7 @@ class Budget:
     @property
     def worst_epsilon(self) -> float | None:
         """What is proven about the worst client so far, estimated bounds included; ``None`` where nothing is."""
-        return _finite(self._worst + self._bounds)
+        return finite(self._worst + self._bounds)
 
     def left(self, round_number: int) -> Sequence[int]:
         """The clients that may take part in a round, ascending; one that may not stops here for good."""
@@ -200,7 +201,7 @@ class Budget:
             client=client,
             round=self._last_round.get(client, 0),
             epsilon=account.epsilon(spent),
-            next_epsilon=_finite(account.epsilon(after)),
+            next_epsilon=finite(account.epsilon(after)),
             count=len(clients),
             members=members_text(clients),
             ceiling=None if guess is None else account.ceiling(spent, guess),
@@ -310,7 +311,3 @@ def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, i
         if not chosen or chosen[-1][0].kind != pair[0].kind or chosen[-1][1] < pair[1]:
             chosen.append(pair)
     return chosen
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

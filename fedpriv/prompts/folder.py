@@ -1,12 +1,11 @@
 """The folder of a run of prompts; a killed run goes on with kept votes and the settings that it was begun with."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -62,6 +61,8 @@ _PARTS = {
 class PromptFolder(Files):
     """The folder of one run; use :meth:`create` for a new one and :meth:`open` for one that exists."""
 
+    verb: ClassVar[str] = "icl"
+
     def __init__(self, path: Path, settings: Prompting) -> None:
         super().__init__(path)
         self.settings = settings  # the resolved ones
@@ -89,11 +90,6 @@ class PromptFolder(Files):
         if not (path / FILE).is_file():
             raise InputError(f"{path} is not the folder of fedpriv icl: it has no {FILE}")
         return PromptFolder(path, load_prompting(path / FILE))
-
-    @property
-    def to_resume(self) -> str:
-        """The command that finishes this run."""
-        return shlex.join(["fedpriv", "icl", "--resume", str(self.path)])
 
     def secret(self) -> Secret:
         """Return what draws noise and prompts."""
@@ -181,11 +177,6 @@ class PromptFolder(Files):
     def prompts(self) -> Prompts:
         """What the run found."""
         return self._needed(Prompts.path, self.read(Prompts))
-
-    def _needed(self, name: str, record: T | None) -> T:
-        if record is None:
-            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
-        return record
 
 
 def _digest(value: object) -> bytes:

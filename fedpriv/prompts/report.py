@@ -1,8 +1,6 @@
 """The report of ``fedpriv icl``: its results, its ledger and its settings."""
 
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedpriv.core.config import describe
 from fedpriv.core.figure import Figure
@@ -11,18 +9,15 @@ from fedpriv.core.numbers import figure, percent
 from fedpriv.core.records import Interval
 from fedpriv.prompts.folder import PromptFolder
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 
 def write_icl_report(path: Path) -> Path:
     """Write ``report.html`` into the folder of ``fedpriv icl`` and return its path; the same folder, the same bytes."""
-    from fedpriv.core.report.filters import plain
+    from fedpriv.core.report.filters import plain, template
 
     folder = PromptFolder.open(path)
     folder.check_settings()
     prompts, ledger = folder.prompts(), folder.ledger()
-    page = _template().render(
+    page = template("prompts/report.html", leak_value=_leak_value).render(
         title=folder.settings.name,
         prompts=prompts,
         ledger=ledger,
@@ -64,11 +59,3 @@ def _leak_value(shown: Figure, value: float | None) -> str:
     if value is not None and shown.unit == "number":
         return f"{value:.3f}"  # areas, which are compared with each other
     return shown.text(value, "nothing proven")
-
-
-@cache
-def _template() -> "Template":
-    """The page without its content; compiled once a process."""
-    from fedpriv.core.report.filters import template
-
-    return template("prompts/report.html", leak_value=_leak_value)

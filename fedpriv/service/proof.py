@@ -19,7 +19,7 @@ import scipy
 
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
-from fedpriv.accounting.proofs import Claim, smallest
+from fedpriv.accounting.proofs import Claim, finite, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
@@ -75,8 +75,8 @@ def answer_guarantee(release: AnswerRelease) -> Guarantee:
         sampling="full",
         participations=release.releases,
         nominal_epsilon=None,
-        pure_epsilon=_finite(pure.epsilon),
-        epsilon=_finite(best.epsilon),
+        pure_epsilon=finite(pure.epsilon),
+        epsilon=finite(best.epsilon),
         delta=release.delta,
         theorem={
             "nominal_epsilon": "there is no other figure than the proven ones",
@@ -204,7 +204,3 @@ _CLAIMS: dict[Law, tuple[Callable[[AnswerRelease], Claim], ...]] = {
     "range": (_optimal, _renyi),
     "range-laplace": (_optimal, _renyi),
 }
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-
-from jinja2 import Template
 
 from fedpriv.core import numbers
 from fedpriv.core.figure import Interval
@@ -92,7 +89,10 @@ def render_comparison(
 ) -> str:
     """Return the comparison as one HTML document that needs no network and no script."""
     settings, columns = settings_of(records, chosen), columns_of(records, chosen)
-    return _template().render(
+    page = template(
+        "sweep/report.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
+    )
+    return page.render(
         title=title,
         command=command,
         records=records,
@@ -110,14 +110,6 @@ def render_comparison(
         adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
         deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
         folded_from=_FOLDED_FROM,
-    )
-
-
-@cache
-def _template() -> Template:
-    """The page without its content; compiled once a process."""
-    return template(
-        "sweep/report.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
     )
 
 

@@ -14,6 +14,7 @@ from fedpriv.core import numbers
 from fedpriv.core.finding import Picture
 
 
+@cache
 def template(name: str, **filters: Callable[..., Any]) -> Template:
     """Return a page of this package, or below fedpriv: it escapes everything, with the common filters and these."""
     return _pages(**filters).get_template(name)

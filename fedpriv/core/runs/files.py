@@ -1,10 +1,11 @@
 """How files of a run are written and read: whole, or line by line."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -24,8 +25,15 @@ def _adapter(kind: type[F]) -> TypeAdapter[F]:
 class Files:
     """The files of a folder, each with its name in it."""
 
+    verb: ClassVar[str] = "run"  # that fills it
+
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def to_resume(self) -> str:
+        """The command that finishes the run of this folder."""
+        return shlex.join(["fedpriv", self.verb, "--resume", str(self.path)])
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file whole."""
@@ -67,6 +75,12 @@ class Files:
         path = self.path / name
         lines = enumerate((read_text(path) or "").splitlines(), 1)
         return tuple(parse_json(line, kind, f"{path}, line {number}") for number, line in lines)
+
+    def _needed(self, name: str, record: T | None) -> T:
+        """Return a record of a run that has ended."""
+        if record is None:
+            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
+        return record
 
     def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""

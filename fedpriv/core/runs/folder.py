@@ -96,11 +96,6 @@ class RunFolder(Files):
         return folder
 
     @property
-    def to_resume(self) -> str:
-        """The command that finishes this run."""
-        return shlex.join(["fedpriv", "run", "--resume", str(self.path)])
-
-    @property
     def to_report(self) -> str:
         """The command that writes the report again."""
         return shlex.join(["fedpriv", "report", str(self.path)])
@@ -215,11 +210,6 @@ class RunFolder(Files):
     def final_ledger(self) -> Ledger:
         """The ledger of a run that has ended; errors are those of :meth:`final_summary`."""
         return self._needed("ledger.json", self.ledger())
-
-    def _needed(self, name: str, record: T | None) -> T:
-        if record is None:
-            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
-        return record
 
     def keep_rounds(self, last: int) -> None:
         """Cut metrics.jsonl back to the rounds up to ``last``."""
