@@ -14,7 +14,6 @@ RESAMPLES = 9999
 def median_interval(
     values: Sequence[float],
     generator: np.random.Generator,
-    confidence: float = CONFIDENCE,
     groups: Sequence[Hashable] | None = None,
 ) -> Interval:
     """Return the median and its percentile bootstrap interval (Efron 1979), 9,999 resamples.
@@ -30,7 +29,7 @@ def median_interval(
     members = _members(data, range(data.size) if groups is None else groups)
     median = float(np.median(data))
     if len(members) == 1:
-        return Interval(median, None, None, confidence)
+        return Interval(median, None, None)
 
     middle = np.nanmedian if np.isnan(members).any() else np.median  # the plain one is many times faster
 
@@ -44,27 +43,27 @@ def median_interval(
         median_of,
         vectorized=True,
         batch=max(1, 2**24 // members.size),
-        confidence_level=confidence,
+        confidence_level=CONFIDENCE,
         n_resamples=RESAMPLES,
         method="percentile",
         rng=generator,
     )
     low, high = result.confidence_interval
-    return Interval(median, float(low), float(high), confidence)
+    return Interval(median, float(low), float(high))
 
 
-def rate_interval(successes: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
+def rate_interval(successes: int, trials: int) -> Interval:
     """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials")
-    ends = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
-    return Interval(successes / trials, float(ends.low), float(ends.high), confidence)
+    ends = binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(successes / trials, float(ends.low), float(ends.high))
 
 
-def best_interval(right: int, draws: int, confidence: float = CONFIDENCE) -> Interval:
+def best_interval(right: int, draws: int) -> Interval:
     """Return the share of draws in which a decision was right, and its exact interval (Clopper and Pearson 1934)."""
-    ends = binomtest(right, draws).proportion_ci(confidence, method="exact")
-    return Interval(right / draws, float(ends.low), float(ends.high), confidence)
+    ends = binomtest(right, draws).proportion_ci(CONFIDENCE, method="exact")
+    return Interval(right / draws, float(ends.low), float(ends.high))
 
 
 def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:

@@ -20,15 +20,15 @@ LBFGS_STEPS, ADAM_STEPS, ADAM_BATCH, ADAM_RATE = 300, 3000, 256, 1e-3
 DECAY = 1e-6
 
 
-def trained_copy(scene: ProbeScene, images: Tensor, targets: Array, seed: int = 0) -> Network:
+def trained_copy(scene: ProbeScene, images: Tensor, targets: Array) -> Network:
     """Train a network of the model's architecture on probabilities, with the cross entropy of all classes."""
-    network = scene.copy(int(numpy_stream(scene.seed, "probe-copy", seed).integers(2**31))).eval()
+    network = scene.copy(int(numpy_stream(scene.seed, "probe-copy", 0).integers(2**31))).eval()
     inputs, wanted = scene.normalise(images.double()), torch.from_numpy(targets)
     parameters = [value for value in network.parameters() if value.requires_grad]
     if sum(value.numel() for value in parameters) < MOST_FOR_LBFGS:
         _by_lbfgs(network, parameters, inputs, wanted)
     else:
-        _by_adam(network, parameters, inputs, wanted, torch_stream(scene.seed, "probe-batches", seed))
+        _by_adam(network, parameters, inputs, wanted, torch_stream(scene.seed, "probe-batches", 0))
     network.requires_grad_(False)
     return lambda asked: network(scene.normalise(asked.double()))
 

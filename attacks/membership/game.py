@@ -132,9 +132,7 @@ def score_membership(
     )
 
 
-def canaries_in_references(
-    signals: Signals, attack: str, delta: float, gaussian: bool = False, confidence: float = 0.95
-) -> EpsilonBound:
+def canaries_in_references(signals: Signals, attack: str, delta: float, gaussian: bool = False) -> EpsilonBound:
     """Bound epsilon of the training that target and references share, from one run with canaries.
 
     The first reference plays the target: its pairs were filled by independent coins, so that Steinke, Nasr and
@@ -158,7 +156,7 @@ def canaries_in_references(
     differences = scores[:pairs] - scores[pairs:]
     guesses = max(2, 2 * int(pairs * GUESSED_SHARE / 2))
     bound = canary_gaussian_epsilon if gaussian else canary_epsilon
-    return bound(differences, signals.inside[0, :pairs], guesses, delta, confidence)
+    return bound(differences, signals.inside[0, :pairs], guesses, delta)
 
 
 def _shares(world: World, candidates: MemberPairs, coins: NDArray[np.bool_]) -> tuple[np.ndarray, ...]:

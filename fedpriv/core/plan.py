@@ -230,10 +230,9 @@ def plan_client(
     examples: int,
     tensors: Sequence[int],
     redistribution: Redistribution | None = None,
-    secret: Secret | None = None,
 ) -> Plan:
     """Bind one client's sampling and mechanism, calibrating the noise where the settings give a target."""
-    draft = draft_plan(experiment, client, examples, tensors, redistribution, secret)
+    draft = draft_plan(experiment, client, examples, tensors, redistribution)
     numbers = range(1, experiment.federation.rounds + 1)
     if experiment.mechanism.target is None or experiment.mechanism.noise_at != "clients":
         return with_noise(experiment, draft, numbers)
