@@ -17,8 +17,7 @@ import numpy as np
 from fedpriv.accounting import ORDERS, rdp_to_epsilon
 from fedpriv.accounting.votes import smooth_sensitivity
 from fedpriv.algorithms.pate.client import teachers_votes
-from fedpriv.algorithms.pate.poll import Poll, kept_poll
-from fedpriv.algorithms.pate.records import Knowledge, read_answers
+from fedpriv.algorithms.pate.records import Knowledge, Poll, kept_poll, read_answers
 from fedpriv.algorithms.pate.server import data_dependent_cost
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, teachers

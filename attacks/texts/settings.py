@@ -32,7 +32,7 @@ class TextAttackSettings(AttackSettings):
     @classmethod
     @override
     def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]]":
-        from fedpriv.attacks.texts.engine import read_texts
+        from fedpriv.attacks.texts.scene import read_texts
 
         return read_texts
 

@@ -29,11 +29,10 @@ from fedpriv.core.world import State, World
 from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.answer_sources import network_facts, service_facts
 from fedpriv.service.endpoint import network_scores
-from fedpriv.service.endpoint_files import made_service
 from fedpriv.service.features import Features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.proof import answer_guarantee
-from fedpriv.service.records import AnswersAudit, Service
+from fedpriv.service.records import AnswersAudit, Service, made_service
 from fedpriv.service.run_features import head_features, stored_network
 from fedpriv.service.settings import ServiceConfig
 

@@ -54,7 +54,7 @@ def serve(
     """Serve the final model in DIR over HTTP, with an answer policy and a budget that is kept across restarts."""
     config, new = _config(folder, set_), None if user is None else _new_user(user)
     uvicorn: Any = None if status or new else _server()
-    from fedpriv.service.endpoint_files import made_service, users
+    from fedpriv.service.records import made_service, users
 
     if status and config is None:
         _print_status(folder, as_json)
@@ -209,7 +209,7 @@ def _config(folder: Path, overrides: list[str] | None) -> ServiceConfig | None:
 
 
 def _print_status(folder: Path, as_json: bool) -> None:
-    from fedpriv.service.endpoint_files import made_service, query_ledger, users
+    from fedpriv.service.records import made_service, query_ledger, users
 
     facts, known = made_service(folder), users(folder)
     ledger = query_ledger(folder, facts)

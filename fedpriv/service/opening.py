@@ -36,11 +36,19 @@ from fedpriv.core.world import World
 from fedpriv.service.answer_sources import AnswerSource, made_source, network_facts, service_facts
 from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
-from fedpriv.service.endpoint_files import known_service, made_service, query_ledger, users
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, rivals
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.service.records import AnswersCurve, Referee, Service, UserFacts
+from fedpriv.service.records import (
+    AnswersCurve,
+    Referee,
+    Service,
+    UserFacts,
+    known_service,
+    made_service,
+    query_ledger,
+    users,
+)
 from fedpriv.service.run_features import STORED, head_features, stored_network
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig

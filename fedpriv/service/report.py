@@ -16,9 +16,8 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee, Interval
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
-from fedpriv.service.endpoint_files import answered, audit_of, known_service, referee_of
 from fedpriv.service.ledger import OWNER
-from fedpriv.service.records import AnswersAudit, Referee, Service
+from fedpriv.service.records import AnswersAudit, Referee, Service, answered, audit_of, known_service, referee_of
 from fedpriv.service.settings import ServiceConfig
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedpriv.attacks.endpoint.cloak import (
+    Cloak,
     CloakTrial,
     Game,
     Training,
@@ -18,9 +19,9 @@ from fedpriv.attacks.endpoint.cloak import (
     right_rates,
     suppression_figures,
     trained_reader,
+    uniform_noise,
     verdict,
 )
-from fedpriv.attacks.endpoint.cloak_noise import Cloak, uniform_noise
 from fedpriv.attacks.scene import Public
 from tests.attacks.endpoint_scenes import SHAPE, linear, public
 from tests.attacks.test_cloak import some_cloak

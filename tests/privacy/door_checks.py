@@ -38,7 +38,7 @@ import fedpriv.prompts.generate
 import fedpriv.server.rounds
 from fedpriv.accounting.convex_models import objective_terms
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length
-from fedpriv.algorithms.pate.poll import Poll
+from fedpriv.algorithms.pate.records import Poll
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import questions
 from fedpriv.clients.app import app as deployed_app
@@ -62,10 +62,10 @@ from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
 from fedpriv.service.answer_sources import made_source
 from fedpriv.service.draws import Draws
-from fedpriv.service.endpoint_files import known_service
 from fedpriv.service.http import build_app
 from fedpriv.service.opening import open_service
 from fedpriv.service.policies import POLICIES
+from fedpriv.service.records import known_service
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
 from tests.flower.secure_sums import summed

@@ -13,8 +13,8 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.audit import audit_answers
-from fedpriv.service.endpoint_files import audit_of
 from fedpriv.service.opening import open_service
+from fedpriv.service.records import audit_of
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.service.test_lab_service import copied

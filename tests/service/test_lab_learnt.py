@@ -21,8 +21,8 @@ from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.audit import audit_answers
 from fedpriv.service.claims import claim_of
-from fedpriv.service.endpoint_files import made_service, referee_of
 from fedpriv.service.opening import open_endpoint, open_service
+from fedpriv.service.records import made_service, referee_of
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.service.test_lab_service import BARE, copied

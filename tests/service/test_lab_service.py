@@ -24,11 +24,11 @@ from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
-from fedpriv.service.endpoint_files import answered, known_service, made_service, referee_of, users
 from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys
 from fedpriv.service.proof import head_sensitivity
+from fedpriv.service.records import answered, known_service, made_service, referee_of, users
 from fedpriv.service.report import ServiceView, _facts
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import refuse_unsolvable_head

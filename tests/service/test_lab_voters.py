@@ -10,9 +10,9 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.service.endpoint_files import known_service
 from fedpriv.service.opening import in_process, open_service
 from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.records import known_service
 from fedpriv.service.voters import CLIENT, shards_of, train_voters, vote_counts
 from tests.integration.small import experiment
 from tests.service.test_lab_service import BARE, config, copied, run

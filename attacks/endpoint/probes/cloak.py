@@ -17,8 +17,7 @@ from fedpriv.core.settings import Count, Groups, Positive, Registered
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.attacks.endpoint.cloak import CloakTrial, Game
-    from fedpriv.attacks.endpoint.cloak_noise import Learning
+    from fedpriv.attacks.endpoint.cloak import CloakTrial, Game, Learning
     from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene
 
 _SHOWN = 3  # images in the report
@@ -121,7 +120,7 @@ class CloakedQuestions(ModelAttack):
         self, game: "Game", teacher: "Network", weight: float, number: int
     ) -> "Iterator[tuple[str, CloakTrial]]":
         """The learnt noise, and the same with features suppressed where some are."""
-        from fedpriv.attacks.endpoint.cloak_noise import learn_noise, suppress
+        from fedpriv.attacks.endpoint.cloak import learn_noise, suppress
         from fedpriv.core.randomness import torch_stream
 
         learning, stream = self._learning(weight), torch_stream(game.seed, "probe-cloak", number)
@@ -133,7 +132,7 @@ class CloakedQuestions(ModelAttack):
             yield f"lambda {weight:g}, suppressed above {self.threshold:g}", game.trial(few)
 
     def _learning(self, weight: float) -> "Learning":
-        from fedpriv.attacks.endpoint.cloak_noise import Learning
+        from fedpriv.attacks.endpoint.cloak import Learning
 
         return Learning(weight, self.least, self.most, self.steps, self.rate, clamped=self.clamped)
 

@@ -21,8 +21,7 @@ from fedpriv.accounting.votes import (
     threshold_local_sensitivity,
     threshold_rdp,
 )
-from fedpriv.algorithms.pate.poll import Poll, keep_poll, kept_poll
-from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, write_answers
+from fedpriv.algorithms.pate.records import Knowledge, Poll, VotedAnswer, keep_poll, kept_poll, write_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teach, teachers, votes_type
 from fedpriv.core.asked_log import questions as asked_lines

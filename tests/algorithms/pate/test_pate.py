@@ -18,8 +18,7 @@ from fedpriv.accounting import gaussian_epsilon
 from fedpriv.accounting.aggregators import ConfidentMax
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
-from fedpriv.algorithms.pate.poll import kept_poll
-from fedpriv.algorithms.pate.records import Knowledge, read_answers
+from fedpriv.algorithms.pate.records import Knowledge, kept_poll, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
 from fedpriv.attacks.membership.audit import audit_run
@@ -36,8 +35,8 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
 from fedpriv.server import exchange as exchange_module
-from fedpriv.service.endpoint_files import referee_of
 from fedpriv.service.opening import open_service
+from fedpriv.service.records import referee_of
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
 from tests.integration.small import BASE, experiment, left_behind

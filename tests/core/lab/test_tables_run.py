@@ -20,11 +20,10 @@ from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.claims import with_earlier
-from fedpriv.service.endpoint_files import made_service
 from fedpriv.service.opening import open_service
 from fedpriv.service.policies import Facts
 from fedpriv.service.policies.none import Exact
-from fedpriv.service.records import Service
+from fedpriv.service.records import Service, made_service
 from fedpriv.service.settings import ServiceConfig
 
 EXPERIMENT = """
