@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
+from fedpriv.core.cli.terminal import table_of
 from studies.arguments import StudyParser
 
 T = TypeVar("T")
@@ -37,12 +37,7 @@ def report(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], words:
 
 def show(headings: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> None:
     """Print a table whose first columns, as many as ``words``, are words, and the others figures."""
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < words else "right")
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
+    Console().print(table_of(headings, (map(str, row) for row in rows), words))
 
 
 def seconds(call: Callable[[], object]) -> float:

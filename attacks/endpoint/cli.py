@@ -6,12 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Probing, ReadyProbe
-from fedpriv.core.cli.terminal import out, plain, print_line, print_sentences
+from fedpriv.core.cli.terminal import out, plain, print_line, print_sentences, table_of
 from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import OPTIONS, PROBES
@@ -111,15 +110,12 @@ def _print(run: "RunFolder", earlier: "Probe | None", probe: "Probe") -> None:
     print_line(f"Answers: {_answers_words(probe, run.final_ledger().worst)}. Adversary: {probe.adversary}.")
     for result in probe.results:
         print_line(f"{result.attack}{f', {result.variant}' if result.variant else ''}: {result.queries} questions")
-        table = Table(box=None, pad_edge=False)
-        for heading in ("", "guess", "measured", "reference", "at most"):
-            table.add_column(heading, justify="right" if heading else "left")
+        rows = []
         for figure in result.figures:
             known = (figure.guess, figure.measured.value, figure.reference)
-            shown = [figure.text(value, "-") for value in known]
             bound = figure.near_one or figure.text(figure.ceiling, "nothing proven")
-            table.add_row(f"  {figure.what}", *shown, bound)
-        out.print(table)
+            rows.append((f"  {figure.what}", *(figure.text(value, "-") for value in known), bound))
+        out.print(table_of(("", "guess", "measured", "reference", "at most"), rows))
         print_sentences(result.sentences)
     if earlier is not None:
         gone = ", ".join(dict.fromkeys(result.attack for result in earlier.results))

@@ -9,7 +9,7 @@ from rich.table import Table
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import out, print_line
+from fedpriv.core.cli.terminal import out, print_line, table_of
 from fedpriv.core.names import Adjacency
 from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Options
@@ -66,14 +66,12 @@ class PlottedMembership(Options):
 
 def _table(attacks: "Sequence[MembershipAttack]") -> Table:
     """One row for each attack, with the 95 % interval of the AUC, in 80 columns."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("attack", "AUC", "TPR at FPR 1 %", "at 0.1 %", "advantage"):
-        table.add_column(heading, justify="left" if heading == "attack" else "right")
+    rows = []
     for attack in attacks:
         low, high = attack.intervals["auc"]
         rates = (attack.tpr_at_1_percent, attack.tpr_at_01_percent, attack.advantage)
-        table.add_row(attack.attack, f"{attack.auc:.3f} ({low:.3f}-{high:.3f})", *(f"{rate:.4f}" for rate in rates))
-    return table
+        rows.append((attack.attack, f"{attack.auc:.3f} ({low:.3f}-{high:.3f})", *(f"{rate:.4f}" for rate in rates)))
+    return table_of(("attack", "AUC", "TPR at FPR 1 %", "at 0.1 %", "advantage"), rows)
 
 
 def _sentence(membership: "Membership") -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import out, print_sentences
+from fedpriv.core.cli.terminal import out, print_sentences, table_of
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
@@ -59,15 +59,14 @@ class MemorisationAudit(Audit["Memorisation"]):
 
 def _exposures(found: "Memorisation") -> Table:
     """One row for each number of copies: guess, measured, proven; in 80 columns."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written"):
-        table.add_column(heading, justify="right")
+    rows = []
     for group in found.groups:
         ceiling = "nothing" if group.ceiling is None else f"{group.ceiling:.2f}"
         first = "unknown" if group.first is None else f"{group.first} of {group.canaries}"
         figures = (f"{found.guess:.2f}", f"{group.exposure:.2f}", ceiling, first, f"{group.written}")
-        table.add_row(str(group.copies), str(group.canaries), *figures)
-    return table
+        rows.append((str(group.copies), str(group.canaries), *figures))
+    heads = ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written")
+    return table_of(heads, rows, words=0)
 
 
 def _sentences(found: "Memorisation") -> list[str]:

@@ -19,6 +19,7 @@ from fedpriv.core.cli.terminal import (
     print_line,
     print_sentences,
     share_words,
+    table_of,
 )
 from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Options, Verb
@@ -62,19 +63,15 @@ def icl(
 
 def _table(prompts: "Prompts") -> Table:
     """Accuracies, from a guess to answers without noise."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("answers", "noise", "right", "95 %"):
-        table.add_column(heading, justify="left" if heading == "answers" else "right")
     rows = [("most common label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
     for level in prompts.levels:
         name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"
         rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", share_words(level.accuracy)))
     if prompts.one_prompt is not None:
         rows.append(("one prompt", "", share_words(prompts.one_prompt)))
-    for name, noise, words in rows:
-        value, _, ends = words.partition(" ")
-        table.add_row(name, noise, value, ends.strip("()"))
-    return table
+    apart = ((name, noise, words.partition(" ")) for name, noise, words in rows)
+    cells = ((name, noise, value, ends.strip("()")) for name, noise, (value, _, ends) in apart)
+    return table_of(("answers", "noise", "right", "95 %"), cells)
 
 
 def _sentences(prompts: "Prompts") -> list[str]:
@@ -91,16 +88,14 @@ def _sentences(prompts: "Prompts") -> list[str]:
 
 def _leak_table(leak: "PromptLeak") -> Table:
     """What one attack found, between a guess and what no attack exceeds."""
-    table = Table(box=None, pad_edge=False)
-    for heading in (leak.title, "guess", "measured", "95 %", "at most"):
-        table.add_column(heading, justify="left" if heading == leak.title else "right")
+    rows = []
     for figure in leak.figures:
         words = f"{{:{'.1%' if figure.unit == 'share' else '.3f'}}}".format
         guess = "" if figure.guess is None else words(figure.guess)
         ends = "" if figure.measured.ends is None else " to ".join(map(words, figure.measured.ends))
         ceiling = "unproven" if figure.ceiling is None else words(figure.ceiling)
-        table.add_row(figure.what, guess, words(figure.measured.value), ends, ceiling)
-    return table
+        rows.append((figure.what, guess, words(figure.measured.value), ends, ceiling))
+    return table_of((leak.title, "guess", "measured", "95 %", "at most"), rows)
 
 
 @OPTIONS.register

@@ -12,7 +12,17 @@ from typing_extensions import override
 from fedpriv.attacks.access import Access
 from fedpriv.attacks.commands import Probing, ReadyProbe
 from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
-from fedpriv.core.cli.terminal import Json, Quiet, Run, out, print_json, print_line, print_sentences, share_words
+from fedpriv.core.cli.terminal import (
+    Json,
+    Quiet,
+    Run,
+    out,
+    print_json,
+    print_line,
+    print_sentences,
+    share_words,
+    table_of,
+)
 from fedpriv.core.config import validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import OPTIONS
@@ -101,15 +111,13 @@ def _table(robustness: "Robustness", norm: str) -> Table:
     """Certified accuracy by size, one row a theorem, in 80 columns."""
     from fedpriv.robustness.records import BOUNDS
 
-    table = Table(box=None, pad_edge=False)
     sizes = robustness.curve(norm).sizes
     radii = {radius.bound: radius.l2 if norm == "l2" else radius.linf for radius in robustness.radii}
-    for heading in ("certified at", *(f"{size:g}" for size in sizes), "mean radius"):
-        table.add_column(heading, justify="left" if heading == "certified at" else "right")
+    rows = []
     for bound, words in BOUNDS.items():
         shares = [f"{share.value:.1%}" for share in robustness.curve(norm, bound).shares]
-        table.add_row(words, *shares, f"{radii[bound]:.3g}")
-    return table
+        rows.append((words, *shares, f"{radii[bound]:.3g}"))
+    return table_of(("certified at", *(f"{size:g}" for size in sizes), "mean radius"), rows)
 
 
 def _sentences(robustness: "Robustness", norm: str) -> list[str]:
@@ -244,17 +252,13 @@ def _print_evasion(run: "RunFolder", evasion: "Evasion") -> None:
 
 def _evasion_table(evasion: "Evasion") -> Table:
     """What stands between the clean votes and what is proven, by size, in 80 columns for up to five sizes."""
-    table = Table(box=None, pad_edge=False)
-    for heading in (f"right at {evasion.norm}", *(f"{size:g}" for size in evasion.sizes)):
-        table.add_column(heading, justify="left" if heading.startswith("right") else "right")
     rows = {"unattacked": (evasion.clean,) * len(evasion.sizes)}
     rows |= {curve.attack: curve.shares for curve in evasion.curves}
     rows["every attack up to it"] = evasion.least
     if evasion.certified is not None:
         rows["proven (certified)"] = evasion.certified
-    for words, shares in rows.items():
-        table.add_row(words, *(f"{share.value:.1%}" for share in shares))
-    return table
+    heads = (f"right at {evasion.norm}", *(f"{size:g}" for size in evasion.sizes))
+    return table_of(heads, ((words, *(f"{share.value:.1%}" for share in rows[words])) for words in rows))
 
 
 def _evasion_sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:

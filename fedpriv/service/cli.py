@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from rich.table import Table
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences
+from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences, table_of
 from fedpriv.core.config import load_run
 from fedpriv.core.errors import InputError, optional
 from fedpriv.core.registry import OPTIONS
@@ -161,12 +160,7 @@ def _print_answers(answers: "Answers", truth: "Tensor | None", charged: int, ser
         columns["probability"] = [f"{given[at, label]:.4g}" for at, label in enumerate(labels)]
     if truth is not None:
         columns["truth"] = [str(label) for label in truth[:_SHOWN].tolist()]
-    table = Table(box=None, pad_edge=False)
-    for heading in columns:
-        table.add_column(heading, justify="right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    out.print(table)
+    out.print(table_of(columns, zip(*columns.values(), strict=True), words=0))
     more = f" (the first {_SHOWN} are shown)" if len(answers.labels) > _SHOWN else ""
     budget = served.ledger.answers
     left = budget - served.asked

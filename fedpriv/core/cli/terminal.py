@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
@@ -11,6 +11,7 @@ import click
 import typer
 from rich.console import Console
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -111,6 +112,16 @@ def print_attack(name: str, title: str, lines: Sequence[str | Text]) -> None:
     out.print(Text(f"{name}  {title}", style="bold"))
     for line in lines:
         out.print(Padding(Text(line) if isinstance(line, str) else line, (0, 0, 0, 4)))
+
+
+def table_of(headings: Iterable[str], rows: Iterable[Iterable[str]], words: int = 1) -> Table:
+    """Return a table without lines whose first columns, as many as ``words``, are words, and the others figures."""
+    table = Table(box=None, pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if place < words else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_line(text: str) -> None:
