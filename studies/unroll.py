@@ -19,7 +19,8 @@ from benchmarks.measure import save
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
-from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import score

@@ -1,1 +1,4 @@
-"""The attacks, one file each: settings, needs, what runs it, and words for people; they import torch lazily."""
+"""The attacks, one file each: its settings, what it needs, what runs it, and its words for people.
+
+These files are read whenever an experiment is, so they import torch where they use it.
+"""

@@ -35,20 +35,3 @@ class DlgSettings(MatchingSettings):
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
             Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),
         )
-
-
-@ATTACKS.register
-class IdlgSettings(DlgSettings):
-    """Labels are read off the last layer; then as DLG."""
-
-    name: ClassVar[str] = "idlg"
-    title: ClassVar[str] = "Improved Deep Leakage from Gradients"
-    label: ClassVar[str] = "iDLG"
-    reference: ClassVar[str] = "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020"
-
-    @classmethod
-    @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
-        return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

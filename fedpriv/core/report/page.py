@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 
+from jinja2 import Template
 from markupsafe import Markup
 
 from fedpriv.core import numbers
@@ -96,12 +97,7 @@ def write_report(folder: Path) -> Path:
 
 def render_page(view: View) -> str:
     """Return the report as one HTML document that needs no network and no script."""
-    page = template(
-        "report.html", attack_name=_attack_name, upload_name=_upload_name,
-        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
-        members=_members, stopped_after=_stopped_after,
-    )  # fmt: skip
-    return page.render(
+    return _template().render(
         view=view,
         title=view.experiment.report.title or view.experiment.name,
         mechanism="noise on votes" if algorithm_of(view.experiment).protects else view.experiment.mechanism.title,
@@ -154,6 +150,16 @@ def _sections(view: View) -> list[_FindingPart]:
             html = fragment(type(found.finding), values)
             parts.append(_FindingPart(section, found.finding.refuted, alarms, html))
     return parts
+
+
+@cache
+def _template() -> Template:
+    """The page without its content; compiled once a process."""
+    return template(
+        "report.html", attack_name=_attack_name, upload_name=_upload_name,
+        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
+        members=_members, stopped_after=_stopped_after,
+    )  # fmt: skip
 
 
 def _attack_name(label: str) -> str:

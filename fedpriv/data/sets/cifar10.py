@@ -15,12 +15,3 @@ class Cifar10(PickledBatches):
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2616)
     classes = 10
-
-
-@DATASETS.register
-class Cifar10Complete(Cifar10):
-    """A name of its own: what the first file is under its name must not depend on whether the second is there."""
-
-    name = "cifar10-complete"
-    title = "CIFAR-10, complete"
-    parts = (Cifar10.name, f"{Cifar10.name}_rest")
