@@ -10,8 +10,8 @@ from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, 
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
+from fedpriv.models.machinery.adapters import with_lora
 from fedpriv.models.machinery.llama import Llama, _Sizes
-from fedpriv.models.machinery.lora import with_adapters
 from fedpriv.models.machinery.transformer import Encoder, Gpt, last_tokens
 from tests.attacks.text_uploads import (
     LENGTH,
@@ -100,7 +100,7 @@ def test_packed_sequences_begin_with_any_token(trained: str) -> None:
     adapted = trained not in ("gpt", "llama")
     model, (inputs, targets) = network("gpt" if adapted else trained, None, depth=3), packed(2)
     if adapted:
-        model = with_adapters(model, GptSettings(lora_rank=24), trained.split("+"), "output")
+        model = with_lora(model, GptSettings(lora_rank=24), trained.split("+"), "output")
     campaign = attacked("dager", model, gradient(model, inputs, targets), 2, "next", text=PACKED)
     assert read_off(campaign) == true(inputs)
 
@@ -122,7 +122,7 @@ def test_repeated_sentences_and_beginnings_of_others_are_counted() -> None:
 @pytest.mark.parametrize("started", [False, True])
 def test_adapters_whose_rank_is_above_the_positions(started: bool) -> None:
     settings, tokens, labels = GptSettings(lora_rank=24), sentences(2), torch.tensor([0, 1])
-    model = with_adapters(network("gpt", depth=3), settings, ("query", "value"), "output")
+    model = with_lora(network("gpt", depth=3), settings, ("query", "value"), "output")
     if started:  # B is zero at first, and then A's gradient is
         for name, value in model.named_parameters():
             if "lora_B" in name:
@@ -141,7 +141,7 @@ def test_a_last_layer_of_labels_holds_no_sentence() -> None:
     """Its gradient is of one position, and would drop all sentences but those of two tokens."""
     network_of_all = network("llama")
     network_of_all.__class__ = _Everywhere
-    model = with_adapters(network_of_all, GptSettings(lora_rank=24), ("q_proj", "v_proj"), "lm_head")
+    model = with_lora(network_of_all, GptSettings(lora_rank=24), ("q_proj", "v_proj"), "lm_head")
     model.get_submodule("base_model.model.lm_head").requires_grad_(True)
     campaign = attacked("dager", model, mean_of(model, 1), 1)
     assert "no deeper layer tells which belong together" in campaign.found[0].note
@@ -188,7 +188,7 @@ def test_more_positions_than_dimensions_are_refused_by_rank() -> None:
 
 
 def test_adapters_of_a_low_rank_are_refused_by_rank() -> None:
-    model = with_adapters(network("gpt"), GptSettings(lora_rank=4), ("query", "value"), "output")
+    model = with_lora(network("gpt"), GptSettings(lora_rank=4), ("query", "value"), "output")
     (reason,) = attacked("dager", model, mean_of(model, 2), 2).failures.values()
     assert reason.startswith("rank: the gradient of ") and "fills all its 4" in reason
 

@@ -40,8 +40,8 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import per_example_gradients
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
+from fedpriv.models.machinery.adapters import with_lora
 from fedpriv.models.machinery.llama import Llama, _Sizes
-from fedpriv.models.machinery.lora import with_adapters
 from fedpriv.models.machinery.transformer import Encoder, Gpt
 from tests.attacks.text_uploads import (
     LENGTH,
@@ -71,7 +71,7 @@ def network(kind: str, classes: int | None = 2) -> nn.Module:
         return model
     model = Gpt(VOCABULARY, LENGTH, WIDTH, 1, 4, classes)
     if kind == "lora":
-        return with_adapters(model, GptSettings(lora_rank=4), ("query", "value", "up"), "output")
+        return with_lora(model, GptSettings(lora_rank=4), ("query", "value", "up"), "output")
     return model
 
 

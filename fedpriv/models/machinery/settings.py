@@ -238,7 +238,7 @@ class TextModelSettings(ModelSettings):
         """Return the network itself, or with adapters on frozen weights where the settings ask for that."""
         if self.lora_rank is None:
             return network
-        from fedpriv.models.machinery.lora import with_adapters
+        from fedpriv.models.machinery.adapters import with_lora
 
         layers = self.lora_layers or ("query", "value", "q_proj", "v_proj")
-        return with_adapters(network, self, layers, head)
+        return with_lora(network, self, layers, head)

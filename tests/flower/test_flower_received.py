@@ -8,8 +8,8 @@ from torch import nn
 from fedpriv.attacks.methods.fishing import FishingSettings
 from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.threat import threat_model
-from fedpriv.clients.received import copied_rows, lonely_bias
 from fedpriv.core.config import AdversaryConfig
+from fedpriv.flower._privatise import copied_rows, lonely_bias
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.lenet import LenetSettings
 from fedpriv.models.logistic import LogisticSettings
