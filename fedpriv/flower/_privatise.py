@@ -524,10 +524,10 @@ def _plan(
     return replace(draft, config=config.with_noise(config.target.least_noise(planned)))
 
 
-# Active attacks that read single records (imprint, class fishing) need either. Training gives neither: rows that were
-# drawn at random stay different, and a bias learns no more than how frequent a class is. A server that knows of the
-# checks can send rows that differ more, and reads less exactly.
-
+# What a client can notice of parameters that it is sent: rows that are nearly copies, a bias that decides alone. Active
+# attacks that read single records (imprint, class fishing) need either. Training gives neither: rows that were drawn at
+# random stay different, and a bias learns no more than how frequent a class is. A server that knows of the checks can
+# send rows that differ more, and reads less exactly.
 
 FEWEST = 8  # numbers in a row; shorter ones, such as kernels of one pixel, may be equal by chance or by rounding
 NEAR = 0.05  # of the longest row: the distance below which rows are copies
