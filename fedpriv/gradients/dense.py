@@ -1,5 +1,6 @@
 """The dense operator: holds every per-example gradient, B x K numbers, for any kind of layer."""
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -45,6 +46,7 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self.factors = dict(factors)
         self._magnitudes: dict[Block, Tensor] = {}
+        self._limits: dict[Block, tuple[float, float]] = {}
         self._joined: dict[Block, Sequence[tuple[Block, Factor]]] = {}
 
     @override
@@ -122,10 +124,30 @@ class FactoredGradients(GradientOperator):
 
     @override
     def roundings(self, block: Block | None = None) -> Tensor:
-        sums = [factor for name in self.names(block) if (factor := self.factors[name]).kept_as_sums]
+        sums = [factor for name in self.names(block) if (factor := self.factors[name]).rounding]
         if not sums:
             return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
-        return lengths(torch.stack([factor.roundings() for factor in sums], dim=1))
+        return lengths(torch.stack([factor.rounding * factor.magnitudes() for factor in sums], dim=1))
+
+    @override
+    def limits(self, block: Block | None = None) -> tuple[float, float]:
+        names = tuple(self.names(block))
+        if names not in self._limits:
+            self._limits[names] = self._limits_of(block) if self.examples else (0.0, 0.0)
+        return self._limits[names]
+
+    def _limits_of(self, block: Block | None) -> tuple[float, float]:
+        known, bounded = [], []
+        for factor in map(self.factors.__getitem__, self.names(block)):
+            if bounds := factor.bounds():
+                bounded.append((factor.rounding, bounds))
+            else:
+                known.append(factor.magnitudes())
+        largest = torch.stack(known).amax(dim=1).tolist() if known else []
+        each = iter(Sizes.most([bound for _, bounds in bounded for bound in bounds]))
+        most = [(rounding, sum(next(each) for _ in bounds)) for rounding, bounds in bounded]
+        rounded = math.hypot(*(rounding * size for rounding, size in most))
+        return math.hypot(*largest, *(size for _, size in most)), rounded
 
     @override
     def masked(self, keep: Tensor) -> "FactoredGradients":

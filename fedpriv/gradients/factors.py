@@ -10,13 +10,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import chain
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.gradients.numerics import lengths, lengths_of, of_products, of_sums, row_norms, within, without_extremes
+from fedpriv.gradients.numerics import (
+    lengths,
+    lengths_of,
+    lost,
+    most_of,
+    of_products,
+    of_sums,
+    row_norms,
+    within,
+    without_extremes,
+)
 from fedpriv.gradients.operator import in_double, total
 
 # Sums and products of rows of gradients, by which factors answer.
@@ -25,9 +35,10 @@ from fedpriv.gradients.operator import in_double, total
 # What is worked on at once on a processor where that would not fit into a core's cache as a whole.
 CACHE_BYTES = 1 << 20
 
-# Of gradients of as many numbers, inner products in float32 take about a quarter of the time of float64.
+# Inner products in float32 take at most half of the time of float64; of sums, from so many numbers on.
+QUICK = 2
 LARGE = 1 << 14
-QUICK = 4
+SHORT = 16
 
 # Gradients of at most so many numbers are answered for together.
 FEW = 1 << 12
@@ -80,12 +91,9 @@ def summed_at_first(indices: Tensor, errors: Tensor) -> Tensor:
 
 
 def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
-    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64, or in their own type if that is exact."""
+    """Inner products (G, b, b) of rows (G, b, n) within groups, in float64, or in their own type."""
     if own_type:
-        quick = rows @ rows.mT
-        limits = torch.finfo(rows.dtype)
-        if within(quick.diagonal(dim1=1, dim2=2), limits.tiny / limits.eps, math.inf):
-            return quick
+        return _halved_products(rows) if _halves_are_faster(rows) else rows @ rows.mT
     groups, examples = rows.shape[:2]
     room = min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
     # Other devices are faster at all products at once than at half of them in pieces.
@@ -101,6 +109,20 @@ def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
     for strip in strips:
         products[:, strip.stop :, strip] = products[:, strip, strip.stop :].mT
     return products
+
+
+def _halves_are_faster(rows: Tensor) -> bool:
+    """Whether a processor's products of 16 long rows take twice the time of those of halves of them, as MKL's do."""
+    examples, numbers = rows.shape[1:]
+    return rows.device.type == "cpu" and 12 < examples <= 16 and CACHE_BYTES >> 7 <= numbers <= CACHE_BYTES >> 4
+
+
+def _halved_products(rows: Tensor) -> Tensor:
+    """Inner products (G, b, b) of rows (G, b, n) in their own type; those of later rows with the first eight once."""
+    chunks = rows.split(CACHE_BYTES >> 6, dim=2)
+    upper = total(chunk[:, :8] @ chunk.mT for chunk in chunks)
+    lower = total(chunk[:, 8:] @ chunk[:, 8:].mT for chunk in chunks)
+    return torch.cat([upper, torch.cat([upper[:, :, 8:].mT, lower], dim=2)], dim=1)
 
 
 def products_of_positions(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
@@ -192,13 +214,28 @@ class Sizes:
         return part
 
     @staticmethod
+    def most(bounds: "Sequence[Sizes]") -> list[float]:
+        """Return for each bound what no example's exceeds, from norms of tensors; NaN or infinite if a number is."""
+        known = [bound._value for bound in bounds if bound._value is not None]
+        largest = iter(torch.stack(known).amax(dim=1).tolist() if known else ())
+        open_ = [bound for bound in bounds if bound._value is None]
+        sides = {_place(side): side for bound in open_ for side in bound._sides}
+        norms = dict(zip(sides, most_of(list(sides.values())), strict=True))
+        return [
+            next(largest)
+            if bound._value is not None
+            else math.prod([norms[_place(side)] for side in bound._sides], start=bound._scale)
+            for bound in bounds
+        ]
+
+    @staticmethod
     def compute(bounds: "Iterable[Sizes]") -> None:
         """Compute those of some bounds that have not been computed."""
         open_ = [bound for bound in bounds if bound._value is None]
         if not open_:
             return
         # A layer's input is often another one's, too: views of the same numbers.
-        places = [[(side.data_ptr(), side.shape, side.stride()) for side in bound._sides] for bound in open_]
+        places = [[_place(side) for side in bound._sides] for bound in open_]
         sides = dict(zip(chain(*places), chain(*(bound._sides for bound in open_)), strict=True))
         ordered = sorted(sides, key=lambda place: place[1].numel())
         norms = lengths_of([sides[place] for place in ordered])
@@ -210,6 +247,11 @@ class Sizes:
         values = (norms[first] * norms[second]).mul_(scales[:, None])
         for bound, value in zip(open_, values.unbind(), strict=True):
             bound._value, bound._sides = value, ()
+
+
+def _place(side: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """What is the same of two views of the same numbers."""
+    return side.data_ptr(), side.shape, side.stride()
 
 
 class Inputs(Protocol):
@@ -226,7 +268,7 @@ class Inputs(Protocol):
 class Factor(ABC):
     """The gradients of B examples with respect to one parameter."""
 
-    kept_as_sums: ClassVar[bool] = False  # whether terms are kept that may cancel when combined
+    rounding: float = 0.0  # what it adds to a gradient of weight 1 at most, over its magnitude; 0: no sums are kept
     joins: bool = False  # whether it is written out, of so few numbers that others are laid beside them for speed
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
@@ -297,10 +339,6 @@ class Factor(ABC):
     def bounds(self) -> Sequence[Sizes]:
         """Return what the magnitudes follow from, to be computed for many factors at once."""
         return ()
-
-    def roundings(self) -> Tensor:
-        """Return bounds, (B,), of what rounding adds to a gradient with weight 1; 0 unless they are kept as sums."""
-        return torch.zeros_like(self.magnitudes())
 
     @abstractmethod
     def pair_products(self, precise: bool) -> int:
@@ -495,8 +533,6 @@ class Outer(Factor):
     multiplied out for a whole batch; sizes bound the sums over t of |errors[i, t]| |inputs[i, t]|.
     """
 
-    kept_as_sums = True
-
     def __init__(self, inputs: Inputs, errors: Tensor, shape: torch.Size, scratch: int, sizes: Sizes) -> None:
         super().__init__(len(errors), shape, scratch)
         self._inputs = inputs
@@ -505,7 +541,13 @@ class Outer(Factor):
         self._positions, self._wide = inputs.shape[1:]
         self._tall = errors.shape[2]
         self._size = errors.element_size()
+        self.dtype = errors.dtype
         self._long = self._positions > LONG
+        # Of the sums over the positions, and of the norms that come from products of positions.
+        self.rounding = of_sums(self._positions, torch.float64 if self._long else errors.dtype)
+        # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
+        if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
+            self.rounding += of_products(self._positions**2 + self._wide + self._tall)
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
@@ -514,9 +556,7 @@ class Outer(Factor):
             return total(
                 products(rows[None], self._scratch, own_type)[0] for rows in self._pieces(precise=not own_type)
             )
-        # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
-        # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
-        return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
+        return self._of_pairs
 
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
@@ -542,9 +582,12 @@ class Outer(Factor):
         """Return the inner products with a matrix; the smaller side is what is written out."""
         matrix = vector.reshape(self._tall, self._wide)
         chunks = self._chunks(self._numbers)
+        # Rows that have gaps are copied: torch takes ten times as long for their products.
         if self._tall <= self._wide:
-            return torch.cat([(a @ matrix.T).mul_(e).sum(dim=(1, 2)) for a, e in chunks])
-        return torch.cat([(e @ matrix).mul_(a).sum(dim=(1, 2)) for a, e in chunks])
+            pairs = (((a.reshape(-1, self._wide) @ matrix.T).view_as(e), e) for a, e in chunks)
+        else:
+            pairs = (((e.reshape(-1, self._tall) @ matrix).view(a.shape), a) for a, e in chunks)
+        return torch.cat([made.mul_(side).sum(dim=(1, 2)) for made, side in pairs])
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the weighted sum."""
@@ -587,14 +630,6 @@ class Outer(Factor):
         """Return the bounds of what is summed."""
         return self._sizes()
 
-    def roundings(self) -> Tensor:
-        """Return what the sums over the positions may be off by, and the norms that come from products of positions."""
-        share = of_sums(self._positions, torch.float64 if self._long else self._errors.dtype)
-        # From 2 in * out on, norms and inner products come from gradients multiplied out, whatever the batch.
-        if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
-            share += of_products(self._positions**2 + self._wide + self._tall)
-        return share * self.magnitudes()
-
     def pair_products(self, precise: bool) -> int:
         """Return those of the cheaper of the two ways of :meth:`gram`."""
         if rows_are_cheaper(self.examples, self._positions, self._wide, self._tall):
@@ -616,6 +651,12 @@ class Outer(Factor):
             inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
             torch.bmm(errors.mT, inputs, out=written[chunk.start - examples.start : chunk.stop - examples.start])
         return written
+
+    @cached_property
+    def _of_pairs(self) -> Tensor:
+        # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
+        # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
+        return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
 
     @property
     def _is_quick(self) -> bool:
@@ -660,9 +701,7 @@ class Outer(Factor):
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    Inner products of small gradients are in float64 even where that is not asked for: it takes little time compared
-    with writing them out. That is not so for the two sides of dyads, and for large gradients. Sizes bound
-    what was summed to make them; ``None``: they are no sums, or their norms are enough.
+    Sizes bound what was summed to make them; ``None``: they are no sums, or their norms are enough.
     """
 
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
@@ -688,10 +727,12 @@ class Rows(Factor):
 
     def grams(self, groups: int, precise: bool) -> Tensor:
         """Return the inner products within groups, B^2 n / G operations for n coordinates the first time."""
-        precise = precise or not self._is_quick
         if (groups, precise) not in self._grams:
             rows = grouped(self._rows, groups)
-            self._grams[groups, precise] = products(rows, self._scratch, own_type=not precise)
+            made = products(rows, self._scratch, own_type=not precise)
+            if self._side and not precise and not within(made.diagonal(dim1=1, dim2=2), lost(rows.dtype), math.inf):
+                made = products(rows, self._scratch)
+            self._grams[groups, precise] = made
         return self._grams[groups, precise]
 
     def norms(self) -> Tensor:
@@ -760,13 +801,7 @@ class Rows(Factor):
 
     def pair_products(self, precise: bool) -> int:
         """Return the number of coordinates."""
-        numbers = self._rows.shape[1]
-        return numbers if precise or numbers < LARGE else numbers // QUICK
-
-    @property
-    def _is_quick(self) -> bool:
-        """Whether inner products may come from the gradients' own type: of sides, and where that is faster."""
-        return self._side or self._rows.shape[1] >= LARGE
+        return self._rows.shape[1] if precise else self._rows.shape[1] // QUICK
 
     def _laid_out(self, vector: Tensor) -> Tensor:
         """A tensor of the parameter's shape as a row."""
@@ -887,11 +922,10 @@ class Dyads(Factor):
 class Stacked(Factor):
     """A parameter whose first axis is cut into parts of one size, each with a factor of its own: groups of channels."""
 
-    kept_as_sums = True
-
     def __init__(self, parts: Sequence[Outer], examples: int, shape: torch.Size, scratch: int) -> None:
         super().__init__(examples, shape, scratch)
         self._parts = tuple(parts)
+        self.rounding = max(part.rounding for part in parts)
 
     def gram(self, precise: bool) -> Tensor:
         """Return the sum of the parts'."""
@@ -943,10 +977,6 @@ class Stacked(Factor):
         """Return those of all parts together."""
         return lengths(torch.stack([part.magnitudes() for part in self._parts], dim=1))
 
-    def roundings(self) -> Tensor:
-        """Return those of all parts together."""
-        return lengths(torch.stack([part.roundings() for part in self._parts], dim=1))
-
     def pair_products(self, precise: bool) -> int:
         """Return the sum of the parts'."""
         return sum(part.pair_products(precise) for part in self._parts)
@@ -967,8 +997,6 @@ class Tied(Factor):
     two may cancel.
     """
 
-    kept_as_sums = True
-
     def __init__(
         self, looked_up: EmbeddingRows, multiplied: Outer, sizes: tuple[int, int, int, int], examples: int, scratch: int
     ) -> None:
@@ -976,6 +1004,11 @@ class Tied(Factor):
         super().__init__(examples, torch.Size(sizes[:2]), scratch)
         self._looked_up = looked_up
         self._multiplied = multiplied
+        # As of outer products alone.
+        terms = self._positions + self._lookups
+        self.rounding = of_sums(terms, multiplied.dtype)
+        if self._positions * (self._width + self._words) < 2 * self._width * self._words:
+            self.rounding += of_products(terms**2 + self._width + self._words)
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of both gradients with both, or from gradients multiplied out piece by piece."""
@@ -1035,14 +1068,6 @@ class Tied(Factor):
     def magnitudes(self) -> Tensor:
         """Return the sums of both bounds."""
         return self._looked_up.magnitudes() + self._multiplied.magnitudes()
-
-    def roundings(self) -> Tensor:
-        """Return what the sums may be off by, and norms from products of positions, as of outer products alone."""
-        terms = self._positions + self._lookups
-        share = of_sums(terms, self._like.dtype)
-        if self._positions * (self._width + self._words) < 2 * self._width * self._words:
-            share += of_products(terms**2 + self._width + self._words)
-        return share * self.magnitudes()
 
     def pair_products(self, precise: bool) -> int:
         """Return those of both, and of both with one another."""

@@ -31,7 +31,7 @@ from fedpriv.gradients.calls import (
     recorded,
 )
 from fedpriv.gradients.dense import DenseRows, FactoredGradients, Forward, Loss, check_losses, dense_rows
-from fedpriv.gradients.factors import CACHE_BYTES, Factor, Memory, Rows, Sizes, Zero
+from fedpriv.gradients.factors import Factor, Memory, Rows, Sizes, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
 from fedpriv.gradients.rules import Contribution, factor_of
 from fedpriv.gradients.tracing import Otherwise, Source, Step, Tracer, Use
@@ -271,7 +271,7 @@ class _Gathered:
             for bound in share.bounds():
                 self._bounds.append(bound)
                 self._waiting += bound.waits
-        if self._waiting > CACHE_BYTES:
+        if self._waiting > self._memory.scratch // 8:
             Sizes.compute(self._bounds)
             self._bounds.clear()
             self._waiting = 0

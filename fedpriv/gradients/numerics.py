@@ -36,8 +36,7 @@ def row_norms(rows: Tensor, order: int = 2) -> Tensor:
 
 def lengths(rows: Tensor) -> Tensor:
     """Return the Euclidean norms (B,) of rows (B, n), also where squares overflow; NaN or infinite if a number is."""
-    norms, limits = row_norms(rows), torch.finfo(rows.dtype)
-    least = math.sqrt(limits.tiny / limits.eps)
+    norms, least = row_norms(rows), math.sqrt(lost(rows.dtype))
     if not rows.numel() or within(norms, least, math.inf):
         return norms
     doubtful = torch.nonzero(~((norms > least) & torch.isfinite(norms)))[:, 0]
@@ -56,16 +55,37 @@ def lengths_of(sides: Sequence[Tensor]) -> Tensor:
         list(group) for _, group in groupby(rows, lambda row: (row.shape[1], row.nbytes > SHORT_BYTES and id(row)))
     ]
     norms = torch.cat([row_norms(torch.stack(group) if len(group) > 1 else group[0][None]) for group in groups])
-    limits = torch.finfo(norms.dtype)
-    if norms.numel() and within(norms, math.sqrt(limits.tiny / limits.eps), LARGEST_SIDE[norms.dtype]):
+    if norms.numel() and within(norms, math.sqrt(lost(norms.dtype)), LARGEST_SIDE[norms.dtype]):
         return norms
     return torch.stack([without_extremes(lengths(row)) for row in rows])
 
 
+def most_of(sides: Sequence[Tensor]) -> list[float]:
+    """Return for each tensor a number that its Euclidean norm does not exceed; NaN or infinite if a number is.
+
+    One sum of n numbers may lose n roundings; numbers whose squares are 0 are made up for by the least.
+    """
+    if not sides:
+        return []
+    dtype = sides[0].dtype
+    least, roundings = math.sqrt(lost(dtype)), torch.finfo(dtype).eps
+    norms = torch.stack(torch._foreach_norm(list(sides))).tolist()
+    return [(norm + least) * (1 + side.numel() * roundings) for norm, side in zip(norms, sides, strict=True)]
+
+
 def scaled_norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norms (...) of rows (..., n), n at least 1, divided by their largest numbers first."""
-    largest = rows.abs().amax(dim=-1).clamp(min=torch.finfo(rows.dtype).tiny)
+    largest = torch.linalg.vector_norm(rows, ord=math.inf, dim=-1)
+    if not largest.any():
+        return largest
+    largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
     return largest * row_norms(rows / largest[..., None])
+
+
+def lost(dtype: torch.dtype) -> float:
+    """Return below which squares may be those of numbers that lost digits."""
+    limits = torch.finfo(dtype)
+    return float(limits.tiny / limits.eps)
 
 
 def within(values: Tensor, least: float, most: float) -> bool:
@@ -124,7 +144,6 @@ def without_extremes(norms: Tensor) -> Tensor:
     return norms.masked_fill((norms > 0) & (norms < SMALLEST_SIDE), SMALLEST_SIDE / (LOST * roundoff(norms.dtype)))
 
 
-def reaches(magnitudes: Tensor) -> Tensor:
-    """Tell which gradients are finite in all products, (...), from bounds of what is summed to make them."""
-    most = min(torch.finfo(magnitudes.dtype).max, math.sqrt(torch.finfo(torch.float64).max)) / 16
-    return magnitudes <= most
+def reach(dtype: torch.dtype) -> float:
+    """Return up to which bound of what is summed to make it a gradient is finite in all products."""
+    return min(torch.finfo(dtype).max, math.sqrt(torch.finfo(torch.float64).max)) / 16

@@ -17,6 +17,8 @@ from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
+    LARGE,
+    SHORT,
     Dyads,
     EmbeddingRows,
     Factor,
@@ -149,9 +151,14 @@ def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
 
 
 def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
-    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits."""
+    """Tell whether to keep the gradients of a weight matrix written out: when that is cheaper and fits.
+
+    Products of a few positions take no longer than reading what they make.
+    """
     examples, positions, wide = inputs
     tall = error.numel() // max(1, examples * positions)
+    if groups == 1 and positions <= SHORT and wide * tall >= LARGE:
+        return False
     cheaper = groups > 1 or rows_are_cheaper(examples // memory.models, positions, wide, tall)
     return cheaper and memory.reserve(max(0, examples * wide * tall - error.numel()), error)
 

@@ -147,15 +147,12 @@ class VmfMechanism(BlockMechanism):
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        from fedpriv.gradients.numerics import reaches
         from fedpriv.mechanisms.machinery.vmf_sampling import draw_sums
 
         if block_length(self.blocks) is not None or self.least_draws:
             return super().release_each(gradients, batch_size, noises)
         check_batch_size(batch_size)
-        finite = reaches(gradients.magnitudes())
-        admitted = gradients if bool(finite.all()) else gradients.masked(finite)
-        rngs = [noise.numpy() for noise in noises]
+        admitted, rngs = self._admitted(gradients), [noise.numpy() for noise in noises]
         released: Vector = {}
         for block in self.directions(tuple(gradients.shapes)):
             released |= draw_sums(admitted, self.kappa, self.scale / batch_size, block, noises, rngs)

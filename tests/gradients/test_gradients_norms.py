@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedpriv.gradients import DenseGradients
-from fedpriv.gradients.numerics import PIECE, row_norms
+from fedpriv.gradients.numerics import PIECE, most_of, row_norms
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test
@@ -30,6 +30,28 @@ def test_row_norms(length: int, order: int) -> None:
     if length:
         some[1, length // 2] = torch.nan
         assert torch.isnan(row_norms(some, order)).tolist() == [False, True, False]
+
+
+def test_inner_products_in_their_own_type() -> None:
+    """Also in halves, and in several pieces; and of short examples beside long ones, whose squares are 0."""
+    for examples, length in ((13, 1 << 13), (16, (1 << 15) + 3), (3, 40)):
+        some = rows(examples, length)
+        some[1] *= 1e-25
+        quick = DenseGradients({"a": some}).grams(1, precise=False)[0]
+        expected = some.double() @ some.double().T
+        torch.testing.assert_close(quick, expected, rtol=0, atol=1e-5 * length)
+
+
+@pytest.mark.parametrize("examples", [1, 4])
+def test_what_no_norm_exceeds(examples: int) -> None:
+    """Of numbers whose squares are 0, and where a number is not finite."""
+    for size in (1.0, 1e-30, 0.0):
+        some = size * rows(examples, 1000)
+        (most,) = most_of([some])
+        assert float(some.double().norm()) <= most <= 1.01 * float(some.double().norm()) + 1e-14
+    some[0, 0] = torch.nan
+    assert not most_of([some, some])[0] < torch.inf
+    assert most_of([]) == []
 
 
 def test_norms_of_an_operator() -> None:

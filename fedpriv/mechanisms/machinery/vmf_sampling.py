@@ -19,7 +19,7 @@ from torch import Tensor
 from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
 from fedpriv.gradients.normal import fill_normal, standard_normal
-from fedpriv.gradients.numerics import ACCURACY, LOST, SMALLEST_SIDE, roundoff, row_norms, within
+from fedpriv.gradients.numerics import ACCURACY, LOST, SMALLEST_SIDE, lost, roundoff, row_norms, within
 
 Floats = NDArray[np.float64]
 
@@ -232,6 +232,9 @@ def draw_small_each(
 # sum is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
 
 
+# Below this it may be that all of a batch is zero.
+TINY = 1e-6
+
 # Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
@@ -313,7 +316,7 @@ def draw_sum(
     their device, the small work is in float64 on the CPU.
     """
     draws, dimension = gradients.examples + padding, gradients.dimension(block)
-    if draws > 1 and not gradients.magnitudes(block).any():
+    if draws > 1 and gradients.limits(block)[0] < TINY and not gradients.magnitudes(block).any():
         numbers = standard_normal(dimension, noise, gradients.dtype, gradients.device)
         length = draw_uniform_length(dimension, draws, rng)
         return gradients.vector(numbers.mul_(scale * length / float(row_norms(numbers[None]))), block)
@@ -408,24 +411,21 @@ def directions_of(gradients: GradientOperator, groups: int, block: Block | None)
     Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
     is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
     """
-    limits, dimension = torch.finfo(gradients.dtype), gradients.dimension(block)
-    roundings = gradients.roundings(block).cpu().double().view(groups, -1)
-    shortest = _shortest(gradients, block).view(groups, -1)
-    if gradients.examples // groups <= dimension and 2 * gradients.pair_products(block, precise=False) < dimension:
+    dimension, limits = gradients.dimension(block), torch.finfo(gradients.dtype)
+    if gradients.examples // groups <= dimension and gradients.pair_products(block, precise=False) < dimension:
         grams = gradients.grams(groups, block, precise=False).cpu()
         squared = grams.diagonal(dim1=1, dim2=2)
-        if _clear(squared, limits) and bool((squared > 2 * shortest.square()).all()):
-            scales = squared.rsqrt()
-            basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT)
+        # Of a square each of the coordinates may lose the smallest normal number.
+        if squared.numel() and within(squared, dimension * lost(gradients.dtype), limits.max):
+            scales = _scales(gradients, squared.sqrt(), block, margin=2)
+            basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT) if bool(scales.all()) else None
             if basis is not None:
                 return Directions(gradients, block, scales), basis
 
     grams = gradients.grams(groups, block).cpu()
     # Rounding may leave less than 0 where a gradient cancels.
-    lengths = grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    scales = torch.where(lengths > shortest, 1 / lengths, 0.0)
-    similarity = _similarity(grams, scales)
-    size, blur = scales.shape[1], float((roundings * scales).amax()) if scales.numel() else 0.0
+    scales = _scales(gradients, grams.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt(), block)
+    similarity, size, blur = _similarity(grams, scales), scales.shape[1], _blur(gradients, scales, block)
     # The large vectors are combined in the gradients' type: basis vectors have an error of eps / sqrt(eigenvalue), and
     # of blur / sqrt(eigenvalue) where gradients are kept as sums.
     least = max(limits.eps, CLOSE, (blur / TILT) ** 2)
@@ -433,6 +433,28 @@ def directions_of(gradients: GradientOperator, groups: int, block: Block | None)
     if basis is None and groups == 1 and (size <= 1 or blur < limits.eps):
         basis = spectral_basis(similarity[0], dimension, least)
     return None if basis is None else (Directions(gradients, block, scales), basis)
+
+
+def _scales(gradients: GradientOperator, lengths: Tensor, block: Block | None, margin: float = 1) -> Tensor:
+    """What scales gradients of some lengths (G, b) to 1, and 0 where they have no direction.
+
+    They have one if they are ``margin`` times longer than they need be. Bounds of all examples come before their own.
+    """
+    magnitude, rounding = gradients.limits(block)
+    shortest = max(LOST * roundoff(gradients.dtype) * magnitude, rounding / ACCURACY, lost(gradients.dtype))
+    if lengths.numel() and within(lengths, margin * max(shortest, SMALLEST_SIDE), math.inf):
+        return 1 / lengths
+    return torch.where(lengths > margin * _shortest(gradients, block).view(lengths.shape), 1 / lengths, 0.0)
+
+
+def _blur(gradients: GradientOperator, scales: Tensor, block: Block | None) -> float:
+    """What rounding may add to a direction; a bound of all comes first."""
+    if not scales.numel():
+        return 0.0
+    most = gradients.limits(block)[1] * float(scales.max())
+    if most < torch.finfo(gradients.dtype).eps:
+        return most
+    return float((gradients.roundings(block).cpu().double().view(scales.shape) * scales).amax())
 
 
 def _shortest(gradients: GradientOperator, block: Block | None) -> Tensor:
@@ -445,17 +467,11 @@ def _shortest(gradients: GradientOperator, block: Block | None) -> Tensor:
     - What rounding may add to the gradient where it is combined, over ACCURACY: what is combined of a gradient with a
       direction has the length 1 within ACCURACY.
     """
-    limits = torch.finfo(gradients.dtype)
     magnitudes, roundings = (
         values.cpu().double() for values in (gradients.magnitudes(block), gradients.roundings(block))
     )
-    lost = torch.maximum(LOST * roundoff(gradients.dtype) * magnitudes, roundings / ACCURACY)
-    return lost.clamp(min=max(limits.tiny / limits.eps, SMALLEST_SIDE))
-
-
-def _clear(squared: Tensor, limits: torch.finfo) -> bool:
-    """Whether no squared norm lost digits or is infinite or NaN."""
-    return not squared.numel() or within(squared, limits.tiny / limits.eps, limits.max)
+    longest = torch.maximum(LOST * roundoff(gradients.dtype) * magnitudes, roundings / ACCURACY)
+    return longest.clamp(min=max(lost(gradients.dtype), SMALLEST_SIDE))
 
 
 def _similarity(grams: Tensor, scales: Tensor) -> Tensor:
