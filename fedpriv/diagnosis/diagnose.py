@@ -1,6 +1,5 @@
 """Find out before a run what a network costs and allows: build it, try it on random examples, and measure."""
 
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from fedpriv.gradients import (
 )
 from fedpriv.gradients.calls import coupled_layers
 from fedpriv.gradients.dense import Loss
+from fedpriv.gradients.ghost import RAISED
 from fedpriv.gradients.per_example import layer_of
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.tap import public_settings
@@ -154,15 +154,22 @@ def _measured(
         layers = () if is_dense else tuple(_grouped(model, routes))
         found = found.model_copy(update={"way": whole if is_dense else "", "layers": layers})
         progress.stage("comparing gradients with autograd, one example at a time")
-        same = exactness(copy.deepcopy(model), LOSS, inputs[:EXACT], labels[:EXACT])
-        found = found.model_copy(update={"exactness": same})
+        # Built anew: some networks keep tensors of a pass, which cannot be copied.
+        found = found.model_copy(update=_exact(network_of(experiment, dataset), inputs[:EXACT], labels[:EXACT]))
         progress.stage(f"measuring steps on {batch} examples")
         config = experiment.mechanism if experiment.mechanism.protects_examples else mechanism_settings(GAUSSIAN)
         noisy = config if config.noise is not None else config.with_some_noise()  # a step costs the same with any
-        cost = step_cost(copy.deepcopy(model), LOSS, x, y, noisy.mechanism())
+        cost = step_cost(network_of(experiment, dataset), LOSS, x, y, noisy.mechanism())
         return found.model_copy(update={"cost": cost})
-    except (InputError, RuntimeError, TypeError, ValueError) as error:
+    except RAISED as error:
         return found.model_copy(update={"unmeasured": reason_of(error)})
+
+
+def _exact(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, object]:
+    try:
+        return {"exactness": exactness(model, LOSS, inputs, labels)}
+    except RAISED as error:
+        return {"unmeasured": reason_of(error)}
 
 
 def random_batch(dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
@@ -265,7 +272,7 @@ def exactness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
     """Return the largest relative error on a batch, without dropout and in float64 if possible; changes the model."""
     try:
         return _compared(model.double(), loss, x.double() if x.is_floating_point() else x, y)
-    except (InputError, RuntimeError, TypeError, ValueError):
+    except RAISED:
         return _compared(model.float(), loss, x, y)
 
 
@@ -316,12 +323,18 @@ def _without_chance(model: nn.Module, x: Tensor) -> Iterator[None]:
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
     with seeded_generators(0, x.device):
-        before = generator_states()
-        with torch.no_grad():
-            model(x)
-        if generator_states() != before:
+        if _draws(model, x):
             model.eval()
+            if _draws(model, x):
+                raise InputError("its exactness: it draws in evaluation mode, too, and other numbers for one example")
         yield
+
+
+def _draws(model: nn.Module, x: Tensor) -> bool:
+    before = generator_states()
+    with torch.no_grad():
+        model(x)
+    return generator_states() != before
 
 
 def _error(model: nn.Module, found: GradientOperator, rows: list[Vector]) -> tuple[float, str]:

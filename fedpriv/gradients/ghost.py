@@ -13,14 +13,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from fedpriv.core.randomness import seeded_generators
+from fedpriv.core.randomness import generator_states, seeded_generators
 from fedpriv.gradients.calls import (
     Call,
     ModelPart,
@@ -49,6 +50,9 @@ LEAST_KEPT = 1 << 24
 
 # Numbers of examples in which a model is traced: two that divide no size of its parameters.
 TRIED = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+
+# With these a model that may decide by random numbers is traced again.
+SEEDS = range(1, 8)
 
 # What models raise that do not take other inputs than theirs.
 RAISED = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
@@ -236,7 +240,7 @@ def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory:
         for role, source in use.sources.items():
             gathered.add(source, made[role]())
     for source, rows in given.copies:
-        gathered.add(source, Rows(rows.to(dtype), memory.scratch))
+        gathered.add(source, Rows(rows if rows.is_complex() else rows.to(dtype), memory.scratch))
     return gathered.finished()
 
 
@@ -446,6 +450,9 @@ def _traced(
     for pair in zip(numbers[::2], numbers[1::2], strict=False):
         try:
             one, other = (_noted(model, loss, x, y, apart, number) for number in pair)
+            again = [_noted(model, loss, x, y, apart, pair[0], seed) for seed in SEEDS] if one.draws else []
+            if any((noted.steps, noted.columns) != (one.steps, one.columns) for noted in again):
+                return Entangled("it draws at random which functions it calls")
         except RAISED as error:
             return Entangled(f"it does not take another number of examples ({first_line(error)})")
         if one.blamed or other.blamed:
@@ -460,24 +467,41 @@ def _traced(
 class _Noted(NamedTuple):
     """What was seen of a forward pass."""
 
+    draws: bool  # random numbers, by which it may decide what it calls
     steps: Sequence[Step]
     columns: dict[str, Columns]  # of dense modules
     blamed: dict[str, str]  # names of parameters whose gradients do not follow -> why
 
 
-def _noted(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[str], examples: int) -> _Noted:
+class _Decisions(TorchFunctionMode):
+    """Notes whether a number of a tensor is taken out of it, to decide by."""
+
+    taken = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.taken |= func in (Tensor.__bool__, Tensor.__float__, Tensor.item)
+        return func(*args, **(kwargs or {}))
+
+
+def _noted(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, apart: Iterable[str], examples: int, seed: int = 0
+) -> _Noted:
     some = torch.arange(examples, device=x.device) % len(x)
     parts, trained = _taken_apart(model, _trained(model), apart)
     tracer = Tracer(trained, examples)
-    with torch.enable_grad(), seeded_generators(0, x.device), recorded(parts), _uncompiled(), tracer:
-        outputs = model(x[some])
+    with torch.enable_grad(), seeded_generators(seed, x.device), recorded(parts), _uncompiled(), tracer:
+        before = generator_states()
+        with _Decisions() as decisions:
+            outputs = model(x[some])
+        drawn = [now != then for now, then in zip(generator_states(), before, strict=True)]
         with suppress(*RAISED):  # a loss of this very batch
             loss(outputs, y[some.to(y.device)]).sum()
     columns = {
         part.name: tuple(tuple(is_column(value, examples) for value in call.tensors) for call in part.calls)
         for part in parts
     }
-    return _Noted(tracer.steps, columns, tracer.blamed)
+    draws = any(drawn[1:]) or (drawn[0] and decisions.taken)
+    return _Noted(draws, tracer.steps, columns, tracer.blamed)
 
 
 def _tried(

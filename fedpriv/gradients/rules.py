@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.grad import conv1d_weight, conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
@@ -482,12 +482,12 @@ def _convolved(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     errors = error.reshape(1, examples * out, *_positions(kernel, given))
     small = max(kernel.kernel_size) <= SMALL_KERNEL and out == kernel.groups
     if kernel.shape[1] > 1 or small:
-        of_weight: Any = conv1d_weight if axes == 1 else conv2d_weight
+        of_weight: Any = (conv1d_weight, conv2d_weight, conv3d_weight)[axes - 1]
         size, groups = (examples * out, *kernel.shape[1:]), examples * kernel.groups
         rows: Tensor = of_weight(given, size, errors, kernel.stride, 0, kernel.dilation, groups)
         return rows.view(examples, *kernel.shape)
     given = given.repeat_interleave(out // kernel.groups, dim=1)
-    convolve: Any = functional.conv1d if axes == 1 else functional.conv2d
+    convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[axes - 1]
     made: Tensor = convolve(given, errors.movedim(0, 1), None, kernel.dilation, 0, kernel.stride, examples * out)
     for axis, length in enumerate(kernel.kernel_size, 2):  # beyond it lies what no step reached
         made = made.narrow(axis, 0, length)
@@ -504,6 +504,7 @@ OPERATIONS: dict[Any, Callable[..., Operation | None]] = {
     Tensor.mm: _matmul,
     functional.conv1d: _convolution,
     functional.conv2d: _convolution,
+    functional.conv3d: _convolution,
     functional.embedding: _embedding,
     functional.layer_norm: _layer_norm,
     functional.rms_norm: _rms_norm,

@@ -7,10 +7,12 @@ the parameter's place, so that autograd itself returns a gradient for each. Whic
 passes with other numbers of them.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
+from threading import Lock
 from types import new_class
 from typing import Any, NamedTuple, Self
 
@@ -25,6 +27,7 @@ from fedpriv.gradients.rules import OPERATIONS, Operation
 OVERLAID = re.compile(
     "[ri]?(add|sub|mul|div|truediv|pow)|addcmul|addcdiv|lerp|where|maximum|minimum|matmul|scaled_dot_product_attention"
 )
+EINSUM = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 STRETCHED = frozenset(("expand", "expand_as", "broadcast_to", "repeat"))
 
 # What is asked of a tensor, whatever it was computed from.
@@ -76,6 +79,10 @@ class Otherwise(Exception):
 
 _TRACER: ContextVar["Tracer | None"] = ContextVar("tracer", default=None)
 
+# Tracers in several threads may look at one model: the last one gives its tensors back their classes.
+_KINDS: dict[int, tuple[type[Tensor], int]] = {}
+_LOCK = Lock()
+
 
 class _Watched:
     """What is mixed into the class of a tensor while a tracer looks: torch hands over the calls that are given it.
@@ -126,7 +133,7 @@ class Tracer:
         self._examples = examples
         self._plan = plan
         self._number = 0
-        self._kinds: list[tuple[Tensor, type[Tensor]]] = []  # of what is watched
+        self._watching: list[Tensor] = []
         self.steps: list[Step] = []
         self.blamed: dict[str, str] = {}
         self.uses: list[Use] = []
@@ -141,14 +148,22 @@ class Tracer:
 
     def __exit__(self, *raised: object) -> None:
         _TRACER.reset(self._token)
-        for value, kind in self._kinds:
-            value.__class__ = kind
+        with _LOCK:
+            for value in self._watching:
+                kind, tracers = _KINDS.pop(id(value))
+                if tracers > 1:
+                    _KINDS[id(value)] = kind, tracers - 1
+                else:
+                    value.__class__ = kind
 
     def _watch(self, source: Source) -> None:
         value = source.value
         self._sources[id(value)] = source
-        self._kinds.append((value, type(value)))
-        value.__class__ = _watched(type(value))
+        self._watching.append(value)
+        with _LOCK:
+            kind, tracers = _KINDS.get(id(value), (type(value), 0))
+            _KINDS[id(value)] = kind, tracers + 1
+            value.__class__ = _watched(kind)
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Do what is to be done in a call that is given a source."""
@@ -395,6 +410,41 @@ def _attention(
     return rewritten
 
 
+def _einsum(equation: Any, *operands: Any) -> Callable[[], Tensor] | None:
+    """A product of examples and of what is computed from parameters, as one of matrices."""
+    match = EINSUM.fullmatch(equation.replace(" ", "")) if isinstance(equation, str) and len(operands) == 2 else None
+    if match is None or _holds(operands[0]) is _holds(operands[1]):
+        return None
+    (x, given), (weight, own) = sorted(zip(operands, match.groups(), strict=False), key=lambda pair: _holds(pair[0]))
+    result = match[3]
+    alone, shared = ([axis for axis in given if axis in result and (axis in own) is also] for also in (False, True))
+    inner = [axis for axis in given if axis in own and axis not in result]
+    outer = [axis for axis in own if axis in result and axis not in given]
+    single = {*given, *own} == {*alone, *shared, *inner, *outer} and len({*given}) + len({*own}) == len(given + own)
+    if not single or not alone:
+        return None
+    rows = alone[1:] if shared else alone  # the first one may count the examples
+    first = alone[:1] if shared else []
+
+    def rewritten() -> Tensor:
+        sizes = dict(zip(given + own, (*x.shape, *weight.shape), strict=True))
+        axes, others = [*first, *shared, *rows, *inner], [*shared, *inner, *outer]
+        inside = math.prod(sizes[axis] for axis in inner)
+        kept = [sizes[axis] for axis in (*first, *shared)]
+        long = [math.prod(sizes[axis] for axis in rows)] if shared else [sizes[axis] for axis in rows]
+        left = x.permute([given.index(axis) for axis in axes]).reshape(*kept, *long, inside)
+        right = weight.permute([own.index(axis) for axis in others])
+        made = left @ right.reshape(*[sizes[axis] for axis in shared], inside, -1)
+        axes = [*first, *shared, *rows, *outer]
+        return made.reshape([sizes[axis] for axis in axes]).permute([axes.index(axis) for axis in result])
+
+    return rewritten
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, _Watched)
+
+
 def _is_given(value: Any) -> bool:
     return value is not None and value is not False
 
@@ -419,4 +469,5 @@ REWRITTEN: dict[Any, Callable[..., Callable[[], Any] | None]] = {
     functional.multi_head_attention_forward: _attention,
     functional.instance_norm: _instance_norm,
     functional.prelu: _prelu,
+    torch.einsum: _einsum,
 }

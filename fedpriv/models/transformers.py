@@ -75,7 +75,7 @@ class TransformersSettings(LibraryModelSettings):
         network = self._built(task, {"vocab_size": sequences.vocabulary, "pad_token_id": PAD}, sequences.classes)
         context = getattr(network.config, "max_position_embeddings", -1)  # XLNet says -1: any number of tokens
         self.check_fits(sequences, context if context > 0 else None)
-        if network.config.vocab_size != sequences.vocabulary:
+        if getattr(network.config, "vocab_size", sequences.vocabulary) != sequences.vocabulary:  # CANINE has none
             self._take_tokens(network, sequences)
         return network
 

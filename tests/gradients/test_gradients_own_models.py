@@ -1,6 +1,7 @@
 """What people write in models of their own, against autograd one example at a time: right, or refused by name."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,109 @@ def test_weights_that_are_computed(kind: str) -> None:
             prune.l1_unstructured(layer, "weight", amount=0.5)
     routes = same_as_one_by_one(nn.Sequential(layer, nn.Tanh(), nn.Linear(6, CLASSES)), vectors(6))
     assert all(way.startswith("ghost: ") for way in routes.values())
+
+
+class Summed(nn.Module):
+    """A product of examples and of a weight, written as a sum over letters."""
+
+    def __init__(self, equation: str, *shape: int) -> None:
+        super().__init__()
+        self.equation, self.weight = equation, nn.Parameter(torch.randn(shape) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = (x, self.weight) if "b" in self.equation.partition(",")[0] else (self.weight, x)
+        return torch.einsum(self.equation, *both).flatten(1).tanh()
+
+
+@in_one_test(
+    ("equation", "shape"),
+    [
+        ("btd,dhk->bthk", (4, 2, 2)),  # heads of attention: one matrix
+        ("oig,big->bo", (5, 3, 4)),
+        ("bti,ti->bt", (3, 4)),
+        ("bti,tio->bot", (3, 4, 2)),  # a matrix for each position
+        ("bti,tso->bisot", (3, 2, 2)),  # nothing is summed
+        ("bti,j->btij", (3,)),
+    ],
+)
+def test_sums_over_letters(equation: str, shape: tuple[int, ...]) -> None:
+    """What weights are multiplied with has rules, whatever order their axes have."""
+    model = nn.Sequential(Summed(equation, *shape), nn.LazyLinear(CLASSES))
+    model(vectors(3, 4))
+    routes = same_as_one_by_one(model, vectors(3, 4))
+    assert routes["0"] == "ghost: Summed"
+
+
+def test_sums_over_letters_without_a_rule() -> None:
+    """A letter that stands twice is a diagonal, one that only one of both has is added up."""
+    model = nn.Sequential(Summed("bti,ii->bt", 4, 4), nn.LazyLinear(CLASSES))
+    model(vectors(3, 4))
+    assert same_as_one_by_one(model, vectors(3, 4))["0"].startswith("dense: Summed")
+
+
+class Filtered(nn.Module):
+    """A filter that is computed from complex numbers, and laid over the spectrum of the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates, self.phases = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        response = torch.fft.rfft(torch.exp(torch.complex(-self.rates, self.phases)[:, None] * torch.arange(8)).real)
+        return torch.fft.irfft(torch.fft.rfft(x) * response).flatten(1)
+
+
+def test_complex_numbers_computed_from_parameters() -> None:
+    model = nn.Sequential(Filtered(), nn.Linear(24, CLASSES))
+    assert same_as_one_by_one(model, vectors(3, 8))["0"] == "ghost: Filtered"
+
+
+def test_maps_of_three_dimensions() -> None:
+    """Also in groups; float32 is computed another way."""
+    for groups, precision in ((1, torch.float64), (2, torch.float64), (2, torch.float32)):
+        layers = (nn.Conv3d(2, 4, (2, 3, 1), stride=2, padding=1, groups=groups), nn.Flatten(), nn.LazyLinear(CLASSES))
+        model, x = nn.Sequential(*layers), vectors(2, 4, 5, 3)
+        model(x)
+        if precision == torch.float64:
+            assert same_as_one_by_one(model, x)["0"] == "ghost: Conv3d"
+            continue
+        y = torch.arange(EXAMPLES) % CLASSES
+        made, expected = per_example_gradients(model, loss, x, y), one_by_one(model, x, y)
+        for name, rows in made.rows(0, EXAMPLES).items():
+            assert torch.allclose(rows, expected[name].float(), rtol=1e-4, atol=1e-6), name
+
+
+class Skipping(nn.Module):
+    """Leaves its layer out by chance, for a whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.rand([]) < 0.4 else self.layer(x)
+
+
+def test_layers_that_are_left_out_by_chance() -> None:
+    """Each example draws on its own then; no step refuses what was drawn."""
+    model, x, y = nn.Sequential(Skipping(), nn.Linear(6, CLASSES)), vectors(6), torch.arange(EXAMPLES) % CLASSES
+    route = find_route(model, loss, x, y)
+    assert route.dense == "it draws at random which functions it calls"
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(5):
+            torch.manual_seed(seed)
+            norms = per_example_gradients(model, loss, x, y, route=route).norms(("0.layer.weight",))
+            assert torch.isfinite(norms).all()
+
+
+def test_several_threads_may_look_at_one_model() -> None:
+    """Both see all of it, and it is as it was afterwards."""
+    model, x, y = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)), vectors(6), torch.zeros(5).long()
+    expected = per_example_gradients(model, loss, x, y).norms()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: per_example_gradients(model, loss, x, y).norms(), range(40)))
+    assert all(torch.equal(norms, expected) for norms in found)
+    assert {type(value) for value in model.parameters()} == {nn.Parameter}
 
 
 def test_a_forward_that_was_replaced() -> None:
