@@ -75,11 +75,12 @@ def most_of(sides: Sequence[Tensor]) -> list[float]:
 
 def scaled_norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norms (...) of rows (..., n), n at least 1, divided by their largest numbers first."""
-    largest = torch.linalg.vector_norm(rows, ord=math.inf, dim=-1)
+    largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=-1)
     if not largest.any():
         return largest
     largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
-    return largest * row_norms(rows / largest[..., None])
+    norms: Tensor = largest * row_norms(rows / largest[..., None])
+    return norms
 
 
 def lost(dtype: torch.dtype) -> float:

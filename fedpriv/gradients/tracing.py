@@ -434,9 +434,10 @@ def _einsum(equation: Any, *operands: Any) -> Callable[[], Tensor] | None:
         long = [math.prod(sizes[axis] for axis in rows)] if shared else [sizes[axis] for axis in rows]
         left = x.permute([given.index(axis) for axis in axes]).reshape(*kept, *long, inside)
         right = weight.permute([own.index(axis) for axis in others])
-        made = left @ right.reshape(*[sizes[axis] for axis in shared], inside, -1)
+        made: Tensor = left @ right.reshape(*[sizes[axis] for axis in shared], inside, -1)
         axes = [*first, *shared, *rows, *outer]
-        return made.reshape([sizes[axis] for axis in axes]).permute([axes.index(axis) for axis in result])
+        laid: Tensor = made.reshape([sizes[axis] for axis in axes])
+        return laid.permute([axes.index(axis) for axis in result])
 
     return rewritten
 
