@@ -72,10 +72,12 @@ def _measure(asked: argparse.Namespace) -> None:
             if method not in methods
         ]
         times = median_ms(MODELS[name], batch, methods, asked.repeats)
+        console.print("  " + ", ".join(f"{method} {ms:.1f} ms" for method, ms in times.items()), style="dim")
         floors.append({"model": name, "batch": batch, **floor_ms(MODELS[name], batch, asked.repeats)})
         for method, ms in times.items():
             ratio = ms / times["sgd"] if "sgd" in times else None
             peak = _peak_in_own_process(name, batch, method, asked.threads)
+            console.print(f"  {method}: {peak:.0f} MiB", style="dim")
             row = {"model": name, "batch": batch, "method": method, "ms": ms, "ratio": ratio, "peak_mib": peak}
             rows.append(row)
     shown = [{**row, "times": "" if row["ratio"] is None else f"{row['ratio']:.2f}"} for row in rows]
@@ -112,7 +114,8 @@ def floor_ms(setting: NetworkSetting, batch: int, repeats: int) -> dict[str, flo
     given = (network(setting), LOSS, *random_batch(setting, batch))
     compute = partial(per_example_gradients, *given, route=find_route(*given), often=True)
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
-    for _ in range(min(repeats, 20)):
+    slow = cpu_seconds(compute) > SLOW_SECONDS
+    for _ in range(min(repeats, SLOW_REPEATS if slow else 20)):
         parts["gradients"].append(cpu_seconds(compute))
         gradients = compute()
         noise = gradients.draw(stream)
