@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
@@ -152,7 +152,8 @@ class VmfMechanism(BlockMechanism):
         if block_length(self.blocks) is not None or self.least_draws:
             return super().release_each(gradients, batch_size, noises)
         check_batch_size(batch_size)
-        admitted, rngs = self._admitted(gradients), [noise.numpy() for noise in noises]
+        admitted = cast("StackedGradients", self._admitted(gradients))
+        rngs = [noise.numpy() for noise in noises]
         released: Vector = {}
         for block in self.directions(tuple(gradients.shapes)):
             released |= draw_sums(admitted, self.kappa, self.scale / batch_size, block, noises, rngs)
