@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.measure import save
-from fedpriv.attacks.baselines import guesses
+from fedpriv.attacks.baselines import best_guess_mse, guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.dlg import DlgSettings
@@ -43,12 +45,13 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     made = run_attack(AttackJob(options.attack, uploads, world.model, config, options.seed))
     seconds = time.perf_counter() - began
     guess = guesses(world.dataset.x_test[:1000].float() / 255)
-    scores = []
+    scores, guessed = [], []
     for client, reconstruction in enumerate(made):
         rows = world.uploaded_rows(client, 1)
         truth = Truth(1, client, world.dataset.x_train[rows].float() / 255, world.dataset.y_train[rows])
         scored = score(reconstruction, "unprotected", truth, guess, world.dataset.std, SUCCESS, perceptual=False)
         scores += [line for line in scored.scores if line.chosen]
+        guessed.append(-10 * best_guess_mse(guess, truth.images, truth.labels).log10())
     generator = numpy_stream(options.seed, "benchmark interval")
     known = [(line.psnr, line.client) for line in scores if line.psnr is not None]
     psnr = median_interval([level for level, _ in known], generator, groups=[client for _, client in known])
@@ -62,6 +65,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
         "psnr": psnr.value,
         "psnr_low": psnr.low,
         "psnr_high": psnr.high,
+        "guess_psnr": float(torch.cat(guessed).quantile(0.5)),  # of what is offered without an upload
         "recovered": sum(line.recovered for line in scores),
         "labels": sum(bool(line.label_correct) for line in scores) / len(scores),
         "loss": sum(each.loss or 0.0 for each in made) / len(made),

@@ -180,6 +180,7 @@ class LogitSearch:
 
 
 JOINED = 8  # exchanges that are made together, at most
+BEAM = 4  # ways of placing labels that are followed side by side
 DRAWN = 50  # random exchanges of equal labels for each pairing that is asked for
 
 
@@ -234,23 +235,23 @@ class PassSearch:
     def search(self, labels: Tensor, *, exchangeable: bool) -> Passes:
         """Start with labels (B,) in this order in each pass; ``exchangeable``: whether these themselves may change."""
         examples, steps = len(labels), self._single.steps
-        placed = labels.repeat(steps * self._size // examples).view(steps, self._size)
-        best = float(self._distances(placed[None]))
+        kept = labels.repeat(steps * self._size // examples).view(1, steps, self._size).sort(dim=2).values
         for _ in range(examples + steps):
-            moved = self._exchanged(placed)
-            if exchangeable:
-                moved = torch.cat([moved, self._changed(placed)])
+            tried = [kept, *map(self._exchanged, kept), *(map(self._changed, kept) if exchangeable else ())]
+            moved = torch.cat(tried).sort(dim=2).values.unique(dim=0)
             # Of very many, evenly spread ones: the search then takes its steps among these.
-            moved = moved[:: -(-len(moved) // NEIGHBOURS)]
-            if not len(moved):
-                break
+            moved = torch.cat([kept, moved[:: -(-len(moved) // NEIGHBOURS)]])
             distances = self._distances(moved)
-            together = _together(placed, moved[distances.argsort(stable=True)[: int((distances < best).sum())]])
-            if not len(together):
+            closer = int((distances < distances[0]).sum())
+            together = _together(kept[0], moved[distances.argsort(stable=True)[:closer]])
+            if len(together):
+                moved, distances = torch.cat([moved, together]), torch.cat([distances, self._distances(together)])
+            ranked = map(tuple, moved[distances.argsort(stable=True)].flatten(1).tolist())
+            best = torch.tensor(list(dict.fromkeys(ranked))[:BEAM]).to(kept).view(-1, *kept.shape[1:])
+            if torch.equal(best, kept):
                 break
-            distances = self._distances(together)
-            best, placed = float(distances.min()), together[distances.argmin()]
-        return Passes.of(placed, examples)
+            kept = best
+        return Passes.of(kept[0], examples)
 
     def _exchanged(self, placed: Tensor) -> Tensor:
         """All that differ by two labels exchanged between two steps of a pass, (M, steps, b)."""

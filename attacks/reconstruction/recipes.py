@@ -229,6 +229,7 @@ class MatchProblem:
             rows = with_passes(scene, rows)
         self._scene = scene
         self._dtype = torch.float64 if precise else scene.mean.dtype
+        self._victims = rows
         self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
         self._coordinates: Coordinates | Relaxation | None = None
         if recipe.variables == "relaxed":
@@ -267,7 +268,7 @@ class MatchProblem:
         chosen = object.__new__(MatchProblem)
         chosen.__dict__.update(self.__dict__)
         chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
-        chosen._rows = len(rows)
+        chosen._victims, chosen._rows = [self._victims[row] for row in rows.tolist()], len(rows)
         return chosen
 
     def losses(self, variables: Tensor, logits: Tensor, weights: Tensor) -> Tensor:
@@ -277,6 +278,31 @@ class MatchProblem:
         for number, penalty in enumerate(self._penalties):
             total = total + weights[:, number] * penalty(self._scene, images)
         return total
+
+    def coarsest(self, shape: torch.Size) -> Tensor:
+        """The numbers of the coarsest coordinates of each image of a batch (B, C, H, W), flattened."""
+        count, *image = shape
+        strengths = torch.ones(image)
+        if isinstance(self._coordinates, Coordinates):
+            strengths = self._coordinates.strengths
+        mine = strengths.flatten().argsort(descending=True, stable=True)[: max(1, DIRECTIONS // count)]
+        return (torch.arange(count)[:, None] * strengths.numel() + mine.cpu()).flatten().to(self._scene.mean.device)
+
+    def jacobian(self, row: int, variables: Tensor, logits: Tensor, places: Tensor) -> Tensor:
+        """How the update of one row changes with some of its variables (B, C, H, W): float32 (places, parameters)."""
+        labels = self.labels.select(torch.tensor([row])).probabilities(logits[None])
+        matcher = Matcher(self._scene.network, self._victims[row : row + 1], squared_distance, "float32")
+
+        def sent(variables: Tensor) -> Tensor:
+            (update,) = matcher.updates(self.images(variables[None]), labels)
+            return torch.cat([value.flatten() for value in update.values()])
+
+        def along(place: Tensor) -> Tensor:
+            direction = F.one_hot(place, variables.numel()).to(variables).view_as(variables)
+            changed: Tensor = torch.func.jvp(sent, (variables,), (direction,))[1]
+            return changed
+
+        return torch.cat([torch.func.vmap(along)(part) for part in places.split(AT_ONCE_ALONG)])
 
     def sensitivities(self, variables: Tensor, logits: Tensor) -> Tensor:
         """Estimate how much the update changes, squared, with each of the variables (N, B, C, H, W)."""
@@ -366,7 +392,7 @@ def _lbfgs(
     points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
     if problem.passes and not problem.regular and objective == "squared-distance":
-        minimum = _by_scales(problem, points, start, _size(rows, objective), iterations, report)
+        minimum = _by_curvature(problem, points, start, _size(rows, objective), iterations, report)
         ended, last = points.split(minimum.points)
         return Outcome(
             problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
@@ -382,31 +408,30 @@ def _lbfgs(
 
 
 # Of several passes an update says much about few coordinates of the images and little about most, and L-BFGS goes along
-# the few. So in the second half each coordinate is scaled by its part in the curvature. What the update leaves open has
-# to be kept small then, by a weight that falls.
-PROBES = 40  # random combinations of the update from which the curvature is estimated
+# the few. Images of one label in one batch differ only along the others. So after the first part of the steps L-BFGS
+# runs in variables in which the curvature (of Gauss and Newton) is about the same in all directions: exactly along the
+# coarsest coordinates, coordinate by coordinate along the fine ones. What the update leaves open has to be kept small
+# then, by a weight that falls.
+DIRECTIONS = 2048  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
+AT_ONCE_ALONG = 16  # of them, together
+ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
+PROBES = 20  # random combinations of the update from which the curvature along the others is estimated
 PROBE = 20261129  # their seed
-WEIGHTS = (1e-6, 1e-7, 1e-8)  # of the variables' mean square, next to the mismatch as a share of the update's
+WEIGHTS = (1e-5, 1e-6, 1e-7, 1e-8)  # of the variables' mean square, next to the mismatch as a share of the update's
 
 
-def _by_scales(
+def _by_curvature(
     problem: MatchProblem, points: "_RowPoints", start: Tensor, sizes: Tensor, iterations: int, report: Report
 ) -> Minimum:
-    """Minimise the mismatch from ``start`` (N, D), in the first half of the steps on variables as they are."""
-    first = -(-iterations // 2)
+    """Minimise the mismatch from ``start`` (N, D), in the first part of the steps on variables as they are."""
+    each = iterations // (len(WEIGHTS) + 1)
+    first = iterations - each * len(WEIGHTS)
     minimum = minimise(points, start, first, report, SOLVED * sizes)
     point, made = minimum.points, minimum.iterations
-    each = (iterations - first) // len(WEIGHTS)
     for number, weight in enumerate(WEIGHTS if each else ()):
-        squares = problem.sensitivities(*points.split(point)).flatten(1)
-        penalty = squares.new_full(squares.shape[1:], weight / squares.shape[1])
-        curvature = squares / sizes[:, None] + penalty
-        scales = (curvature.median(dim=1, keepdim=True).values / curvature).sqrt()
-        rest = point.shape[1] - squares.shape[1]  # logits, which are not used: labels are known
-        scales, penalty = F.pad(scales, (0, rest), value=1.0), F.pad(penalty, (0, rest))
-        scaled = _Scaled(points, scales, penalty, sizes)
-        part = minimise(scaled, point / scales, each, _later(report, first + number * each))
-        point, made = scales * part.points, made + part.iterations
+        whitened = _Whitened.at(problem, points, point, sizes, weight)
+        part = minimise(whitened, whitened.of(point), each, _later(report, first + number * each))
+        point, made = whitened.points_of(part.points), made + part.iterations
     values, _ = points(point, torch.arange(len(point), device=point.device))
     return Minimum(point, values, made)
 
@@ -416,20 +441,54 @@ def _later(report: Report, before: int) -> Report:
 
 
 @dataclass(frozen=True, eq=False)
-class _Scaled:
-    """The mismatch as a share of the update's squared length, with a penalty, of points divided by scales."""
+class _Whitened:
+    """The mismatch as a share of the update's squared length, with a penalty, in variables of equal curvature."""
 
     points: "_RowPoints"
-    scales: Tensor  # (N, D)
+    places: Tensor  # (m,), the coordinates whose curvature is known as a whole
+    factors: Tensor  # (N, m, m), its lower Cholesky factors
+    scales: Tensor  # (N, D), of the others, and 1 for these
     penalty: Tensor  # (D,), of the squares
     sizes: Tensor  # (N,)
 
-    def __call__(self, scaled: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        point = self.scales[index] * scaled
+    @staticmethod
+    def at(problem: MatchProblem, points: "_RowPoints", point: Tensor, sizes: Tensor, weight: float) -> "_Whitened":
+        """Measure the curvature at points (N, D)."""
+        variables, logits = points.split(point)
+        pixels = variables[0].numel()
+        penalty = F.pad(point.new_full((pixels,), weight / pixels), (0, point.shape[1] - pixels))
+        places = problem.coarsest(variables.shape[1:])
+        factors = []
+        for row in range(len(point)):
+            along = problem.jacobian(row, variables[row], logits[row], places)
+            curvature = wide(along @ along.mT) / sizes[row]
+            curvature.diagonal().mul_(1 + ROUNDING).add_(penalty[0])
+            factor, failed = torch.linalg.cholesky_ex(curvature)
+            factors.append(curvature.diagonal().sqrt().diag() if failed else factor)
+        squares = problem.sensitivities(variables, logits).flatten(1) / sizes[:, None] + penalty[0]
+        scales = F.pad(squares.rsqrt(), (0, point.shape[1] - pixels), value=1.0)
+        scales[:, places] = 1.0
+        return _Whitened(points, places, torch.stack(factors), scales, penalty, sizes)
+
+    def of(self, points: Tensor) -> Tensor:
+        """The variables (N, D) of points (N, D)."""
+        known = (self.factors.mT @ points[:, self.places, None])[:, :, 0]
+        return (points / self.scales).index_copy(1, self.places, known)
+
+    def points_of(self, variables: Tensor, index: Tensor | None = None) -> Tensor:
+        """The points (n, D) of variables (n, D) of all rows, or those of these numbers (n,)."""
+        factors, scales = (self.factors, self.scales) if index is None else (self.factors[index], self.scales[index])
+        known = torch.linalg.solve_triangular(factors.mT, variables[:, self.places, None], upper=True)[:, :, 0]
+        return (scales * variables).index_copy(1, self.places, known)
+
+    def __call__(self, variables: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        point = self.points_of(variables, index)
         values, gradients = self.points(point, index)
         sizes = self.sizes[index].to(values)
         values = values / sizes + (self.penalty * point.square()).sum(dim=1)
-        return values, self.scales[index] * (gradients / sizes[:, None] + 2 * self.penalty * point)
+        gradients = gradients / sizes[:, None] + 2 * self.penalty * point
+        known = torch.linalg.solve_triangular(self.factors[index], gradients[:, self.places, None], upper=False)
+        return values, (self.scales[index] * gradients).index_copy(1, self.places, known[:, :, 0])
 
 
 class _RowPoints:

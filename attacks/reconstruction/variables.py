@@ -45,6 +45,12 @@ class Coordinates:
         coordinates: Tensor = torch.linalg.solve(self.across, torch.linalg.solve(self.down, unmixed).mT).mT
         return coordinates
 
+    @property
+    def strengths(self) -> Tensor:
+        """How much each coordinate adds to an image, squared, (C, H, W)."""
+        channels, down, across = (part.square().sum(dim=0) for part in (self.channels, self.down, self.across))
+        return torch.einsum("c,h,w->chw", channels, down, across)
+
     def to(self, like: Tensor) -> "Coordinates":
         """Return the same coordinates on a tensor's device and in its type."""
         return Coordinates(self.channels.to(like), self.down.to(like), self.across.to(like))
