@@ -412,7 +412,7 @@ def _lbfgs(
 # runs in variables in which the curvature (of Gauss and Newton) is about the same in all directions: exactly along the
 # coarsest coordinates, coordinate by coordinate along the fine ones. What the update leaves open has to be kept small
 # then, by a weight that falls.
-DIRECTIONS = 2048  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
+DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
 PROBES = 20  # random combinations of the update from which the curvature along the others is estimated
