@@ -237,6 +237,13 @@ MUTANTS = (
         "tests/service",
     ),
     Mutant(
+        "labels: half the epsilon in the ledger",
+        "fedpriv/accounting/response.py",
+        "        epsilon=response.epsilon,",
+        "        epsilon=0.5 * response.epsilon,",
+        "tests/accounting",
+    ),
+    Mutant(
         "labels: half as many are changed",
         "fedpriv/algorithms/labels/client.py",
         "kept = noise.uniform(len(labels)) < response.keep",

@@ -56,7 +56,8 @@ def test_the_largest_likelihood_ratio_is_the_claim(answers: int) -> None:
     assert math.log(max(ratios)) == pytest.approx(1.3)
     others = [table[1, 0] * table[0, 1], table[0, 1] * table[1, 0]]
     assert others[0] == pytest.approx(others[1])
-    assert label_guarantee(law).pure_epsilon == 1.3
+    claim = label_guarantee(law)
+    assert (claim.pure_epsilon, claim.epsilon, claim.delta) == (1.3, 1.3, 0.0)
 
 
 @in_one_test("shares", [(0.5, 0.5), (0.9, 0.1), (0.2, 0.3, 0.5), (0.7, 0.1, 0.1, 0.1)])

@@ -62,7 +62,7 @@ class UploadTarget:
 
 
 def targets(world: World, folder: RunFolder) -> tuple[UploadTarget, ...]:
-    """Return the uploads that, by the settings, were observed in the rounds that are over, by round, then client."""
+    """Return the uploads of finished rounds that the settings show to an adversary, also where none listened."""
     adversary = world.experiment.adversary
     threat = threat_model(adversary)
     heard = []

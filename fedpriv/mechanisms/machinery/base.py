@@ -408,10 +408,10 @@ class MechanismSettings(Settings):
 
     @property
     def bound(self) -> float:
-        """The bound on the norm of an update.
+        """The bound on the norm of an update in a sum whose noise is not the client's alone.
 
         Raises:
-            ValueError: there is no bound.
+            ValueError: each client adds its own noise, or none.
         """
         raise InputError(f"mechanism.name = {self.name!r} bounds no norm of updates in a sum")
 
