@@ -7,8 +7,8 @@ breaching (github.com/JonasGeiping/breaching) is no dependency: it runs in an en
 named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python breaching torch torchvision``.
 A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradients``), and theirs.
 
-A case is one exact gradient of an untrained ConvNet, of the first training image of CIFAR-10 of each of the first
-classes (``FEDPRIV_DATA``); the seed is that of weights and starts. Both attacks have the same number of steps and one
+A case is one exact gradient of an untrained ConvNet, of one training image of CIFAR-10 of each of the first classes
+(``FEDPRIV_DATA``); the seed is that of weights and starts, and which image of a class it is, from 0. Both attacks have the same number of steps and one
 start, and both are told the labels. Images go through the same referee: PSNR in dB on [0, 1],
 mean over the batch, matched one to one. Time is processor time a step, one thread each, without what a run does once:
 the difference between a run of LONG and one of SHORT steps. It is the median of TURNS such pairs, ours and theirs in
@@ -65,7 +65,7 @@ class Gradient:
 def make_case(batch: int, seed: int) -> Gradient:
     """Return the case of a batch size."""
     dataset = load_dataset(DataConfig(name="cifar10"), 0)
-    rows = [int((dataset.y_train == label).nonzero()[0]) for label in range(batch)]
+    rows = [int((dataset.y_train == label).nonzero()[seed]) for label in range(batch)]
     return gradient_of(dataset, dataset.x_train[rows], dataset.y_train[rows], ConvnetSettings(), seed)
 
 

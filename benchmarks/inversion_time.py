@@ -1,7 +1,7 @@
 """Seconds until a picture is recovered: ours and breaching's, of the same weights, images and gradients.
 
 Usage: python -m benchmarks.inversion_time --environment FOLDER [--cases 1 4 8 resnet18] [--seeds 0] [--most 120]
-       [--levels 20 25 30] [--json FILE]
+       [--levels 20 25 30] [--presets invertinggradients modern] [--json FILE]
 
 breaching is installed into an environment of its own, FOLDER, unless it is there already. The cases are those of
 :mod:`benchmarks.inversion`: a ConvNet with a batch of CIFAR-10 (``FEDPRIV_DATA``), and torchvision's ResNet-18 with
@@ -37,6 +37,7 @@ SIDE, CLASSES = 128, 10
 GROWTH = 1.5  # of the steps from run to run
 FIRST_OURS, FIRST_THEIRS = 12, 40
 OURS = ("features", "iga_fast")
+PRESETS = ("invertinggradients", "modern")
 TOGETHER = 4  # runs of breaching in one process, which takes seconds to start
 
 Runs = Callable[[Sequence[int]], list[tuple[Tensor, float]]]
@@ -126,8 +127,9 @@ def main() -> None:
     parser = options("inversion_time", __doc__)
     parser.add_argument("--environment", required=True, type=Path, help="folder of the environment with breaching")
     parser.add_argument("--cases", type=_case, nargs="+", default=["1", "4", "8", "resnet18"], help="batches, resnet18")
-    parser.add_argument("--seeds", type=whole(0), nargs="+", default=[0], help="of weights and starts")
+    parser.add_argument("--seeds", type=whole(0), nargs="+", default=[0], help="of weights, starts and which images")
     parser.add_argument("--levels", type=float, nargs="+", default=[20.0, 25.0, 30.0], help="PSNR in dB")
+    parser.add_argument("--presets", choices=PRESETS, nargs="+", default=PRESETS, help="of breaching")
     parser.add_argument("--most", type=float, default=120.0, help="seconds that a run may take")
     with parser.parsed() as asked:
         torch.set_num_threads(1)
@@ -141,7 +143,7 @@ def main() -> None:
                     *climb(case, "features", ours(case, False), FIRST_OURS, 1, asked.most, max(asked.levels)),
                     *climb(case, "iga_fast", ours(case, True), FIRST_OURS, 1, asked.most, max(asked.levels)),
                 ]
-                for preset in ("invertinggradients", "modern"):
+                for preset in asked.presets:
                     theirs = partial(runs_of_theirs, case, preset, python=python)
                     made += climb(case, preset, theirs, FIRST_THEIRS, TOGETHER, asked.most, max(asked.levels))
                 kept += [{"case": name, "seed": seed, **vars(each)} for each in made]

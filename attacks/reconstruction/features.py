@@ -1,26 +1,32 @@
 """Reconstruct each image of a batch alone, from the features that reached the last layer.
 
-The objective is the squared distance of features, each on its own scale, plus the prior of images. L-BFGS minimises it
-in coordinates in which the pixels of photographs are independent. The label of each image is known from the same layer.
+The objective is the squared distance of features, each on its own scale, plus a prior of images. L-BFGS minimises it
+in coordinates in which the pixels of photographs are independent, which finds the coarse parts. Then signed Adam goes
+on in pixels, with a total variation that falls. The label of each image is known from the same layer. The features of
+a single example may be what an earlier convolution got (see ``activations``), which says more.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpriv.attacks.reconstruction.activations import read_activation, read_contrast
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
 from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.matching import opponent_variation
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.reconstruction.variables import coordinates_of
+from fedpriv.attacks.reconstruction.variables import SIDE, coordinates_of
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied
 
 # What reached the last Linear layer for each example of a batch, from that layer's gradient, with its label.
 #
@@ -141,6 +147,12 @@ class _Errors:
 
 ITERATIONS = 300
 PRIOR = 1e-4  # weight of the coordinates' mean square next to the features' relative squared distance
+COARSE = 6  # and a third of the steps are those of L-BFGS
+FAINT = 0.1  # deviation of the coordinates that L-BFGS starts from where a picture of zeros has no features
+RATE = 0.4  # of signed Adam, at its start
+MOMENTS = (0.8, 0.99)  # how it averages: the steps are few
+VARIATION = (0.3, 5e-3)  # weight of the opponents' variation at 32 pixels a side, at the start and least
+ALIKE = 2.5  # power of the side with which that weight grows
 NO_TAPE = "features need a last layer that can be followed: a torch.nn.Linear that the network calls once"
 
 
@@ -150,35 +162,95 @@ def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int
 
 
 def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
-    coordinates = coordinates_of(scene.shape).to(scene.mean)
-    wanted = features.values.to(scene.mean)
+    inner = read_activation(scene, victim)
+    wanted = features.values.to(scene.mean) if inner is None else inner.values.flatten()[None]
+    layer = features.layer if inner is None else inner.layer
+    count = len(wanted)
     sizes = wanted.square().mean(dim=1).clamp(min=1e-30)
+    hidden = None if inner is None else read_contrast(scene.network, victim.parameters, victim.gradient)
+    restored = scene.box if hidden is None else lambda images: scene.box(hidden.restored(images))
+    begin = torch.zeros(count, *scene.shape)
+    if hidden is not None:
+        begin = FAINT * torch.randn(begin.shape, generator=torch.Generator().manual_seed(SEED))
+    with _layer_inputs(scene.network, victim.parameters, layer) as given:
+
+        def distances(images: Tensor, index: Tensor | slice) -> Tensor:
+            made = given(images)
+            if inner is None:
+                return (made - wanted[index]).square().mean(dim=1) / sizes[index]
+            return (1 - F.cosine_similarity(made, wanted, dim=1).square()) / inner.apart
+
+        first = min(iterations, COARSE + iterations // 3)
+        coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None))
+        images = restored(_sharpened(scene, coarse, distances, iterations - first))
+    return Start(images, features.labels)
+
+
+Distances = Callable[[Tensor, Tensor | slice], Tensor]
+
+
+def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, one_length: bool) -> Tensor:
+    """Images (B, C, H, W) by L-BFGS in coordinates."""
+    coordinates = coordinates_of(scene.shape).to(scene.mean)
+
+    def images_at(points: Tensor) -> Tensor:
+        images = coordinates.images(points.unflatten(1, scene.shape))
+        return images / images.square().mean().sqrt() if one_length else images
 
     def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         leaf = points.detach().requires_grad_()
         with torch.enable_grad():
-            images = coordinates.images(leaf.unflatten(1, scene.shape))
-            given = _features(scene, victim, features.layer, images)
-            distances = (given - wanted[index]).square().mean(dim=1) / sizes[index]
-            values = distances + PRIOR * leaf.square().mean(dim=1)
+            values = distances(images_at(leaf), index) + PRIOR * leaf.square().mean(dim=1)
             (gradients,) = torch.autograd.grad(values.sum(), leaf)
         return values.detach(), gradients
 
-    begin = coordinates.of(torch.zeros(len(wanted), *scene.shape).to(scene.mean)).flatten(1)
-    ended = minimise(evaluate, begin, iterations)
-    images = coordinates.images(ended.points.unflatten(1, scene.shape))
-    return Start(scene.box(images), features.labels)
+    return images_at(minimise(evaluate, begin.flatten(1), iterations).points)
 
 
-def _features(scene: Scene, victim: Victim, layer: str, images: Tensor) -> Tensor:
-    """What the last layer gets (B, F) for images (B, C, H, W)."""
+def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: int) -> Tensor:
+    """Go on from images (B, C, H, W), by signed Adam."""
+    images = start.clone()
+    adam = torch.optim.Adam([images], lr=RATE, betas=MOMENTS)
+    # Photographs look the same at all scales: in a larger one neighbours are more alike.
+    most, least = (weight * (scene.shape[1] / SIDE) ** ALIKE for weight in VARIATION)
+    for step in range(iterations):
+        left = 1 - step / iterations
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            smooth = max(least, most * left**2) * opponent_variation(leaf[:, None])
+            (gradient,) = torch.autograd.grad((distances(leaf, slice(None)) + smooth).sum(), leaf)
+        images.grad = gradient.sign()
+        adam.param_groups[0]["lr"] = RATE * (1 - math.cos(math.pi * left)) / 2
+        adam.step()
+        images.copy_(scene.box(images))
+    return images
+
+
+class _Reached(Exception):
+    """The layer was reached: the rest of the network need not run."""
+
+
+@contextmanager
+def _layer_inputs(network: Network, parameters: Vector, name: str) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Give the function from images (B, C, H, W) to what a layer gets, (B, F), in the layout of the fastest kernels."""
+    model = copied(network.model)
+    model.load_state_dict(dict(parameters), strict=False)
+    model.requires_grad_(False).to(memory_format=torch.channels_last)
     kept: list[Tensor] = []
-    module = scene.network.model.get_submodule(layer)
-    handle = module.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kept.append(inputs[0])
+        raise _Reached
+
+    def given(images: Tensor) -> Tensor:
+        with suppress(_Reached):
+            model(images.contiguous(memory_format=torch.channels_last))
+        if len(kept) != 1:
+            raise AttackRefused(NO_TAPE)
+        return kept.pop().flatten(1)
+
+    handle = model.get_submodule(name).register_forward_pre_hook(keep)
     try:
-        scene.network.logits(victim.parameters, images)
+        yield given
     finally:
         handle.remove()
-    if len(kept) != 1:
-        raise AttackRefused(NO_TAPE)
-    return kept[0].flatten(1)

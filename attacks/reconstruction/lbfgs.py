@@ -1,8 +1,9 @@
 """L-BFGS for many independent problems at once, each with its own curvature pairs and line search.
 
-Every call evaluates one trial point of each unfinished row. The direction is algorithm 7.4 of Nocedal and Wright (2006)
-on inner products (Chen, Wang and Zhou 2014), so that pairs are read once; the line search is the bisection for the weak
-Wolfe conditions of Lewis and Overton (2013), algorithm 2.6, which keeps every pair's curvature positive.
+Every call evaluates one trial point of each unfinished row. The direction is that of Nocedal and Wright (2006), chapter
+7, from inner products of pairs (Chen, Wang and Zhou 2014), so that pairs are read once; the line search is the
+bisection for the weak Wolfe conditions of Lewis and Overton (2013), algorithm 2.6, which keeps every pair's curvature
+positive.
 """
 
 from collections.abc import Callable
@@ -136,27 +137,22 @@ def _remember(rows: _Rows, index: Tensor, step: Tensor, change: Tensor) -> None:
 
 
 def _inverse_hessian(rows: _Rows, index: Tensor, gradient: Tensor) -> Tensor:
-    """Apply each row's inverse Hessian to its gradient: the two loops over the pairs, on inner products."""
-    # From here on pair 0 is the newest one; its step is number 0, its change number PAIRS.
-    age = torch.arange(PAIRS, device=index.device)
-    place = (rows.newest[index, None] - age) % PAIRS
+    """Apply each row's inverse Hessian to its gradient, in the compact form of Byrd, Nocedal and Schnabel (1994)."""
+    # From here on the last pair is the newest one; an unused pair has zeros, and a one on the diagonal.
+    place = (rows.newest[index, None] + torch.arange(1, PAIRS + 1, device=index.device)) % PAIRS
     order = torch.cat([place, place + PAIRS], dim=1)
     inverse = rows.inverse[index].gather(1, place)
     products = rows.products[index[:, None, None], order[:, :, None], order[:, None, :]]
     along = _along(rows.pairs, index, gradient[:, :, None])[:, :, 0].gather(1, order)
-    weights = torch.zeros_like(along)
-    removed = torch.zeros_like(inverse)
-    used = int((inverse != 0).any(dim=0).sum())
-    for pair in range(used):
-        removed[:, pair] = inverse[:, pair] * (along[:, pair] + (products[:, pair] * weights).sum(dim=1))
-        weights[:, PAIRS + pair] = -removed[:, pair]
-    newest = inverse[:, 0] * products[:, PAIRS, PAIRS]
+    of_changes = products[:, PAIRS:, PAIRS:]
+    newest = inverse[:, -1] * of_changes[:, -1, -1]
     scale = 1 / torch.where(newest > 0, newest, torch.ones_like(newest))
-    weights = weights * scale[:, None]
-    for pair in range(used - 1, -1, -1):
-        change = PAIRS + pair
-        felt = scale * along[:, change] + (products[:, change] * weights).sum(dim=1)
-        weights[:, pair] += removed[:, pair] - inverse[:, pair] * felt
+    curvature = torch.where(inverse > 0, 1 / inverse, 0.0)
+    upper = products[:, :PAIRS, PAIRS:].triu() + torch.diag_embed((inverse == 0).to(inverse))
+    removed = torch.linalg.solve_triangular(upper, along[:, :PAIRS, None], upper=True)
+    felt = scale[:, None, None] * (of_changes @ removed - along[:, PAIRS:, None]) + curvature[:, :, None] * removed
+    added = torch.linalg.solve_triangular(upper.mT, felt, upper=False)
+    weights = torch.cat([added, -scale[:, None, None] * removed], dim=1)[:, :, 0]
     placed = torch.zeros_like(weights).scatter(1, order, weights)
     return scale[:, None] * gradient + _along(rows.pairs.mT, index, placed[:, :, None])[:, :, 0]
 

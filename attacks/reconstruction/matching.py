@@ -420,9 +420,10 @@ class Evaluator:
     def __call__(self, *variables: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return losses (N,), detached, and the gradients of their sum with respect to each variable."""
         values = tuple(value.detach() for value in variables)
-        if not self._settled:
-            self._settle(values)
-        loss, *gradients = self._run(*values)
+        if self._settled:
+            loss, *gradients = self._run(*values)
+        else:
+            loss, *gradients = self._settle(values)
         return loss, tuple(gradients)
 
     def _eager(self, *variables: Tensor) -> tuple[Tensor, ...]:
@@ -432,15 +433,16 @@ class Evaluator:
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
         return losses.detach(), *gradients
 
-    def _settle(self, variables: Sequence[Tensor]) -> None:
-        """Decide whether to compile: at once, or after two evaluations of which the second is typical."""
+    def _settle(self, variables: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Evaluate, and decide whether to compile: at once, or after two evaluations of which the second is typical."""
         if self._compiling == "auto":
-            self._seconds.append(_seconds(self._eager, variables))
+            seconds, results = _timed(self._eager, variables)
+            self._seconds.append(seconds)
             if len(self._seconds) < 2:
-                return
-            if min(self._seconds[-1] * self._evaluations, time_left()) < LONG:
+                return results
+            if min(seconds * self._evaluations, time_left()) < LONG:
                 self._settled = True
-                return
+                return results
         self._settled = True
         began = time.perf_counter()
         try:
@@ -450,11 +452,12 @@ class Evaluator:
                 raise
             # No compiler, or an operator that cannot be traced: the numbers are the same without, only later.
             self.note = f"not compiled: {first_line(error)}"
-            return
+            return self._eager(*variables)
         self.compile_seconds = time.perf_counter() - began
-        if self._compiling == "auto" and _seconds(run, variables) > self._seconds[-1]:
-            return
-        self._run, self.compiled = run, True
+        seconds, results = _timed(run, variables)
+        if self._compiling == "always" or seconds <= self._seconds[-1]:
+            self._run, self.compiled = run, True
+        return results
 
 
 def _compiled(run: Callable[..., tuple[Tensor, ...]], variables: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
@@ -472,9 +475,9 @@ def _compiled(run: Callable[..., tuple[Tensor, ...]], variables: Sequence[Tensor
     return call
 
 
-def _seconds(run: Callable[..., Any], variables: Sequence[Tensor]) -> float:
+def _timed(run: Callable[..., tuple[Tensor, ...]], variables: Sequence[Tensor]) -> tuple[float, tuple[Tensor, ...]]:
     began = time.perf_counter()
-    result = run(*variables)
-    if result[0].device.type == "cuda":
-        torch.cuda.synchronize(result[0].device)
-    return time.perf_counter() - began
+    results = run(*variables)
+    if results[0].device.type == "cuda":
+        torch.cuda.synchronize(results[0].device)
+    return time.perf_counter() - began, results
