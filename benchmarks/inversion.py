@@ -8,11 +8,11 @@ named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/pyt
 A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradients``), and theirs.
 
 A case is one exact gradient of an untrained ConvNet, of one training image of CIFAR-10 of each of the first classes
-(``FEDPRIV_DATA``); the seed is that of weights and starts, and which image of a class it is, from 0. Both attacks have the same number of steps and one
-start, and both are told the labels. Images go through the same referee: PSNR in dB on [0, 1],
-mean over the batch, matched one to one. Time is processor time a step, one thread each, without what a run does once:
-the difference between a run of LONG and one of SHORT steps. It is the median of TURNS such pairs, ours and theirs in
-turns, because the machine may be busy with something else in any one of them.
+(``FEDPRIV_DATA``); the seed is that of weights and starts, and which image of a class it is, from 0. Both attacks have
+the same number of steps and one start, and both are told the labels. Images go through the same referee: PSNR in dB on
+[0, 1], mean over the batch, matched one to one. Time is processor time a step, one thread each, without what a run does
+once: the difference between a run of LONG and one of SHORT steps. It is the median of TURNS such pairs, ours and theirs
+in turns, because the machine may be busy with something else in any one of them.
 """
 
 import argparse

@@ -7,6 +7,7 @@ tells, since normalisation and bias change a channel by a factor and a summand, 
 Nothing is searched for: both steps are eigenvectors, and a gap between eigenvalues proves that there is no other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +120,8 @@ def _inputs(call: _Called) -> Tensor | None:
     def nearest(mixing: np.ndarray) -> np.ndarray:
         """The patches of an image are those that agree where they overlap."""
         mixed = torch.from_numpy(mixing).view(positions, positions)
-        return (F.unfold(image(mixed), **call.patches)[0].mT @ span.mT).flatten().numpy()
+        agreed: Tensor = F.unfold(image(mixed), **call.patches)[0].mT @ span.mT
+        return np.asarray(agreed.flatten())
 
     strided = max(call.layer.stride) > 1
     operator = LinearOperator((positions**2,) * 2, matvec=nearest, dtype=np.float32)
@@ -144,7 +146,8 @@ def _shifts(images: Tensor, call: _Called) -> Tensor:
     squares, mixings = torch.linalg.eigh((shifted @ shifted.mT).double())
     kept = slice(-call.made[1:].numel(), None)
     basis = torch.linalg.qr(shifted.mT @ (mixings[:, kept] / squares[kept].sqrt()).float()).Q
-    return basis.mT.unflatten(1, call.given)
+    inputs: Tensor = basis.mT.unflatten(1, call.given)
+    return inputs
 
 
 def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:
@@ -188,7 +191,7 @@ class Contrast:
             made = F.conv2d(images.double(), self.weight, None, self.first.stride, self.first.padding)
         parts = self.inner * made.view(self.groups, -1).var(dim=1, unbiased=False)
         square = self.epsilon * float((self.whole - self.inner) @ parts) / float(parts @ parts)
-        return images * max(square, 0.0) ** 0.5
+        return images * math.sqrt(max(square, 0.0))
 
 
 def read_contrast(network: Network, parameters: Vector, gradient: Vector) -> Contrast | None:
