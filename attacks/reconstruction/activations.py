@@ -201,7 +201,9 @@ def read_contrast(network: Network, parameters: Vector, gradient: Vector) -> Con
     if not isinstance(convolution, nn.Conv2d) or convolution.bias is not None or not isinstance(norm, nn.GroupNorm):
         return None
     products = (
-        (parameters[f"{name}.weight"].double() * gradient[f"{name}.weight"]).view(norm.num_groups, -1).sum(dim=1)
+        (parameters[f"{name}.weight"].detach().double() * gradient[f"{name}.weight"])
+        .view(norm.num_groups, -1)
+        .sum(dim=1)
         for name in (first, second)
     )
-    return Contrast(convolution, parameters[f"{first}.weight"].double(), norm.num_groups, norm.eps, *products)
+    return Contrast(convolution, parameters[f"{first}.weight"].detach().double(), norm.num_groups, norm.eps, *products)
