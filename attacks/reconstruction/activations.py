@@ -190,7 +190,10 @@ class Contrast:
         with torch.no_grad():
             made = F.conv2d(images.double(), self.weight, None, self.first.stride, self.first.padding)
         parts = self.inner * made.view(self.groups, -1).var(dim=1, unbiased=False)
-        square = self.epsilon * float((self.whole - self.inner) @ parts) / float(parts @ parts)
+        told = float(parts @ parts)
+        if told == 0:  # an image of one colour
+            return images
+        square = self.epsilon * float((self.whole - self.inner) @ parts) / told
         return images * math.sqrt(max(square, 0.0))
 
 
