@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "the sensitivity of replace-one is that of zero-out",
         "fedpriv/accounting/gaussian_proof.py",
-        "sensitivity = 1 if self._is_zero_out else 2",
-        "sensitivity = 1",
+        "return 1 if self._is_zero_out else 2",
+        "return 1",
         "tests/accounting",
     ),
     Mutant(
@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "a budget allows one participation too many",
         "fedpriv/core/budget.py",
-        "        return within\n",
-        "        return above\n",
+        "above = middle\n    return within\n",
+        "above = middle\n    return above\n",
         "tests/core/test_budget.py",
     ),
     Mutant(
