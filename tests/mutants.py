@@ -199,7 +199,7 @@ MUTANTS = (
         "attacks/epsilon.py",
         "low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0",
         "low = float(beta.ppf(confidence, successes, trials - successes + 1)) if successes else 0.0",
-        "tests/attacks/membership",
+        "tests/attacks/membership tests/attacks/canaries",
     ),
     Mutant(
         "votes with half the noise that certificates rest on",
