@@ -81,7 +81,7 @@ def reference_signals(
 def trained_references(
     rehearsal: Rehearsal, game: MembershipGame, count: int, seed: int
 ) -> tuple[Vector, NDArray[np.bool_]]:
-    """Train reference models as an audit does; return name -> (R, *shape), and (R, 2 C), who had whom."""
+    """Train reference models as an audit does; return name -> (R, *shape), and who had which candidate, (R, 2 C)."""
     drawn, inside = draw_references(rehearsal.world, game.candidates, count, seed)
     last = max(rehearsal.schedule)
     return train_references(rehearsal.world, game.pool, drawn, rehearsal.schedule, [last])[last], inside

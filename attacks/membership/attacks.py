@@ -117,7 +117,10 @@ def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
 
 
 def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
-    """LiRA with references without each example (Carlini et al. 2022, Section IV.C): how rarely as confident."""
+    """LiRA with references trained without each example (Carlini et al. 2022, Section IV.C).
+
+    It returns the log of the probability that a model trained without it is less confident than the target.
+    """
     need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)
     scores: Floats = norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
