@@ -1,7 +1,7 @@
 """Find out before a run what a network costs and allows: build it, try it on random examples, and measure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -236,7 +236,7 @@ def attacked(
         world = build_world_around(bare, dataset)
         settings, check = public_settings(bare, dataset, world.plans[0]), simulation_check(world)
         rehearsal = Rehearsal.of(world)
-        warnings = list(attack_preflight(world.model, settings, names))
+        warnings = [*rehearsal.idle(world), *attack_preflight(world.model, settings, names)]
     except (InputError, AttackRefused) as error:
         return tuple(AttackTrial(name=name, runs=False, reason=str(error)) for name in names), ()
     trials = []
@@ -267,6 +267,8 @@ MOST_BYTES = 1 << 30
 # bias of keys, which moves every score by the same; its sum is compared with that longest one.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
 
+_AWAKE = 0.02  # the deviation of what replaces zeros, as of weights that transformers start from
+
 
 def exactness(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
     """Return the largest relative error on a batch, without dropout and in float64 if possible; changes the model."""
@@ -283,6 +285,7 @@ def _compared(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
     x, y = x[:count], y[:count]
     with _without_chance(model, x):
         route = find_route(model, loss, x, y)
+        _wake(trained.values())
         found = per_example_gradients(model, loss, x, y, route=route)
         rows = _one_by_one(model, loss, x, y)
         error, layer = _error(model, found, rows)
@@ -294,6 +297,15 @@ def _compared(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Exactness:
             rounding, _ = _error(model, DenseGradients(stacked), rows)
     precision = str(found.dtype).removeprefix("torch.")
     return Exactness(error=error, examples=count, precision=precision, layer=layer, rounding=rounding)
+
+
+def _wake(parameters: Iterable[Tensor]) -> None:
+    """Move parameters off zero: a head or a gain of zeros leaves the layers before it without a gradient to compare."""
+    stream = torch_stream(0, "waking")
+    with torch.no_grad():
+        for value in parameters:
+            if not value.any():
+                value.add_(torch.randn(value.shape, generator=stream, dtype=value.dtype), alpha=_AWAKE)
 
 
 def _one_by_one(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Vector]:

@@ -122,10 +122,14 @@ def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], words: st
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("head", ["random", "zeros"])
 @pytest.mark.parametrize("off", ["0.weight", "0.bias", "2.weight"])
-def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a head of zeros, too, where the other gradients are zero at first."""
     torch.manual_seed(0)
     model, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3), torch.arange(5) % 2
+    if head == "zeros":
+        nn.init.zeros_(model[2].weight)
     assert comparing.exactness(model, LOSS, x, y).error < 1e-14
     right = comparing.per_example_gradients
 

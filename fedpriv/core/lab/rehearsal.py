@@ -32,18 +32,23 @@ from fedpriv.server.tap import observe
 
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _TEXTS = 16  # public ones, for attacks on texts
+_TOLD = 0.25  # of an upload's numbers: LoRA's are about half, since one of its two factors starts at zero
 _CLIENT, _ROUND = 0, 1
 
 
 def rehearse(world: World) -> tuple[str, ...]:
-    """Attack one upload of random images for one step; return a line for each attack that refuses it unprotected."""
+    """Attack one upload of random images for one step; return a line for each attack that refuses it unprotected.
+
+    And one where attacks would fail for a reason that is not privacy.
+    """
     rehearsal = Rehearsal.of(world)
     refusals = {}
     for name in world.experiment.adversary.passive_attacks:
         with _in_words(f"adversary.attacks: {name} cannot attack model.name = {world.experiment.model.name!r}"):
             refusals[name] = rehearsal.refusal(name)
     kind = "images" if world.dataset.text is None else "texts"
-    return tuple(f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
+    refused = (f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
+    return (*rehearsal.idle(world), *refused)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,21 @@ class Rehearsal:
             # Only gradients and changes by a few steps are attacked.
             in_steps = algorithm_of(world.experiment).trains_in_steps
             return Rehearsal(stage, _heard(_unprotected(stage)) if in_steps else ())
+
+    def idle(self, world: World) -> tuple[str, ...]:
+        """Return a line if nearly all parameters are without a gradient in an attacked first step."""
+        adversary, (plan, *_) = world.experiment.adversary, world.plans
+        if not (self.heard and adversary.passive_attacks and 1 in adversary.rounds and plan.steps_per_round == 1):
+            return ()
+        upload = self.heard[0].upload.values()
+        numbers, told = (sum(value.numel() for value in upload if value.any() or every) for every in (True, False))
+        if told > _TOLD * numbers:
+            return ()
+        return (
+            f"all but {told:,} of the {numbers:,} numbers in a first upload are zero, whatever the data, since "
+            f"{world.experiment.model.name} starts with layers of zeros: attacks on round 1 tell little of later ones "
+            "(adversary.rounds)",
+        )
 
     def refusal(self, name: str) -> str:
         """Make one step of an attack, and return why it refuses; empty where it does not."""

@@ -66,6 +66,12 @@ def once_only(shape: Shape, classes: int) -> nn.Module:
     return _OnceOnly(shape, classes)
 
 
+def headless(shape: Shape, classes: int) -> nn.Module:
+    network = _Network(shape, classes)
+    nn.init.zeros_(network.last.weight)
+    return network
+
+
 def normalised(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(shape[0]), _Network(shape, classes))
 
@@ -100,6 +106,25 @@ def test_an_attack_that_refuses_such_a_network_is_a_warning(tmp_path: Path) -> N
     settings = experiment(model={"name": "lenet"}, adversary={"attacks": ["closed_form", "iga"]})
     (warning,) = check_experiment(settings)
     assert warning.startswith("attack closed_form refuses an upload of random images: closed_form needs a network")
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, True),
+        ({"adversary": {"attacks": ["iga"], "rounds": [1, 2]}}, True),
+        ({"adversary": {"attacks": ["iga"], "rounds": [2]}}, False),
+        ({"adversary": {"attacks": []}}, False),
+        ({"federation": {"algorithm": "fedavg"}, "training": {"local_epochs": 2}}, False),
+        ({"model": own("once_only")}, False),
+    ],
+    ids=str,
+)
+def test_a_first_upload_that_holds_little_is_warned_of(changes: dict[str, dict[str, object]], warned: bool) -> None:
+    """With a head of zeros 70 of 460 numbers have a gradient, whatever the data is."""
+    settings = {"model": own("headless"), "adversary": {"attacks": ["iga"]}, **changes}
+    told = [text for text in check_experiment(experiment(**settings)) if "in a first upload are zero" in text]
+    assert [text.startswith("all but 70 of the 460 numbers") for text in told] == [True] * warned
 
 
 def test_attacks_on_texts_need_no_public_ones(tmp_path: Path) -> None:
