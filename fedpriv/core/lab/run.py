@@ -208,11 +208,11 @@ class _Run:
         preparation, ledger = preparation_of(experiment), algorithm_of(experiment).ledger(world, folder)
         if preparation is not None:
             ledger = replace(ledger, labels=preparation.claim(world))
+        folder.write_json("ledger.json", ledger.to_json())  # first: what a finding of a plug-in raises loses no proof
         for finding in findings():
             finding.conclude(world, folder)
         if not algorithm_of(experiment).protects:
             folder.write_label_ceilings(label_ceilings(world, folder))
-        folder.write_json("ledger.json", ledger.to_json())
         records = folder.rounds()
         last, tested = (records[-1] if records else None), last_evaluated(records)
         stops = _stops(world, folder)
